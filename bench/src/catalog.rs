@@ -1,5 +1,5 @@
-//! Block bookkeeping of one tier: register, match, lease and evict, per block, for the shared catalog under each
-//! policy and the single-threaded one of a slot pool, and what a block allocates.
+//! Block bookkeeping of one tier: time and allocations per block of register, match, lease and evict, for the
+//! shared catalog under each policy and for the single-threaded one of a slot pool.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const CHAIN: usize = 128;
 const TIER: TierIndex = TierIndex(0);
 const STEPS: [&str; 4] = ["register", "match", "lease", "evict"];
 
-/// What is timed, once per round, in the order of `STEPS`; `None`: it cannot do that.
+/// Times one round of each step in the order of `STEPS`; `None`: the side does not have the step.
 type Round = Box<dyn FnMut(&[Vec<BlockIdentity>]) -> Result<[Option<Spent>; 4]>>;
 
 #[derive(Default)]
@@ -71,7 +71,7 @@ fn compare(chains: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Times `work` and counts what it allocates, per block.
+/// Measures the time and the allocations of `work` per block.
 fn per_block(blocks: usize, work: impl FnOnce() -> usize) -> Result<Option<Spent>> {
     let before = allocations().unwrap_or(0);
     let (spent, done) = time(work);
@@ -95,7 +95,7 @@ fn pool(slot_count: u32) -> Result<Round> {
             stored.count()
         })?;
         let mut slots = Vec::with_capacity(CHAIN);
-        // A match holds the slots: it is a lease.
+        // A match pins the slots, so it is also a lease.
         let lease = per_block(blocks, || {
             let matched = identities.iter().map(|chain| {
                 slots.clear();
@@ -114,7 +114,7 @@ fn shared(policy: PolicyKind, slots: u32, identities: &[Vec<BlockIdentity>]) -> 
     let catalog = Catalog::new(&CatalogConfig::new(vec![TierConfig::new(slots, policy)]))?;
     let (mut evicted, mut reserved) = (Vec::with_capacity(CHAIN), Vec::with_capacity(CHAIN));
     let mut batch = Vec::with_capacity(CHAIN);
-    // All the states: reserve, fill, complete, register.
+    // Through all states: reserve, fill, complete, register.
     let register = per_block(blocks, || {
         let stored = identities.iter().map(|chain| {
             catalog.reserve(TIER, CHAIN, TenantId(0), &mut evicted, &mut reserved);

@@ -1,6 +1,6 @@
-//! A roster that changes without pause under load: workers are added, drained, removed, killed and replaced at the same
-//! address, while requests go on. No request may fail, and at the end the index knows exactly what the workers hold, nothing
-//! of those that left, and memory is as it was.
+//! A roster that changes continuously under load: workers are added, drained, removed, killed and replaced at
+//! the same address while requests are running. No request may fail; at the end the index holds exactly the
+//! blocks of the remaining workers, and memory use is as before.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use tools_mocker::{Mock, MockConfig};
 use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
 use crate::soak::{Answer, PROMPTS, Way, body, exchange, expected_answers, footprint, mix, settled};
 
-/// Mock workers that may be in the roster.
+/// Most mock workers in the roster.
 const SLOTS: usize = 24;
-/// Serving workers below which none is drained, removed, replaced or killed.
+/// Least number of serving workers: below it no worker is drained, removed, replaced or killed.
 const SERVING_MIN: usize = 6;
 const CLIENTS: u64 = 64;
-/// Names that never answer, added and removed again: none of them may leave anything behind.
+/// Number of names that never answer. Each is added and removed again, and must leave no state behind.
 const NAMES_DEAD: u64 = 10_000;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
@@ -39,10 +39,10 @@ pub(crate) fn run(seconds: u64, changes_per_second: u64, rate: u64, seed: u64) -
 
 /// A mock worker that may be in the roster.
 struct Slot {
-    /// `None` for a moment, between two processes.
+    /// `None` between two processes.
     mock: Option<Mock>,
     address: SocketAddr,
-    /// Counts the workers that were described for this address.
+    /// Number of workers described for this address so far.
     uid: u64,
     is_in: bool,
     is_draining: bool,
@@ -80,7 +80,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     }
     ready(&fleet, SLOTS).await?;
     let expected = Arc::new(expected_answers(&address).await?);
-    // Two parts: what warms up (connections, memory of allocators) is not a leak.
+    // Two parts, because the growth of a warm-up (connections, memory of allocators) is not a leak.
     let mut changes = ChangeCounts::default();
     let warm_up = time / 5;
     let first =
@@ -91,11 +91,11 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     let second =
         part(&fleet, &mut slots, &address, &expected, rest, changes_per_second, rate, seed ^ 1, &mut changes);
     served += second.await?;
-    // Names that come and go for good.
+    // Names that are added and removed for good.
     for number in 0..NAMES_DEAD {
         let url = format!("http://127.0.0.1:1/{number}");
         ensure!(fleet.add(added(&url, 0), None).is_err(), "{url} is no worker");
-        // Nothing listens there: a connection is refused at once.
+        // No process listens on this port: a connection is refused at once.
         let url = format!("http://127.1.{}.{}:1", number / 250, number % 250 + 1);
         fleet.add(added(&url, 0), None)?;
         fleet.remove(&name_of(&url))?;
@@ -125,7 +125,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     ensure!(kinds.iter().all(|&count| count > 0), "some kind of change was never made");
     let expected = (time.as_secs_f64() * rate as f64 * 0.5) as u64;
     ensure!(served >= expected, "{served} requests are fewer than the rate asks for");
-    // A block takes about 30 bytes; names of dead workers would be in it, too.
+    // A block takes about 30 bytes; names of dead workers would count too.
     ensure!(snapshot < 4096 + 64 * truth, "the snapshot holds more than the workers' blocks");
     ensure!(fleet.workers().len() == SLOTS, "workers are left over");
     ensure!(after.0 < before.0 + 48, "memory is left over");
@@ -142,7 +142,7 @@ fn added(url: &str, uid: u64) -> Added {
     }
 }
 
-/// Puts a worker into the roster, ready to serve.
+/// Adds a worker to the roster, ready to serve.
 fn add(fleet: &Arc<Fleet>, slot: &mut Slot) -> Result<()> {
     fleet.add(added(&format!("http://{}", slot.address), slot.uid), None)?;
     (slot.is_in, slot.is_draining) = (true, false);
@@ -165,7 +165,7 @@ async fn ready(fleet: &Fleet, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Load and changes for a time; the requests that were answered.
+/// Runs load and changes for a time. Returns the number of answered requests.
 #[allow(clippy::too_many_arguments)]
 async fn part(
     fleet: &Arc<Fleet>,
@@ -205,7 +205,7 @@ async fn part(
     Ok(served)
 }
 
-/// One change of the roster, unless too few would be left to serve.
+/// Makes one change of the roster, unless too few workers would be left to serve.
 async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut ChangeCounts) -> Result<()> {
     let is_ready = |slot: &Slot| {
         let workers = fleet.workers();
@@ -215,7 +215,7 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
     let slot = &mut slots[(draw >> 32) as usize % SLOTS];
     let name = slot.address.to_string();
     if slot.mock.is_none() {
-        // Mock processes tell no two runs of theirs apart: each end must be seen.
+        // Two runs of a mock process cannot be told apart, so each end must have been noticed.
         let is_missed = fleet.workers().get(&name).is_none_or(|worker| worker.state() == WorkerState::Down);
         if is_missed {
             start_again(slot).await?;
@@ -228,7 +228,7 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
         return Ok(());
     }
     if slot.is_draining {
-        // Back again, or away.
+        // Return to service, or removal.
         if draw.is_multiple_of(2) {
             fleet.serve_again(&name)?;
             slot.is_draining = false;
@@ -255,13 +255,13 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
             changes.removed += 1;
         }
         6..=8 => {
-            // Another worker by its description: what was known of the one before is forgotten.
+            // A new worker by its description: the index forgets the blocks of the previous one.
             slot.uid += 1;
             add(fleet, slot)?;
             changes.replaced += 1;
         }
         _ => {
-            // The process ends; another one begins at its address once the gateway has noticed.
+            // The process ends; another one starts at its address once the gateway has noticed.
             if let Some(mock) = slot.mock.take() {
                 mock.stop().await;
             }
@@ -277,7 +277,8 @@ async fn start_again(slot: &mut Slot) -> Result<()> {
     Ok(())
 }
 
-/// Requests at a fixed rate, whatever becomes of those before: how many were answered rightly. Any other end is an error.
+/// Sends requests at a fixed rate, independent of earlier ones. Returns the number answered correctly; any
+/// other end is an error.
 async fn load(
     address: String,
     expected: Arc<Vec<Vec<String>>>,
@@ -333,7 +334,7 @@ async fn load(
     Ok(right)
 }
 
-/// Blocks that the index knows on each worker, which are those that it has, and no others.
+/// Compares the blocks that the index knows of each worker with those of the worker. Returns their number.
 async fn compared(fleet: &Fleet, slots: &[Slot]) -> Result<usize> {
     let deadline = Instant::now() + SETTLES_WITHIN;
     loop {
@@ -357,7 +358,7 @@ async fn compared(fleet: &Fleet, slots: &[Slot]) -> Result<usize> {
         if Instant::now() >= deadline {
             bail!("the index has {entries} entries, the workers {total} blocks; {}", differing.join("; "));
         }
-        // Events may be on their way.
+        // Events may still be in transit.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

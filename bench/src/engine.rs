@@ -1,4 +1,4 @@
-//! The reference engine's model on its own: prefill of 2,000 tokens and decode of one.
+//! The reference engine's model by itself: prefill of 2,000 tokens and decode of one.
 
 use anyhow::Result;
 use dataplane_memory::PageSize;

@@ -14,10 +14,10 @@ use crate::measure::{median, time};
 const BLOCK_TOKENS: usize = 16;
 /// Blocks of one BlockStored: a prompt of 1,024 tokens.
 const EVENT_BLOCKS: usize = 64;
-/// Events of one batch: what a scheduler step computes.
+/// Events of one batch: those of a scheduler step.
 const BATCH_EVENTS: usize = 4;
 
-/// Batches that store, then the same number that remove one block an event, as engines evict.
+/// Returns batches that store, then as many that remove one block per event, as engines evict.
 fn payloads(batches: usize) -> (Vec<Vec<u8>>, usize) {
     let mut random = Random::new(9);
     let mut out = Vec::new();
@@ -84,7 +84,7 @@ fn first_chain(payload: &[u8]) -> Vec<u64> {
     stored.unwrap_or_default().chunks_exact(BLOCK_TOKENS).map(kvstore_block::block_hash).collect()
 }
 
-/// Seconds for storing and for removing, and look-ups beside it.
+/// Returns the seconds for storing and for removing, and the number of look-ups made meanwhile.
 fn drain(payloads: &[Vec<u8>], batches: usize, has_reader: bool) -> Result<(f64, f64, u64)> {
     let index = Index::new(IndexConfig::default());
     let member = index.write().join().context("room")?;

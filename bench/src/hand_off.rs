@@ -1,8 +1,8 @@
-//! Time of one `TransferNode::poll` (a round) while many large hand-offs are under way. A small hand-off waits for rounds in
-//! progress, so the tail matters.
+//! Time of one `TransferNode::poll` (a round) while many large hand-offs are in progress. A small hand-off
+//! waits for the current round, so the tail matters.
 //!
-//! One thread polls both nodes in turn; rounds that return 0, and commands, are not timed. All transfers use the same slots, so that
-//! the working set stays small; contents are therefore not compared.
+//! One thread polls both nodes in turn; rounds that return 0, and commands, are not timed. All transfers use
+//! the same slots, so that the working set stays small; contents are therefore not compared.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,9 +21,9 @@ use crate::transfer::{ANY_ADDRESS, Rails, Unavailable};
 const LAYERS: u16 = 4;
 /// Most blocks that one peer may reserve at a time, over all of its transfers: the node refuses more.
 const BLOCKS_MAX: u64 = 1 << 20;
-/// Target for a round at p99.9. A shared machine may miss it: the verdict is printed, and ends nothing.
+/// Target for a round at p99.9. A shared machine may miss it: the verdict is printed, and does not fail the run.
 const ROUND_TIME_MAX: Duration = Duration::from_micros(200);
-/// Without a hand-off that ends for so long, the run fails.
+/// Time after which the run fails if no hand-off has ended.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 const TRANSPORTS: [&str; 4] = ["sim", "shm", "tcp", "rdma"];
 
@@ -33,7 +33,7 @@ pub(crate) struct HandOffArgs {
     /// Transport: sim (a simulated fabric), shm, tcp, rdma, or all of them one after the other.
     #[arg(long, default_value = "all")]
     transport: String,
-    /// Hand-offs under way.
+    /// Hand-offs in progress.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=255))]
     transfers: u64,
     /// Blocks of each hand-off.
@@ -67,7 +67,7 @@ struct Side {
 }
 
 impl Side {
-    /// Makes the fabric over the slab of its slots; its address is told, too.
+    /// Creates the fabric over the slab of the side's slots. Returns its address too.
     fn new(
         args: &HandOffArgs,
         make: impl FnOnce(Arc<Slab>) -> Result<(Box<dyn Fabric>, String)>,
@@ -78,7 +78,7 @@ impl Side {
         let pool = SlotPool::new(Arc::clone(&slab));
         let slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
         for slot in &slots {
-            // No pages are made while rounds are timed.
+            // Touch all pages now, so that none are faulted in while rounds are timed.
             let bytes: Vec<u8> =
                 (0..layout.slot_bytes()).map(|at| (slot.slot() as usize + at) as u8).collect();
             slab.write(slot.slot(), 0, &bytes);

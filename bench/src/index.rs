@@ -18,7 +18,7 @@ struct Rig {
     reader: Reader,
 }
 
-/// A change in the form that the index takes.
+/// A change in the form that the index accepts.
 struct Change {
     worker: usize,
     stored: Option<(Option<u64>, Vec<u64>)>,
@@ -68,7 +68,7 @@ fn apply(index: &Index, members: &[Member], change: &Change) {
     }
 }
 
-/// Work from a file, in its order.
+/// Runs a workload from a file, in its order.
 pub(crate) fn run_file(file: &Path) -> Result<()> {
     let content = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
     let workload = text::parse(&content).with_context(|| format!("{}", file.display()))?;
@@ -107,13 +107,13 @@ pub(crate) fn run_file(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Prompts of 128 blocks, each on one worker; a quarter is common to the prompts of a worker group.
+/// Prompts of 128 blocks, each on one worker; a quarter of the blocks is common to the prompts of a worker group.
 fn grown(number: u64) -> Vec<u64> {
     let hash = |chain: u64, at: u64| (chain << 8 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ chain;
     (0..128).map(|at| if at < 32 { hash(number % 64, at) } else { hash(number + 1000, at) }).collect()
 }
 
-/// Grows an index to so many pairs on as many workers as it takes.
+/// Grows an index to `pairs` pairs, on as many workers as that takes.
 pub(crate) fn grow(pairs: u64) -> Result<()> {
     let workers = router_radix::MEMBERS_MAX as u64;
     let mut rig = Rig::new(workers as usize)?;
@@ -247,7 +247,7 @@ fn measure(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
     Ok(())
 }
 
-/// Look-ups by some threads, beside a writer that stores and removes prompts of its own as fast as it can.
+/// Runs look-ups on some threads, beside a writer that stores and removes its own prompts as fast as it can.
 fn read(
     rig: &Rig,
     prompts: &[&[u64]],
@@ -308,7 +308,7 @@ fn read(
     Ok((all, allocated, written.load(Ordering::Relaxed) as f64 / busy.as_secs_f64()))
 }
 
-/// Stores a prompt that nobody asks for below a stored one, and removes it again.
+/// Stores a prompt that is never looked up below a stored one, and removes it again.
 fn churn(rig: &Rig, below: &Change, turn: u64, written: &AtomicU64) {
     let name = |at: u64| (turn << 20 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let keys: Vec<u64> = (0..64).map(name).collect();

@@ -1,6 +1,6 @@
-//! Microbenchmarks. Machines are shared and noisy, so each figure stands beside a limit or a peer measured in the
-//! same run, the two in turn, and the median of the rounds is what counts. Peers that are crates of their own are in
-//! `peers`, outside this workspace.
+//! Microbenchmarks. Machines are shared and noisy, so each figure stands beside a limit or a peer measured in
+//! the same run, the two in turn, and the median of the rounds is reported. Peers that are crates of their own
+//! are in `peers`, outside this workspace.
 
 mod catalog;
 mod churn;
@@ -30,13 +30,13 @@ use std::sync::OnceLock;
 
 use clap::{Args, Subcommand};
 
-/// How many allocations the calling thread has made, in a binary that counts them.
+/// Returns the number of allocations of the calling thread, in a binary that counts them.
 pub static ALLOCATIONS: OnceLock<fn() -> u64> = OnceLock::new();
 
-/// Which benchmark, and how.
+/// The benchmark and its options.
 #[derive(Args)]
 pub struct BenchArgs {
-    /// Tiny input, to see that everything runs; the numbers mean nothing.
+    /// Tiny input, to check that everything runs; the numbers mean nothing.
     #[arg(long, global = true)]
     smoke: bool,
     #[command(subcommand)]
@@ -47,18 +47,18 @@ pub struct BenchArgs {
 enum Bench {
     /// Latency, bandwidth and rate of transfers over shared memory, TCP and RDMA, beside memcpy or perftest.
     Transfer(Box<TransferArgs>),
-    /// Many hand-offs between two nodes: how long one round of the thread that carries them takes.
+    /// Many hand-offs between two nodes: time of one round of the thread that carries them.
     HandOff(hand_off::HandOffArgs),
     /// The prefix index: stores, look-ups, removals, with readers beside a writer.
     Index {
-        /// Work of your own as text, one operation a line, in file order: `S worker parent|- block:sequence …`, `R worker
-        /// sequence …`, `Q block …`.
+        /// A workload as text, one operation a line, in file order: `S worker parent|- block:sequence …`,
+        /// `R worker sequence …`, `Q block …`.
         #[arg(long, value_name = "FILE")]
         workload: Option<PathBuf>,
         /// The Mooncake conversation trace, as one more workload.
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
-        /// How far it grows: so many (worker, block) pairs on 4,096 workers, with their memory and the look-ups in it.
+        /// Grow the index to this many (worker, block) pairs on 4,096 workers; report its memory and its look-ups.
         #[arg(long, value_name = "PAIRS")]
         grow: Option<u64>,
     },
@@ -72,18 +72,19 @@ enum Bench {
     Catalog,
     /// Reads and writes of blocks on a disk, by size, depth and engine, beside fio on the same file.
     Disk(Box<disk::DiskArgs>),
-    /// The tiers behind a worker's pool: what they give to conversations, that they are never worse than recomputing, and
-    /// that nothing is lost, left or wrong after a long time.
+    /// The tiers behind a worker's pool: their gain for conversations, that they are never worse than
+    /// recomputing, and that no data is lost, left over or wrong after a long time.
     Tier(Box<tier::TierArgs>),
     /// Prefill and decode of the built-in model.
     Engine,
-    /// What a gateway adds to chats with a mock engine.
+    /// Overhead that a gateway adds to chats with a mock engine.
     Gateway(GatewayArgs),
     /// Copies to, from and on a GPU, and the layout kernels, beside plain copies of the same bytes.
     Gpu(gpu::GpuArgs),
-    /// Requests through mock engines that fail in every way: each must be answered or cleanly refused, and nothing left.
+    /// Requests through mock engines with all kinds of faults: each must be answered or cleanly refused, and no
+    /// resource left in use.
     Soak {
-        /// How many.
+        /// Number of requests.
         #[arg(long, default_value_t = 1_000_000)]
         requests: u64,
         /// Seed of the draws.
@@ -92,13 +93,13 @@ enum Bench {
     },
     /// Requests while the roster changes all the time: none may fail, and the index must equal the truth at the end.
     Churn {
-        /// How long.
+        /// Length of the run in seconds.
         #[arg(long, default_value_t = 600)]
         seconds: u64,
-        /// Changes of the roster a second.
+        /// Changes of the roster per second.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1000))]
         changes: u64,
-        /// Requests a second.
+        /// Requests per second.
         #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=100_000))]
         rate: u64,
         /// Seed of the draws.
@@ -107,7 +108,7 @@ enum Bench {
     },
     /// Random hand-offs between processes, with cancellations, short deadlines and killed peers; every byte is compared.
     TransferSoak {
-        /// How long.
+        /// Length of the run in seconds.
         #[arg(long, default_value_t = 1800)]
         seconds: u64,
         /// Seed of the draws.
@@ -116,24 +117,24 @@ enum Bench {
         /// The transports of each peer: `shm`, `tcp`, `rdma:DEVICE`; several are bonded.
         #[arg(long, default_value = transfer_soak::PEERS)]
         peers: String,
-        /// About how many seconds a peer lives before it is killed.
+        /// Mean number of seconds after which a peer is killed.
         #[arg(long, default_value_t = 6.0)]
         life: f64,
     },
-    /// A peer of that soak.
+    /// A peer process of the transfer soak.
     #[command(hide = true)]
     TransferNode {
-        /// Its transports.
+        /// Transports of the peer.
         #[arg(long)]
         transports: String,
-        /// Its socket.
+        /// Path of the peer's socket.
         #[arg(long)]
         socket: PathBuf,
-        /// Heads of the peer: the first, and how many.
+        /// Heads of the peer: the first, and their number.
         #[arg(long, value_parser = transfer_soak::parse_heads)]
         heads: dataplane_transfer::HeadRange,
     },
-    /// All of them.
+    /// All benchmarks.
     All,
 }
 
@@ -193,7 +194,7 @@ fn run_transfer(args: &TransferArgs, smoke: bool) -> anyhow::Result<()> {
     transfer::run(args, &rails, smoke, ALLOCATIONS.get().copied()).map(drop)
 }
 
-/// How a program ends after a benchmark: what needs something that is not here is neither a success nor a failure.
+/// Returns the exit code of a benchmark: a missing device or program is neither a success nor a failure.
 #[must_use]
 pub fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {

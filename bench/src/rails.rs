@@ -66,7 +66,7 @@ impl Rails for MachineRails {
             "shm" => {
                 let number = NUMBER.fetch_add(1, Ordering::Relaxed);
                 let path = match listen {
-                    // No file is left behind.
+                    // An abstract socket leaves no file behind.
                     Some(ANY_ADDRESS) => Some(format!("@kvasir-bench-{}-{number}", std::process::id())),
                     other => other.map(str::to_owned),
                 };

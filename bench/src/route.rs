@@ -1,4 +1,4 @@
-//! The routing decision. First in this thread, with what hashing and look-up take of it; then as a live gateway
+//! The routing decision: first in this thread, with the shares of hashing and look-up; then as a live gateway
 //! reports it for each request, under open-loop load.
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use crate::measure::{Latencies, time};
 
 const BLOCK_TOKENS: usize = 16;
 const PROMPT_TOKENS: usize = 2048;
-/// Different prompts: the gateway tokenises nothing here, but hashes and looks each one up.
+/// Number of different prompts: the gateway does not tokenise them, but hashes and looks up each one.
 const PROMPTS: usize = 200;
 const PARTS: [&str; 4] = ["hash", "look up", "choose, book", "whole"];
 
@@ -39,8 +39,8 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
     Ok(())
 }
 
-/// Hashing and look-up by themselves, and a whole decision as the gateway makes it, booking included; as many requests as
-/// workers are under way at any time.
+/// Times hashing and look-up by themselves, and a whole decision as the gateway makes it, booking included. As
+/// many requests as workers are in flight at any time.
 fn parts(workers: usize, rounds: usize) -> Result<()> {
     let policy = Policy { strategy: Strategy::PredictedTime, ..Policy::default() };
     let fleet = ready_fleet(workers, BLOCK_TOKENS, policy);
@@ -53,7 +53,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
         holders: (workers / 8).clamp(2, 64),
         ..tree::Shape::default()
     };
-    // Tokens first, then the hashes that they have, in the shape of the tree.
+    // Tokens first, then their hashes, in the shape of the tree.
     let prompts = tree::prompts(&shape);
     let tokens: Vec<Vec<u32>> = prompts
         .iter()
@@ -105,7 +105,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
             booking.first_token();
         }
         under_way.push_back(booking);
-        // The first ones only bring the load.
+        // The first decisions only build up the load.
         if round >= workers {
             let choosing = whole.saturating_sub(hashing + looking_up);
             for (latencies, spent) in latencies.iter_mut().zip([hashing, looking_up, choosing, whole]) {
@@ -120,7 +120,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// The gateway's own figure for each request, from its answer's header.
+/// Reports the gateway's own figure for each request, from the answer's header.
 async fn live(count: usize, smoke: bool) -> Result<()> {
     let mut workers = Vec::new();
     for _ in 0..count {
@@ -160,13 +160,13 @@ async fn live(count: usize, smoke: bool) -> Result<()> {
 }
 
 fn body(number: usize) -> String {
-    // A quarter is common to all, the rest is each prompt's own.
+    // A quarter of the tokens is common to all prompts, the rest differs.
     let token = |at: usize| (if at < PROMPT_TOKENS / 4 { at } else { at * 31 + number * 7919 }) % 200;
     let prompt: Vec<usize> = (0..PROMPT_TOKENS).map(token).collect();
     format!("{{\"model\":\"{MODEL}\",\"prompt\":{prompt:?},\"max_tokens\":8,\"stream\":true}}")
 }
 
-/// What the gateway says of a decision.
+/// Durations of a decision as the gateway reports them.
 struct Decided {
     hash: Duration,
     look_up: Duration,

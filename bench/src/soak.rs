@@ -1,5 +1,5 @@
-//! Many requests through mock engines with faults on: each one answered as an engine without faults would have answered it,
-//! or refused with a proper error; and at the end no place, no connection and no memory is left over.
+//! Many requests through mock engines with faults. Each is answered as an engine without faults would have
+//! answered it, or refused with a proper error; at the end no slot, no connection and no memory is left in use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const WORKERS: usize = 8;
 const CLIENTS: u64 = 64;
 pub(crate) const PROMPTS: u64 = 200;
 const TOKENS: usize = 12;
-/// Nobody waits longer for the end of an answer: that would be a stream that was forgotten.
+/// Longest wait for the end of an answer. A longer one would be a stream that the gateway has forgotten.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
@@ -50,7 +50,7 @@ pub(crate) enum Way {
     Whole,
     Streamed,
     Completion,
-    /// The client goes away after the first bytes.
+    /// The client disconnects after the first bytes.
     GoneEarly,
 }
 
@@ -65,11 +65,11 @@ pub(crate) fn body(prompt: u64, way: Way) -> String {
     .to_string()
 }
 
-/// What came back: the status, and the text if there is one.
+/// Result of a request: a text, an error status, or an early end.
 pub(crate) enum Answer {
     Text(String),
     Refused(u16),
-    /// A stream that had begun and ended with an error event.
+    /// A stream that started and ended with an error event.
     Broken,
     Gone,
 }
@@ -167,7 +167,7 @@ pub(crate) fn run(requests: u64, seed: u64) -> Result<()> {
 async fn soak(requests: u64, seed: u64) -> Result<()> {
     let mut mocks = Vec::new();
     for number in 0..WORKERS {
-        // An end of the output of its own would hide a continuation that went wrong.
+        // An early end of the output would hide a wrong continuation.
         let config = MockConfig { seed: seed + number as u64, eos_one_in: 0, ..MockConfig::tiny()? };
         mocks.push(Mock::start(config, "127.0.0.1:0".parse()?).await?);
     }
@@ -183,7 +183,7 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
         mock.fault(fault)?;
     }
     let (expected, tally) = (Arc::new(expected), Arc::new(Tally::default()));
-    // What warms up (connections, memory of allocators) is not a leak: the first tenth is not compared.
+    // Growth of a warm-up (connections, memory of allocators) is not a leak: the first tenth is not compared.
     drive(&address, requests / 10, seed, &expected, &tally).await?;
     let before = footprint()?;
     drive(&address, requests - requests / 10, seed ^ 1, &expected, &tally).await?;
@@ -210,17 +210,17 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     );
     ensure!(get(&tally.right) + clean + get(&tally.gone) == requests, "requests were lost");
     ensure!(clean * 20 < requests, "more than one in twenty failed");
-    // Idle connections are kept, up to as many as were ever in use at a time, with both their ends in this process; a run
-    // of this length has all of them before its second part.
+    // Idle connections are kept, up to the most ever in use at a time, with both their ends in this process; a
+    // run of this length has all of them before its second part.
     let kept = 2 * WORKERS * CLIENTS as usize + 200;
     let more = if requests >= 100_000 { 500 } else { kept };
     ensure!(after.1 < before.1 + more, "descriptors are left over");
-    // With a million requests a leak of 60 bytes each would be above this.
+    // With a million requests a leak of 60 bytes each would exceed this.
     ensure!(after.0 < before.0 + 32 + requests / 50_000, "memory is left over");
     Ok(())
 }
 
-/// What is answered to each prompt without faults: to a chat, and to a completion.
+/// Returns the answers without faults to each prompt: to a chat, and to a completion.
 pub(crate) async fn expected_answers(address: &str) -> Result<Vec<Vec<String>>> {
     let mut expected = Vec::new();
     for prompt in 0..PROMPTS {
@@ -302,7 +302,7 @@ async fn drive(
     Ok(())
 }
 
-/// Waits until nobody is busy any more.
+/// Waits until the gateway and the mocks are idle.
 pub(crate) async fn settled(gateway: &Gateway, mocks: &[&Mock]) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

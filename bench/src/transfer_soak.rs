@@ -1,6 +1,7 @@
-//! Random hand-offs between processes, over every transport that this machine has, from peers with all heads or half of them,
-//! with prefixes that are here already, cancellations, deadlines that are too short, peers killed in the middle, and others that lie about slots, generations and lengths or do not hold
-//! the secret. Every byte that is said to have arrived is compared; at the end nothing may be held by anybody.
+//! Random hand-offs between processes, over every transport of this machine, from peers with all heads or half
+//! of them: with prefixes that are already present, cancellations, too short deadlines, peers killed in the
+//! middle, and peers that lie about slots, generations and lengths or do not hold the secret. Every byte
+//! reported as arrived is compared; at the end no resource may be in use.
 
 mod liar;
 mod node;
@@ -21,24 +22,25 @@ use liar::{Liar, Lies};
 pub(crate) use node::run as run_node;
 use work::Worker;
 
-/// Peers at a time: one over both transports, one over each alone.
+/// Transports of the peers that run at a time: one over both transports, one over each alone.
 pub(crate) const PEERS: &str = "shm,tcp;shm;tcp";
-/// What may be open or resident more at the end than shortly after the start: buffers at their largest, links being made.
+/// Allowed growth of open descriptors and resident memory between a time shortly after the start and the end:
+/// links being made, buffers at their largest.
 const DESCRIPTORS_SLACK: usize = 40;
 const MEMORY_SLACK_MIB: u64 = 96;
 /// Threads that lie to the worker over TCP.
 const LIARS: u64 = 2;
-/// How long everything may take to come to rest at the end.
+/// Longest time until all resources are released at the end.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
-/// Where a child's arguments begin: everything before the name of this benchmark is how we were called.
+/// Returns the command of a child: this program's arguments up to the name of this benchmark.
 fn own_command() -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("own executable")?);
     command.args(std::env::args().skip(1).take_while(|argument| argument != "transfer-soak"));
     Ok(command)
 }
 
-/// A peer process and what it has told of itself.
+/// A peer process and its description.
 pub(crate) struct Peer {
     child: Child,
     commands: ChildStdin,
@@ -70,7 +72,7 @@ impl Peer {
         Ok(Self { child, commands, address, heads, dies_at: Instant::now() + life })
     }
 
-    /// Tells it to push blocks; it may be dead already.
+    /// Tells the peer to push blocks; the peer may be dead already.
     pub(crate) fn push(&mut self, transfer: u64, blocks: usize, seed: u64) {
         let _dead = writeln!(self.commands, "push {transfer} {blocks} {seed}");
     }
@@ -78,7 +80,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Our own child, by its handle. If it has ended by itself there is nothing to kill.
+        // Our own child, by its handle. If it has ended by itself, there is no process to kill.
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }
@@ -94,7 +96,7 @@ fn heads_of(number: u64) -> HeadRange {
     }
 }
 
-/// The reverse of what a peer is started with.
+/// Parses the heads with which a peer is started.
 pub(crate) fn parse_heads(text: &str) -> Result<HeadRange, String> {
     let heads = text.split_once('+').and_then(|(first, count)| {
         let heads = HeadRange { first: first.parse().ok()?, count: count.parse().ok()? };
@@ -159,7 +161,7 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
                 continue;
             }
             let life = life.mul_f64(0.2 + worker.below(160) as f64 / 100.0);
-            // Killed while its replacement starts, with transfers of all kinds under way.
+            // Killed while its replacement starts, with transfers of all kinds in progress.
             peers[index] = start(transports, life)?;
             killed += 1;
         }

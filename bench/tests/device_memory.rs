@@ -1,5 +1,5 @@
-//! `bench transfer` between host memory and a device's, over the double of the driver and a fabric that reaches both. What a
-//! NIC would move is moved by the double's own copies, so this proves the benchmark and measures nothing.
+//! `bench transfer` between host memory and device memory, over the double of the driver and a fabric that
+//! reaches both. The double copies what a NIC would move, so this tests the benchmark and measures nothing.
 
 #[path = "../../dataplane/cuda/tests/double/mod.rs"]
 mod double;
@@ -18,7 +18,7 @@ use dataplane_fabric::{
 use dataplane_memory::{Slab, SlabKind};
 use double::Double;
 
-/// One end: its memory, what has happened to it, and who its peer is.
+/// One end: its memory, its events, and its peer.
 #[derive(Default)]
 struct End {
     slab: Option<Arc<Slab>>,
@@ -26,11 +26,11 @@ struct End {
     peer: Option<String>,
 }
 
-/// Every end of this process, by its address.
+/// All ends of this process, by address.
 #[derive(Default)]
 struct Nic {
     ends: Mutex<HashMap<String, End>>,
-    /// Of which so many have memory of a device.
+    /// Number of ends in device memory.
     on_device: AtomicUsize,
 }
 
@@ -47,7 +47,7 @@ struct Port {
 
 const PEER: PeerId = PeerId(1);
 
-/// Bytes of a slot, wherever it lies.
+/// Reads bytes of a slot in either kind of memory.
 fn get(slab: &Slab, slot: u32, offset: u32, bytes: u32) -> Vec<u8> {
     let mut content = vec![0; bytes as usize];
     match slab.device() {
@@ -156,7 +156,7 @@ impl Drop for Port {
     }
 }
 
-/// Leaked on purpose, since ports outlive nothing.
+/// The NIC is leaked on purpose, since ports need it for `'static`.
 struct NicRails(&'static Nic);
 
 impl Rails for NicRails {
@@ -180,7 +180,7 @@ struct Options {
     transfer: TransferArgs,
 }
 
-/// Runs over the NIC, and tells how many ends had memory of a device.
+/// Runs over the NIC. Returns the number of ends in device memory.
 fn measured(transport: &str, line: &str) -> (Result<Vec<Record>>, usize) {
     let line = format!(
         "--transport {transport} --threads one --sizes 64,4K --iterations 3 --rounds 3 --batch 4 --check {line}"

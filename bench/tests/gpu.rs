@@ -1,5 +1,5 @@
-//! `bench gpu`: all of it over the doubles of the driver and its compiler and the kernels' emulator, with tiny sizes; and what
-//! it says and how it ends without a GPU. PyTorch's side of the comparison, on the processor.
+//! `bench gpu`: all of it over the doubles of the driver and its compiler and the kernels' emulator, with tiny
+//! sizes; and its output and exit code without a GPU. PyTorch's side of the comparison, on the processor.
 
 #[path = "../../dataplane/cuda/tests/double/mod.rs"]
 mod double;
@@ -34,7 +34,7 @@ fn a_part_that_fails_hinders_no_other() {
     assert_eq!(error.to_string(), "failed: copies, layouts");
 }
 
-/// The program, as it is started: its code, and what it says.
+/// Starts the program. Returns its exit code and its output.
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir-bench"));
     let output = command.args(arguments).envs(environment.iter().copied()).output().expect("starts");
@@ -42,14 +42,14 @@ fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String
     (output.status.code(), format!("{out}{error}"))
 }
 
-/// How many lines begin so, each with its figures.
+/// Number of lines with this start and these contents.
 fn rows(text: &str, start: &str, contents: &[&str]) -> usize {
     let is_row = |line: &&str| line.starts_with(start) && contents.iter().all(|part| line.contains(part));
     text.lines().filter(is_row).count()
 }
 
-/// The loader gives the program the doubles in the place of what it asks for by name: no line of its own differs from a
-/// run on a GPU.
+/// The loader gives the program the doubles for the libraries that it opens by name: its code is the same as on
+/// a GPU.
 #[test]
 fn the_program_compiles_its_kernels_and_prints_every_row() {
     let Some(driver) = double::compiled(&[]) else { return };
@@ -65,7 +65,7 @@ fn the_program_compiles_its_kernels_and_prints_every_row() {
     for way in ["h2d", "d2h", "d2d"] {
         assert_eq!(rows(&text, way, &["GB/s = ", " calls; ", " / "]), 2, "{way} of two sizes: {text}");
     }
-    // Three models, of one block and of two.
+    // Three models, each with one block and with two.
     for work in ["gather", "scatter"] {
         assert_eq!(rows(&text, &format!("{work} "), &["GB/s = ", " of 3"]), 6, "{work}: {text}");
     }
@@ -79,7 +79,7 @@ fn the_program_compiles_its_kernels_and_prints_every_row() {
     assert!(text.contains("CUDA_ERROR_INVALID_DEVICE"), "{text}");
 }
 
-/// In processes of their own: this one may hold the double.
+/// Run in processes of their own: this one may hold the double.
 #[test]
 fn without_a_gpu_it_says_so() {
     let (code, text) = run(&["--smoke", "gpu"], &[]);

@@ -1,9 +1,9 @@
-//! The judge of `tier soak` passes a run of seconds, and finds each planted fault. A process each, as it judges all of
-//! its own memory, threads and descriptors.
+//! The judge of `tier soak` passes a run of seconds, and finds each planted fault. Each run is a process of its
+//! own, since it judges all of its memory, threads and descriptors.
 
 use std::process::{Command, Output};
 
-/// Many small blocks in a few seconds: enough of them to see what each leaves behind.
+/// Many small blocks in a few seconds, to show what each block leaves behind.
 const MANY_BLOCKS: [&str; 10] =
     ["--minutes", "0.1", "--data", "32MiB", "--host", "1MiB", "--disk", "8MiB", "--block", "4KiB"];
 
@@ -36,12 +36,12 @@ fn a_short_run_passes() {
 
 #[test]
 fn a_run_without_the_time_for_its_data_goes_on_until_it_has_passed() {
-    // As a disk would that is hundreds of times slower than the pace asks for.
+    // As on a disk that is hundreds of times slower than the pace requires.
     let (_, text) = smoke(&["--minutes", "0.0005"]);
     assert!(text.contains("ok     turnover: "), "{text}");
 }
 
-/// The verdict on what each block leaves behind, or nothing where the machine was too slow for one.
+/// Returns the verdict on memory per block; `None` if the machine was too slow for one.
 fn per_block(text: &str) -> Option<bool> {
     let line = text.lines().find(|line| line.contains(" memory per block: ")).expect("a verdict");
     if line.contains("skipped: ") {

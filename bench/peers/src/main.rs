@@ -1,8 +1,8 @@
-//! The prefix index beside the published crates that do the same work: `dynamo-kv-router` 1.6.1 and `kv-index`
+//! The prefix index beside the published crates with the same function: `dynamo-kv-router` 1.6.1 and `kv-index`
 //! 2.0.0, in one run, on one workload, with equal scores.
 //!
-//! Each side gets its input in its own form, made outside of what is timed, and answers with a number for each
-//! worker. Sides take turns; what counts is the median of the rounds. Times include two clock reads.
+//! Each side gets its input in its own form, made outside of the timed part, and answers with a number for each
+//! worker. Sides take turns, and the median of the rounds is reported. Times include two clock reads.
 //!
 //! `cargo run --release --manifest-path bench/peers/Cargo.toml -- catalog [--quick]` compares the catalog of blocks
 //! with `kvbm-logical` instead, and `cargo run --release --manifest-path bench/peers/blocks/Cargo.toml -- [--quick]
@@ -31,10 +31,10 @@ static ALLOCATOR: CountingAllThreads = CountingAllThreads::new();
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Tiny input, to see that everything runs; the numbers mean nothing.
+    /// Tiny input, to check that everything runs; the numbers mean nothing.
     #[arg(long)]
     smoke: bool,
-    /// Only our side, to look at it under a profiler.
+    /// Only our side, to run it under a profiler.
     #[arg(long)]
     alone: bool,
     /// The Mooncake conversation trace, for a second workload.
@@ -127,14 +127,14 @@ fn compare(title: &str, workload: &Workload, cli: &Cli) -> Result<()> {
         _ => &makers[..4],
     };
     let mut lines: Vec<Line> = Vec::new();
-    // A side at a time: two large indexes would not fit the cache together. Rounds repeat the whole.
+    // One side at a time: two large indexes would not fit the cache together. The outer loop repeats the whole.
     for _ in 0..if cli.smoke { 1 } else { 3 } {
         for (at, make) in makers.iter().enumerate() {
             let mut side = make()?;
             let empty = ALLOCATOR.live_bytes();
             let changes = side.prepare(&stores);
             let (spent, ()) = time(|| side.apply(changes));
-            // What the changes themselves took is back by now; what is left is the index.
+            // Memory of the changes themselves is released by now; the rest is the index.
             let bytes = ALLOCATOR.live_bytes() - empty + side.mapped_bytes() as i64;
             if lines.len() == at {
                 lines.push(Line {
@@ -167,7 +167,7 @@ fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (started.elapsed(), result)
 }
 
-/// Weighted, so that scores given to the wrong worker or prompt do not cancel out.
+/// Weighted, so that scores of the wrong worker or prompt do not cancel out.
 fn checksum(side: &mut dyn Side, prompts: &[Prompt], workers: usize) -> u64 {
     let step = prompts.len().div_ceil(2000);
     let mut sum = 0_u64;
@@ -180,7 +180,7 @@ fn checksum(side: &mut dyn Side, prompts: &[Prompt], workers: usize) -> u64 {
 }
 
 fn time_lookups(side: &mut dyn Side, prompts: &[Prompt], lookups: usize, line: &mut Line) {
-    // Another order than that of storing.
+    // An order that differs from that of storing.
     let stride = (prompts.len() * 5 / 8) | 1;
     let order = (0..).map(|number: usize| number.wrapping_mul(stride) % prompts.len());
     for at in order.clone().take(prompts.len().min(2000)) {
@@ -198,7 +198,7 @@ fn time_lookups(side: &mut dyn Side, prompts: &[Prompt], lookups: usize, line: &
     line.allocations = allocations as f64 / lookups as f64;
 }
 
-/// The middle one; of an even number the mean of the two in the middle.
+/// The median; of an even number of values the mean of the two in the middle.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,4 +1,4 @@
-//! What every index can do here, and the indexes.
+//! Interface of an index, and the indexes.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use kv_index::{ChainBlockMap, ChainIndex, SequenceHash, StoredBlock};
 use router_radix::{Index, IndexConfig, Member, Reader, Tier};
 use tools_workload::Operation;
 
-/// A prompt in the forms that the sides want, made outside of what is timed.
+/// A prompt in the forms of all sides, made outside of the timed part.
 pub struct Prompt {
     pub blocks: Vec<u64>,
     pub local: Vec<LocalBlockHash>,
@@ -27,7 +27,7 @@ impl Prompt {
     }
 }
 
-/// Changes in the form that a side wants, made outside of what is timed.
+/// Changes in the form of one side, made outside of the timed part.
 pub enum Prepared {
     Ours(Vec<OurChange>),
     Dynamo(Vec<RouterEvent>),
@@ -49,16 +49,16 @@ pub struct ChainChange {
 
 pub trait Side {
     fn name(&self) -> &'static str;
-    /// Bytes that the side maps by itself and that the allocator does not see.
+    /// Bytes that the side maps itself, outside of the allocator.
     fn mapped_bytes(&self) -> usize {
         0
     }
     fn prepare(&self, operations: &[Operation]) -> Prepared;
-    /// Applies changes and returns when they can be seen.
+    /// Applies changes. Returns once they are visible.
     fn apply(&mut self, changes: Prepared);
-    /// Anything that a look-up consumes; not timed.
+    /// Prepares data that a look-up consumes; not timed.
     fn before_lookup(&mut self, _prompt: &Prompt) {}
-    /// The bare look-up, as it is timed.
+    /// The look-up alone, which is timed.
     fn lookup(&mut self, prompt: &Prompt);
     /// Leading blocks of each worker.
     fn scores(&mut self, prompt: &Prompt, workers: usize) -> Vec<u32>;
@@ -107,7 +107,7 @@ impl Side for Ours {
         let Prepared::Ours(changes) = changes else { return };
         for change in changes {
             let member = self.members[change.worker];
-            // The lock is taken for each change, as by a feed that gets one event at a time.
+            // The lock is taken for each change, as by a feed that receives one event at a time.
             let mut writer = self.index.write();
             let outcome = match &change.stored {
                 Some((parent, blocks)) => writer.stored(member, Tier::Device, *parent, &change.keys, blocks),
@@ -165,7 +165,7 @@ fn dynamo_row(scores: &OverlapScores, workers: usize) -> Vec<u32> {
 /// Dynamo's single-threaded tree.
 pub struct DynamoRadix {
     tree: RadixTree,
-    /// Its look-up takes the prompt by value.
+    /// Copy of the prompt, since the tree's look-up takes it by value.
     owned: Vec<LocalBlockHash>,
 }
 
@@ -187,7 +187,7 @@ impl Side for DynamoRadix {
     fn apply(&mut self, changes: Prepared) {
         let Prepared::Dynamo(events) = changes else { return };
         for event in events {
-            // A removal that it does not find is an error to it, and no reason to stop.
+            // The tree reports an unknown block of a removal as an error, which is ignored.
             let _unknown = self.tree.apply_event(event);
         }
     }
@@ -205,7 +205,7 @@ impl Side for DynamoRadix {
     }
 }
 
-/// One of Dynamo's concurrent indexes: changes on a thread that runs its own loop, look-ups in place.
+/// One of Dynamo's concurrent indexes: changes run on a thread with its own loop, look-ups on the calling thread.
 pub struct DynamoConcurrent<T: SyncIndexer> {
     name: &'static str,
     backend: Arc<T>,
@@ -289,7 +289,7 @@ pub struct Chain {
     row: Vec<u32>,
 }
 
-/// Workers that it can have.
+/// Most workers of a chain index.
 pub const CHAIN_WORKERS_MAX: usize = 1024;
 
 impl Chain {

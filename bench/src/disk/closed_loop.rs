@@ -1,4 +1,4 @@
-//! Our side: one thread that keeps the depth full.
+//! Our side of the comparison: one thread that keeps the queue depth full.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::size;
 /// Latencies up to a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// Set in the seed of what is written, so that it is not drawn from the same numbers as the offsets.
+/// Mixed into the seed of written bytes, so that they are not drawn from the same numbers as the offsets.
 const CONTENT_SEED: u64 = 1 << 63;
-/// Random bytes are made so many at a time.
+/// Random bytes generated at a time.
 const CHUNK_BYTES: usize = 4096;
 
-/// One of ours. As with fio, the processor time is that of everything, the making and filling of buffers included.
+/// Measures one point. As for fio, the processor time includes generating and filling buffers.
 pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> Result<Measured> {
     let cpu = cpu_seconds();
     let mut engine = target.open(args, point.depth, point.size)?;
@@ -45,7 +45,7 @@ pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64)
         };
         Request { id, operation, file: 0, offset: random.below(places) * point.size, buffer }
     };
-    // What completes together is continued in parts, so that the device has work while the rest is looked at.
+    // Completions are handled in batches, so that the device has work while the rest is processed.
     let batch = args.batch(point.depth);
     let length = Duration::from_secs_f64(args.seconds);
     let started = Instant::now();
@@ -57,7 +57,7 @@ pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64)
     let mut moved = 0_u64;
     let mut now = started;
     while engine.in_flight() > 0 {
-        // Hands over what was submitted, and sleeps: one system call.
+        // Submits the requests, and sleeps: one system call.
         engine.wait(None)?;
         engine.poll(batch, &mut arrived);
         now = Instant::now();
@@ -83,7 +83,7 @@ pub(super) fn measure(args: &DiskArgs, target: &Target, point: Point, seed: u64)
     })
 }
 
-/// A slot for each request, full of random bytes: what is written is random and stays as it is, as fio's.
+/// Returns a slot for each request, full of random bytes that stay the same, as fio's do.
 fn filled(pool: &Arc<SlotPool>, count: usize, seed: u64) -> Result<Vec<SlotRef>> {
     let mut random = Random(seed ^ CONTENT_SEED);
     let mut chunk = [0; CHUNK_BYTES];
@@ -100,7 +100,7 @@ fn filled(pool: &Arc<SlotPool>, count: usize, seed: u64) -> Result<Vec<SlotRef>>
     Ok(slots)
 }
 
-/// User and system time of this process so far, all threads.
+/// User and system time of all threads of this process so far.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

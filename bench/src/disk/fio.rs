@@ -1,8 +1,9 @@
-//! fio's side, told to do what ours does: the same engine, depth, batches, pages and kind of contents.
+//! fio's side of the comparison, with the same engine, depth, batches, pages and kind of contents.
 //!
-//! Its processor time is not what it reports of its jobs, which leaves out the kernel's workers for io_uring, but what the
-//! kernel has counted for the whole process: start, buffers, report and workers, nothing taken off. The start alone, in
-//! which it calibrates its clock, took 0.15 s where this was written, so [`start_seconds`] is shown beside the figures.
+//! fio's processor time is not the one of its report, which leaves out the kernel's workers for io_uring, but
+//! the one that the kernel counts for the whole process: start, buffers, report and workers. The start alone,
+//! in which fio calibrates its clock, took 0.15 s on the machine where this was written, so [`start_seconds`]
+//! is shown beside the figures.
 
 use std::mem::MaybeUninit;
 use std::process::{Command, Stdio};
@@ -11,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{DiskArgs, Engine, GIB, MIXED_READS, Measured, Mode, Point, Target};
 
-/// Names of what fio reports on.
+/// Names of the sections of fio's report.
 const WAYS: [&str; 3] = ["read", "write", "mixed"];
 
-/// The same point by fio.
+/// Measures one point with fio.
 pub(super) fn fio(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> Result<Measured> {
     let mut command = Command::new("fio");
     let engine = match args.engine {
@@ -25,9 +26,9 @@ pub(super) fn fio(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> 
     command
         .args(["--name=disk", "--output-format=json", "--direct=1", "--norandommap"])
         .args(["--random_generator=tausworthe64", "--percentile_list=50:99:99.9", "--group_reporting"])
-        // Random bytes that are made once; by default each write would change a few of them.
+        // Random bytes are generated once; by default each write would change a few of them.
         .args(["--scramble_buffers=0", "--iomem=mmapshared"])
-        // From submission to completion, as ours.
+        // Latency from submission to completion, as on our side.
         .args(["--lat_percentiles=1", "--clat_percentiles=0"])
         .args(["--time_based", "--invalidate=0", "--allow_file_create=0"])
         .arg(format!("--filename={}", target.path().display()))
@@ -38,7 +39,7 @@ pub(super) fn fio(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> 
     match point.mode {
         Mode::Read => command.arg("--rw=randread"),
         Mode::Write => command.arg("--rw=randwrite"),
-        // Both ways in one histogram, as ours.
+        // Reads and writes in one histogram, as on our side.
         Mode::Mixed => command
             .args(["--rw=randrw", "--unified_rw_reporting=mixed"])
             .arg(format!("--rwmixread={MIXED_READS}")),
@@ -47,14 +48,14 @@ pub(super) fn fio(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> 
         command.arg(format!("--size={bytes}"));
     }
     match args.engine {
-        // One request for each job, as for each of our threads.
+        // One request per job, as one per thread on our side.
         Engine::Pread => command.arg(format!("--numjobs={}", point.depth)),
         Engine::IoUring | Engine::NvmePassthrough => {
             let batch = args.batch(point.depth);
             command
                 .arg(format!("--iodepth={}", point.depth))
                 .args(["--fixedbufs=1", "--registerfiles=1"])
-                // By default it submits requests one by one.
+                // By default fio submits requests one by one.
                 .arg(format!("--iodepth_batch_submit={batch}"))
                 .arg("--iodepth_batch_complete_min=1")
                 .arg(format!("--iodepth_batch_complete_max={batch}"))
@@ -74,7 +75,7 @@ pub(super) fn fio(args: &DiskArgs, target: &Target, point: Point, seed: u64) -> 
     parse(&text, cpu).with_context(|| format!("output of fio on {}", target.path().display()))
 }
 
-/// Processor time of a fio that starts and does nothing: a part of the time of each run.
+/// Processor time of a fio that starts and does no I/O: a part of the time of each run.
 pub(super) fn start_seconds() -> Result<f64> {
     let before = children_seconds()?;
     let output = Command::new("fio").args(["--parse-only", "--name=start"]).stdin(Stdio::null()).output();
@@ -83,7 +84,7 @@ pub(super) fn start_seconds() -> Result<f64> {
     Ok(children_seconds()? - before)
 }
 
-/// User and system time of all children that have ended, their own children and the kernel's workers among it.
+/// User and system time of all ended children, including their children and the kernel's workers.
 fn children_seconds() -> Result<f64> {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is to a whole `rusage` that lives through the call, and the kernel only writes to it.
@@ -95,9 +96,9 @@ fn children_seconds() -> Result<f64> {
     Ok(seconds(usage.ru_utime) + seconds(usage.ru_stime))
 }
 
-/// fio's figures, with the processor time that it took: of whichever of reads, writes and both as one there are.
+/// Parses fio's figures, of whichever section there is, with the processor time that it took.
 fn parse(text: &str, cpu_s: f64) -> Result<Measured> {
-    // Notes of fio may stand before the object.
+    // fio may write notes before the object.
     let start = text.find('{').context("no JSON")?;
     let report: serde_json::Value = serde_json::from_str(&text[start..])?;
     let job = report.pointer("/jobs/0").context("no job")?;

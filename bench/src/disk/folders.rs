@@ -1,8 +1,8 @@
-//! The disk tier's log over several folders, one on each device, and after it fio on a file in each of them, all at once.
+//! The disk tier's log over several folders, one on each device, then fio on a file in each of them, all at once.
 //!
-//! Blocks that the log reads are verified, and blocks that it writes are summed, which fio does not do. fio has the depth on each
-//! device; the log has as many requests as all of them under way, wherever their blocks lie. Writes of ours go round all slots in order,
-//! as the tier's do; fio's are random.
+//! The log verifies blocks that it reads and checksums blocks that it writes, which fio does not do. fio has
+//! the depth on each device; the log has as many requests in flight as all of them together, on whichever
+//! device their blocks are. Writes of the log go round all slots in order, as the tier's do; fio's are random.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -24,13 +24,13 @@ use crate::size;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Folders that this process has made.
+/// Folders created by this process; removed on drop.
 struct Scratch(Vec<PathBuf>);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         for folder in &self.0 {
-            // The name of a folder that is left over has the process in it.
+            // A folder that cannot be removed has the process id in its name.
             let _gone = std::fs::remove_dir_all(folder);
         }
     }
@@ -97,7 +97,7 @@ fn compare(args: &DiskArgs, point: Point) -> Result<()> {
     Ok(())
 }
 
-/// fio's bytes per second in each folder, all at once.
+/// Returns fio's bytes per second in each folder, all at once.
 fn fio_in_each(args: &DiskArgs, point: Point, seed: u64) -> Result<Vec<f64>> {
     let prepare = |path: &PathBuf| Target::prepare(&DiskArgs { path: path.clone(), ..args.clone() });
     let targets = args.folders.iter().map(prepare).collect::<Result<Vec<Target>>>()?;
@@ -109,7 +109,7 @@ fn fio_in_each(args: &DiskArgs, point: Point, seed: u64) -> Result<Vec<f64>> {
     })
 }
 
-/// Bytes per second of the log, reads after all slots have been written once.
+/// Returns the log's bytes per second. Reads follow after all slots have been written once.
 fn measure(args: &DiskArgs, point: Point, seed: u64) -> Result<f64> {
     let folders: Vec<PathBuf> = args
         .folders
@@ -174,7 +174,7 @@ struct Work {
     scratch: Vec<u8>,
     depth: usize,
     random: Random,
-    /// Blocks that were written so far: the slot of a block is its number, modulo all slots.
+    /// Number of blocks written so far. The slot of a block is its number modulo the number of slots.
     written: u32,
     /// Slots of the disk that are being written.
     writing: HashSet<u32>,
@@ -182,7 +182,7 @@ struct Work {
 }
 
 impl Work {
-    /// Random bytes, made once.
+    /// Fills the memory with random bytes, once.
     fn fill_memory(&mut self) -> Result<()> {
         let slots: Vec<SlotRef> = (0..self.depth).filter_map(|_| self.pool.acquire()).collect();
         let mut page = [0; PAGE_BYTES];
@@ -199,7 +199,7 @@ impl Work {
         Ok(())
     }
 
-    /// The checksum of a block that is written, as its maker takes it.
+    /// Computes the checksum of a block to write, as its producer does.
     fn checksum(&mut self, memory: &SlotRef) -> u64 {
         self.scratch.resize(self.size as usize, 0);
         memory.slab().read(memory.slot(), 0, &mut self.scratch);
@@ -210,8 +210,8 @@ impl Work {
         BlockIdentity(u128::from(number).to_le_bytes())
     }
 
-    /// Writes for so long, or so many blocks, round all slots in order. A slot whose last write is still under way, while others have gone
-    /// round, is waited for.
+    /// Writes for `length` or for `blocks` blocks, round all slots in order. Waits for a slot whose previous
+    /// write is still in flight.
     fn write(&mut self, length: Duration, blocks: u64) -> Result<f64> {
         self.run(length, blocks, |work, memory| {
             let slot = work.written % work.log.slot_count();
@@ -229,7 +229,7 @@ impl Work {
         })
     }
 
-    /// Reads random blocks for so long; all are there.
+    /// Reads random blocks for `length`; all of them are present.
     fn read(&mut self, length: Duration) -> Result<f64> {
         self.run(length, u64::MAX, |work, memory| {
             let slot = work.random.below(work.log.slot_count().into()) as u32;
@@ -237,8 +237,8 @@ impl Work {
         })
     }
 
-    /// Keeps the depth full with what `begin` begins, false when it could not; bytes per second. Blocks that are still under way
-    /// when the time is over do not count.
+    /// Keeps the depth full with requests that `begin` starts; `false`: it could not start one. Returns bytes
+    /// per second. Blocks still in flight when the time is over do not count.
     fn run(
         &mut self,
         length: Duration,
@@ -278,7 +278,7 @@ impl Work {
         }
     }
 
-    /// Requests that have ended, after a sleep if there were none.
+    /// Returns the ended requests, after a sleep if there were none.
     fn next(&mut self) -> Result<Vec<Done>> {
         self.log.poll(Moment::now(), &mut self.done);
         if self.done.is_empty() {

@@ -1,4 +1,5 @@
-//! Reads and writes of one size at one depth, closed loop, beside fio on the same file with the same engine, size and depth.
+//! Reads and writes of one size at one depth, closed loop, beside fio on the same file with the same engine,
+//! size and depth.
 //!
 //! A round is ours and then fio's, a few times in turn; ratios are taken round by round and their median is printed, as
 //! machines are shared and noisy, with how far the rounds lie apart. Offsets are random and aligned to the size; our
@@ -9,10 +10,10 @@
 //! ring (`fixedbufs`), as is the file (`registerfiles`), full of random bytes that are made once (`scramble_buffers=0`,
 //! no `refill_buffers`); up to a batch is submitted by one system call, which waits for one completion, and up to a
 //! batch is taken at a time (`iodepth_batch_submit=N`, `iodepth_batch_complete_min=1`, `iodepth_batch_complete_max=N`).
-//! With pread: as many threads here as jobs, which are processes, there. CPU is what the kernel has counted for the
-//! process, its io_uring workers and the making of buffers included, by bytes moved; of fio, that is all of it from its
-//! start to its end. Its start is no work: it is measured and printed, and ratios of CPU say something only where
-//! `--seconds` make it small.
+//! With pread: as many threads here as fio has jobs, which are processes. CPU is the processor time that the
+//! kernel has counted for the process, its io_uring workers and the generation of buffers included, divided by
+//! bytes moved; for fio, over the whole life of the process. fio's start is no work: its time is measured and
+//! printed, and ratios of CPU are meaningful only if `--seconds` makes it small.
 //!
 //! Not here: the user-space NVMe driver. It needs the device taken from the kernel, so that fio could only be measured
 //! on another one, or before and after; `tests/lab/nvme.sh` runs it.
@@ -38,18 +39,18 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// Reads among the requests of a mixed load, in percent.
 const MIXED_READS: u64 = 70;
 
-/// Which way.
+/// Direction of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// Reads.
+    /// Reads only.
     Read,
-    /// Writes.
+    /// Writes only.
     Write,
     /// Seven reads to three writes.
     Mixed,
 }
 
-/// Which engine.
+/// I/O engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
     /// io_uring on a file or a block device.
@@ -62,71 +63,70 @@ pub(crate) enum Engine {
     NvmePassthrough,
 }
 
-/// What stands beside our figure.
+/// Program to compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Against {
     /// The program fio.
     Fio,
-    /// Nothing.
+    /// No comparison.
     None,
 }
 
 /// Reads and writes of aligned ranges.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DiskArgs {
-    /// A file (made and filled), a folder to make one in, a block device, or an NVMe character device. Devices are
-    /// overwritten, and only with --force.
+    /// A file (created and filled), a folder to create one in, a block device, or an NVMe character device.
+    /// Devices are overwritten, and only with --force.
     #[arg(long, default_value = ".")]
     pub(crate) path: PathBuf,
-    /// Folders, one on each device: the disk tier's log over all of them, instead of `--path`.
+    /// Folders, one on each device: measure the disk tier's log over all of them, instead of `--path`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) folders: Vec<PathBuf>,
-    /// Bytes of the file, if it is made; with `--folders` of each one's.
+    /// Bytes of the file, if it is created; with `--folders`, of the file in each folder.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub(crate) file_size: u64,
-    /// Bytes of a request: a list.
+    /// Bytes of a request; a list.
     #[arg(long, default_value = "4KiB,128KiB,1MiB,5MiB", value_parser = size::parse, value_delimiter = ',')]
     pub(crate) size: Vec<u64>,
-    /// Requests in flight: a list.
+    /// Requests in flight; a list.
     #[arg(long, default_value = "1,4,16,64", value_delimiter = ',')]
     pub(crate) depth: Vec<usize>,
-    /// Reads, writes, or both: a list.
+    /// Direction: reads, writes, or both; a list.
     #[arg(long, value_enum, default_value = "read,write,mixed", value_delimiter = ',')]
     pub(crate) mode: Vec<Mode>,
-    /// What does them.
+    /// I/O engine.
     #[arg(long, value_enum, default_value = "uring")]
     pub(crate) engine: Engine,
     /// Seconds of one measurement.
     #[arg(long, default_value_t = 2.0)]
     pub(crate) seconds: f64,
-    /// Rounds, of which the median counts.
+    /// Rounds; the median is reported.
     #[arg(long, default_value_t = 3)]
     pub(crate) rounds: usize,
-    /// What to measure beside.
+    /// Program to measure in the same run.
     #[arg(long, value_enum, default_value = "none")]
     pub(crate) against: Against,
-    /// Polls the device for completions (fio: --hipri); not with pread.
+    /// Poll the device for completions (fio: --hipri); not with pread.
     #[arg(long)]
     pub(crate) io_poll: bool,
-    /// Overwrites a device that seems to have something on it.
+    /// Overwrite a device that seems to hold data.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Completions that are taken before what they leave room for is submitted, also by fio; 0: a quarter of the depth.
+    /// Completions taken before further requests are submitted, also by fio; 0: a quarter of the depth.
     #[arg(long, default_value_t = 0)]
     pub(crate) batch: usize,
-    /// Seed of the offsets; a round adds its number.
+    /// Seed of the offsets; each round adds its number.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
 impl DiskArgs {
-    /// Requests that are submitted, and completions that are taken, at a time: on both sides.
+    /// Number of requests submitted, and of completions taken, at a time, on both sides.
     fn batch(&self, depth: usize) -> usize {
         if self.batch == 0 { depth.div_ceil(4) } else { self.batch.min(depth) }
     }
 
-    /// What the command line would give without arguments, over a file that is made for it in the folder for temporary
-    /// files.
+    /// Returns the defaults of the command line, with a file created for the run in the folder for temporary files.
     pub(crate) fn with_defaults() -> Self {
         Self {
             path: std::env::temp_dir(),
@@ -147,7 +147,7 @@ impl DiskArgs {
     }
 }
 
-/// What is measured.
+/// One point of the measurement.
 #[derive(Debug, Clone, Copy)]
 struct Point {
     size: u64,
@@ -206,7 +206,7 @@ fn compare(args: &DiskArgs, target: &Target, point: Point) -> Result<Row> {
     let (mut ours, mut fios) = (Vec::new(), Vec::new());
     for round in 0..args.rounds {
         let seed = args.seed + round as u64;
-        // Who comes first changes, as the first may find a device that rests.
+        // The sides take turns in going first, because the first may find an idle device.
         let is_first = round % 2 == 0;
         if is_first {
             ours.push(measure(args, target, point, seed)?);

@@ -3,7 +3,7 @@
 use super::{Mode, Point};
 use crate::size;
 
-/// What [`Row::line`] shows.
+/// Legend of [`Row::line`].
 pub(super) const LEGEND: &str = "# mode size depth: GB/s, CPU s/GiB, p50/p99/p99.9 us [| fio: the same | ours / fio: \
                                  throughput, CPU, p99]";
 
@@ -39,17 +39,17 @@ impl Measured {
     }
 }
 
-/// Ours over fio's.
+/// Our figures relative to fio's.
 struct Beside {
     fio: Measured,
     throughput: f64,
-    /// The least and the most of the rounds: how much of the ratio is the machine's noise.
+    /// Lowest and highest ratio of the rounds: how much of the ratio is the machine's noise.
     throughput_range: (f64, f64),
     cpu: f64,
     p99: f64,
 }
 
-/// One point, all rounds.
+/// One point over all rounds.
 pub(super) struct Row {
     point: Point,
     ours: Measured,
@@ -57,7 +57,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// `fios` has the same rounds as `ours`, or none.
+    /// `fios` has the same rounds as `ours`, or is empty.
     pub(super) fn new(point: Point, ours: &[Measured], fios: &[Measured]) -> Self {
         let ratio = |of: fn(&Measured) -> f64| {
             median(ours.iter().zip(fios).map(|(ours, fio)| of(ours) / of(fio)).collect())
@@ -93,7 +93,7 @@ impl Row {
     }
 }
 
-/// Markdown of the rows that have a peer.
+/// Renders the rows with a peer as Markdown.
 pub(super) fn render(rows: &[Row]) -> String {
     let mut text =
         "| | depth | GB/s, fio | ratio (of the rounds) | CPU s/GiB, fio | ratio | p50/p99/p99.9 us | fio | ratio of p99 |\n\
@@ -117,7 +117,7 @@ pub(super) fn render(rows: &[Row]) -> String {
     text
 }
 
-/// The middle one; of an even number the mean of the two in the middle.
+/// The median; of an even number of values the mean of the two in the middle.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

@@ -1,4 +1,4 @@
-//! What is read and written, and the engines on it.
+//! The file or device that is read and written, and the engines on it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use kvstore_io::uring::{self, RingConfig};
 
 use super::{DiskArgs, Engine, Mode};
 
-/// What is read and written; a file that was made for it goes away again.
+/// The file or device that is read and written. A file created for the run is removed on drop.
 pub(super) struct Target {
     path: PathBuf,
     bytes: u64,
@@ -23,7 +23,7 @@ pub(super) struct Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if self.made {
-            // What is left over then is a file with a telling name.
+            // A file that cannot be removed has a recognisable name.
             let _gone = std::fs::remove_file(&self.path);
         }
     }
@@ -34,7 +34,7 @@ impl Target {
         &self.path
     }
 
-    /// How much of it is used; `None`: all of a device.
+    /// Number of bytes used; `None`: the whole device.
     pub(super) fn file_bytes(&self) -> Option<u64> {
         (!self.is_device).then_some(self.bytes)
     }
@@ -74,7 +74,7 @@ impl Target {
             require_no_holes(&path, found.len(), found.blocks())?;
         }
         let target = Self { path, bytes, is_device: false, made: found.is_none() };
-        // Opening makes, preallocates and fills it.
+        // Opening creates, preallocates and fills the file.
         drop(open_file(&target.path, target.bytes, true, true)?);
         Ok(target)
     }
@@ -89,7 +89,7 @@ impl Target {
         Ok(match args.engine {
             Engine::IoUring => Box::new(uring::open(self.files(args)?, &ring)?),
             Engine::Pread => {
-                // As many as fio has jobs.
+                // As many threads as fio has jobs.
                 let config = PreadConfig { threads: depth, depth, transfer_bytes_max: size as usize };
                 Box::new(PreadEngine::new(self.files(args)?, &config)?)
             }
@@ -111,7 +111,8 @@ impl Target {
     }
 }
 
-/// Holes are read without the disk. `blocks` are of 512 bytes, whatever the file system's are: inode(7).
+/// Refuses a file with holes, which are read without the disk. `blocks` are of 512 bytes, whatever the file
+/// system's are: inode(7).
 fn require_no_holes(path: &Path, bytes: u64, blocks: u64) -> Result<()> {
     let allocated = blocks * 512;
     ensure!(

@@ -1,8 +1,9 @@
-//! A client that costs little: requests made beforehand, plain sockets, answers read only as far as their end.
+//! A client with little overhead: requests are prepared beforehand, sockets are plain, and answers are read
+//! only for their end.
 //!
-//! Open loop: each request has a moment at which it is due, whatever became of the earlier ones, and is timed from that
-//! moment, so that a stall counts for everybody behind it; only when the client itself is late by less than its timer's
-//! two milliseconds, from when it was sent. Closed loop: each connection sends as soon as it has its answer.
+//! Open loop: each request has a due time, independent of earlier ones, and is timed from it, so that a stall
+//! counts for every request behind it. If the client itself is late by less than its timer's two milliseconds,
+//! the request is timed from when it was sent. Closed loop: each connection sends as soon as it has its answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,11 +15,12 @@ use tokio::net::TcpStream;
 
 use crate::measure::Latencies;
 
-/// Requests that differ in their prompts, taken in turn.
+/// Requests with different prompts, used in turn.
 pub(super) struct Requests(Vec<Vec<u8>>);
 
 impl Requests {
-    /// Chats of about `bytes` bytes with `max_tokens` tokens to come; the first half of each prompt is shared by all.
+    /// Creates chats of about `bytes` bytes with `max_tokens` output tokens; the first half of each prompt is
+    /// common to all.
     pub(super) fn chats(model: &str, bytes: usize, max_tokens: usize, stream: bool, count: usize) -> Self {
         let words = |from: usize, bytes: usize| {
             let mut text = String::with_capacity(bytes + 8);
@@ -82,7 +84,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a request and reads its answer to the end; when the first byte of the body came.
+    /// Sends a request and reads its answer to the end. Returns the arrival time of the first body byte.
     async fn exchange(&mut self, request: &[u8]) -> Result<Instant> {
         self.stream.write_all(request).await?;
         self.have = 0;
@@ -116,7 +118,7 @@ impl Connection {
     }
 }
 
-/// Answers per second of `connections` that never rest.
+/// Returns the answers per second of `connections` connections that are never idle.
 pub(super) async fn closed_loop(
     address: &str,
     requests: &Arc<Requests>,
@@ -149,8 +151,8 @@ pub(super) async fn closed_loop(
     Ok(done as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Latencies under a fixed rate: of the whole answer, and to its first byte. Connections are kept; a request that finds
-/// none free opens one.
+/// Returns the latencies under a fixed rate: of the whole answer, and to its first byte. Connections are kept;
+/// a request that finds none free opens one.
 pub(super) async fn open_loop(
     address: &str,
     requests: &Arc<Requests>,
@@ -172,7 +174,7 @@ pub(super) async fn open_loop(
     for number in 0..count {
         let due = start + Duration::from_secs_f64(number as f64 / rate);
         tokio::time::sleep_until(due.into()).await;
-        // The timer is only so exact: what counts is when the request was really sent, if this process was on time.
+        // Within the timer's resolution, the actual time of sending counts.
         let sent = Instant::now().min(due + Duration::from_millis(2));
         let connection = take(&free);
         let (requests, free, address) = (Arc::clone(requests), Arc::clone(&free), address.to_owned());

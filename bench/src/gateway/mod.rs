@@ -1,8 +1,9 @@
-//! What a gateway adds: the same chats directly to a mock engine and through gateways in front of it, in turn.
+//! Overhead of a gateway: the same chats directly to a mock engine and through gateways in front of it, in turn.
 //!
-//! Without `--side`, mock, gateway and client run in this process, each on threads of its own. With it, they are processes
-//! that somebody has started (`bench/peers/gateways.sh` does), and this is the client alone; of a side with a process id
-//! the processor time is reported too. Everything shares the machine's cores, so a rate is that of all of them together.
+//! Without `--side`, mock, gateway and client run in this process, each on its own threads. With it, they are
+//! processes started beforehand (as `bench/peers/gateways.sh` does), and this is only the client; for a side
+//! with a process id the processor time is reported too. All of them share the machine's cores, so a rate is
+//! that of all of them together.
 
 mod load;
 
@@ -34,10 +35,10 @@ use crate::measure::{Latencies, median};
 pub(crate) const MODEL: &str = "mock";
 const TOKENS: usize = 8;
 
-/// Which sides, and what they are asked.
+/// The sides, and the requests sent to them.
 #[derive(Args, Clone)]
 pub struct GatewayArgs {
-    /// A side: NAME=HOST:PORT or NAME=HOST:PORT@PID; the first is what the others are compared with.
+    /// A side: NAME=HOST:PORT or NAME=HOST:PORT@PID. The others are compared with the first.
     #[arg(long = "side", value_name = "NAME=HOST:PORT[@PID]")]
     sides: Vec<String>,
     /// Name of the model.
@@ -55,13 +56,13 @@ pub struct GatewayArgs {
     /// Requests per second of the open loop.
     #[arg(long, default_value = "1000", value_delimiter = ',')]
     rates: Vec<f64>,
-    /// Rounds; the median counts.
+    /// Rounds; the median is reported.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of a closed loop.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Different prompts.
+    /// Number of different prompts.
     #[arg(long, default_value_t = 256)]
     prompts: usize,
 }
@@ -156,7 +157,7 @@ pub(crate) fn run(smoke: bool, args: &GatewayArgs) -> Result<()> {
     Ok(())
 }
 
-/// What was measured of one side.
+/// Figures of one side.
 struct Measured {
     rates: Vec<Vec<f64>>,
     processor: Vec<f64>,
@@ -176,7 +177,7 @@ async fn compare(smoke: bool, args: &GatewayArgs, sides: &[Side]) -> Result<()> 
     let latencies = |count: usize| (0..count).map(|_| Latencies::new()).collect::<Result<Vec<_>>>();
     let mut all = Vec::new();
     for side in sides {
-        // Until it answers it is not ready; what is slow at first (connections, caches) is not measured.
+        // A side is ready once it answers; the slow first requests (connections, caches) are not measured.
         let warm_up = closed_loop(&side.address, &requests, 4, period / 4).await;
         warm_up.with_context(|| format!("{}: the first requests", side.name))?;
         all.push(Measured {
@@ -187,7 +188,7 @@ async fn compare(smoke: bool, args: &GatewayArgs, sides: &[Side]) -> Result<()> 
         });
     }
     for round in 0..rounds {
-        // Each side is the first once in a while.
+        // The sides take turns in going first.
         let order: Vec<usize> = (0..sides.len()).map(|turn| (round + turn) % sides.len()).collect();
         for (at, &connections) in args.connections.iter().enumerate() {
             for &which in &order {
@@ -352,7 +353,7 @@ pub(crate) fn fleet_of(config: FleetConfig, workers: &[String]) -> Result<Arc<Fl
     Ok(fleet)
 }
 
-/// What goes with it.
+/// Tuning of the gateway that is measured.
 pub(crate) fn tuning() -> Tuning {
     Tuning {
         routing: RoutingPolicy { policy: Policy::default(), disaggregate_above_tokens: usize::MAX },

@@ -44,7 +44,7 @@ fn compare(
 ) -> Result<()> {
     let bytes = effort.copy_bytes;
     let whole = [piece((from, 0), (to, 0), bytes)];
-    // The last one first on one side: none begins on both sides where another ends, so none are merged.
+    // In reverse order on one side, so that no two copies are contiguous on both sides and none are merged.
     let blocks: Vec<CopyRequest> = (0..bytes / block)
         .map(|at| piece((from, at * block), (to, bytes - (at + 1) * block), block))
         .collect();

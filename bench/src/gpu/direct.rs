@@ -1,4 +1,4 @@
-//! Between the device and a NIC: only which way bytes take, as there is no rate without a NIC.
+//! Path of bytes between the device and a NIC. Reports only the path, as there is no rate without a NIC.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use dataplane_cuda::{Device, DeviceMemory, DirectProbe, DmaBufMapping, GpuDirect
 
 use super::rig::slab;
 
-/// Where the kernel lists NICs that register memory.
+/// Folder in which the kernel lists NICs that register memory.
 const NICS: &str = "/sys/class/infiniband";
 
 pub(super) fn run(device: &Device) -> Result<()> {

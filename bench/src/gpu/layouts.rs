@@ -51,7 +51,7 @@ impl Model {
     }
 }
 
-/// What is done with a batch.
+/// Operation on a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Work {
     Gather,
@@ -118,7 +118,7 @@ impl Rig {
         let (from, to) = (copies.region(Region::Device(tensors))?, copies.region(Region::Device(flat))?);
         let config = KernelQueueConfig { items_max: blocks, batches_max: BATCHES_MAX };
         let queue = KernelQueue::new(kernels.clone(), Stream::new(device, Priority::Urgent)?, config)?;
-        // Slots in order, blocks as far from it as a stride that shares no factor with their count takes them.
+        // Slots in order, blocks scattered by a stride that shares no factor with their count.
         let stride = (0..)
             .map(|step| u64::from(blocks) / 3 + 1 + step)
             .find(|&stride| gcd(stride, blocks.into()) == 1);
@@ -165,7 +165,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Gather and scatter: bytes are read once and written once, as by a copy.
+    /// Gather and scatter beside a copy: each reads and writes every byte once.
     fn beside_a_copy(&mut self, effort: &Effort, name: &str) -> Result<()> {
         for (work, word) in [(Work::Gather, "gather"), (Work::Scatter, "scatter")] {
             let whole = [self.whole];
@@ -186,7 +186,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Checksums on the way, as extra time over the same without them.
+    /// Checksums during the copy, as extra time over the same copy without them.
     fn beside_each_other(&mut self, effort: &Effort, name: &str) -> Result<()> {
         for (work, over, word) in [
             (Work::GatherSummed, Work::Gather, "checksum in gather, over gather"),
@@ -205,7 +205,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Large batches alone take long: fewer of them.
+    /// Fewer single operations for large batches, each of which takes long.
     fn alone(&self, effort: &Effort) -> Effort {
         let most = ((16_u64 << 30) / self.bytes.max(1)).max(20) as usize;
         Effort { singles: effort.singles.min(most), ..*effort }

@@ -1,7 +1,7 @@
-//! Copies to, from and on a GPU, and the layout kernels, each beside one plain copy of the same bytes: the two in turn, and
-//! the median of the rounds' ratios is what counts. Timed from the host, around as many passes as take some
-//! milliseconds, with a wait for the last one; single operations by the host's clock, from submission to the poll that
-//! sees their end.
+//! Copies to, from and on a GPU, and the layout kernels, each beside one plain copy of the same bytes. The two
+//! take turns, and the median of the rounds' ratios is reported. Times are taken on the host around as many
+//! passes as last some milliseconds, with a wait for the last one; single operations by the host's clock, from
+//! submission to the poll that sees their end.
 
 mod copies;
 mod direct;
@@ -18,21 +18,21 @@ use dataplane_gpu::{KernelsError, LayoutKernels};
 use crate::size;
 use crate::transfer::Unavailable;
 
-/// How the GPU is measured.
+/// Options of the GPU benchmark.
 #[derive(Debug, Clone, Args)]
 pub struct GpuArgs {
-    /// Which device, by the driver's number.
+    /// Ordinal of the device in the driver.
     #[arg(long, default_value_t = 0)]
     device: u32,
     /// Rounds of each comparison.
     #[arg(long, default_value_t = 11)]
     rounds: usize,
-    /// The most device memory that is used, for all of it together.
+    /// Most device memory used, for all buffers together.
     #[arg(long, value_parser = size::parse, default_value = "96GiB")]
     memory: u64,
 }
 
-/// How much is done.
+/// Amount of work.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     pub(crate) rounds: usize,
@@ -40,19 +40,19 @@ pub struct Effort {
     pub(crate) memory_bytes: u64,
     /// Bytes of one pass of copies.
     pub(crate) copy_bytes: usize,
-    /// The largest block of those.
+    /// Largest block of these copies.
     pub(crate) block_max: usize,
-    /// Single operations that are timed.
+    /// Number of single operations that are timed.
     pub(crate) singles: usize,
-    /// How long one timing takes at least, in so many passes as that needs.
+    /// Least time of one timing in seconds; as many passes are made as that needs.
     pub(crate) timing_seconds: f64,
-    /// Layers of a model, and blocks of a batch, are cut to this.
+    /// Upper limits for the layers of a model and the blocks of a batch.
     pub(crate) layers_max: u32,
     pub(crate) blocks_max: u32,
 }
 
 impl Effort {
-    /// Tiny input, to see that everything runs.
+    /// Tiny input, to check that everything runs.
     #[must_use]
     pub fn smoke() -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Effort {
     fn full(args: &GpuArgs, device: &Device) -> Self {
         Self {
             rounds: args.rounds.max(1) | 1,
-            // The rest of the device's memory is the driver's, and that of whoever else is there.
+            // The rest of the device's memory is left to the driver and to other processes.
             memory_bytes: args.memory.min(device.description().memory_bytes as u64 / 4 * 3),
             copy_bytes: 256 << 20,
             block_max: 16 << 20,
@@ -82,7 +82,7 @@ impl Effort {
     }
 }
 
-/// Measures, or says why not: with tiny input that is no failure.
+/// Measures, or prints why not; with tiny input a missing GPU is no failure.
 pub(crate) fn run(smoke: bool, args: &GpuArgs) -> Result<()> {
     match open(args.device)? {
         Ok((device, kernels)) => {
@@ -95,14 +95,14 @@ pub(crate) fn run(smoke: bool, args: &GpuArgs) -> Result<()> {
     }
 }
 
-/// As one of all benchmarks: the others go on without it.
+/// Runs as one of all benchmarks: a missing GPU does not stop the others.
 pub(crate) fn run_if_present(smoke: bool) -> Result<()> {
     let args = GpuArgs { device: 0, rounds: 11, memory: 96 << 30 };
-    // Why was printed.
+    // The reason has been printed.
     run(smoke, &args).or_else(|error| if error.is::<Unavailable>() { Ok(()) } else { Err(error) })
 }
 
-/// The device with its kernels, or why there is none.
+/// Returns the device with its kernels, or the reason why there is none.
 fn open(ordinal: u32) -> Result<Result<(Device, Arc<LayoutKernels>), String>> {
     let cuda = match Cuda::open() {
         Ok(cuda) => cuda,
@@ -118,7 +118,7 @@ fn open(ordinal: u32) -> Result<Result<(Device, Arc<LayoutKernels>), String>> {
     }
 }
 
-/// All of it, on a device whose kernels are ready. Parts that fail are told, and named in the error.
+/// Measures all parts on a device whose kernels are ready. Failed parts are printed, and named in the error.
 pub fn measure(device: &Device, kernels: &Arc<LayoutKernels>, effort: &Effort) -> Result<()> {
     let description = device.description();
     let (major, minor) = description.compute_capability;
@@ -134,7 +134,7 @@ pub fn measure(device: &Device, kernels: &Arc<LayoutKernels>, effort: &Effort) -
     if let Some(reason) = kernels.why_text() {
         println!("# kernels compiled by the driver, from text: {reason}");
     }
-    // What fails is told where it does, and hinders no other part: on somebody's first run each line counts.
+    // A failed part is printed at once and does not stop the others: on a first run on a machine each line counts.
     let mut failed = Vec::new();
     let mut part = |name, measured: Result<()>| {
         if let Err(error) = measured {

@@ -1,4 +1,4 @@
-//! What every comparison needs: memory, a queue of plain copies, and two sides timed in turn.
+//! Common parts of all comparisons: memory, a queue of plain copies, and two sides timed in turn.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl Copies {
         self.queue.add_region(region).ok_or_else(|| anyhow::anyhow!("too many regions"))
     }
 
-    /// Accepts copies, in as many batches as it takes.
+    /// Submits copies, in batches of the queue's size.
     pub(super) fn put(&mut self, copies: &[CopyRequest]) -> Result<()> {
         let batch = CopyQueueConfig::default().copies_max;
         for copies in copies.chunks(batch) {
@@ -59,7 +59,7 @@ impl Copies {
         Ok(())
     }
 
-    /// The same copies so many times, and the wait for all of them.
+    /// Runs the same copies `passes` times, and waits for all of them.
     pub(super) fn passes(&mut self, copies: &[CopyRequest], passes: u32) -> Result<()> {
         for _ in 0..passes {
             self.put(copies)?;
@@ -68,32 +68,32 @@ impl Copies {
     }
 }
 
-/// A copy in one piece within the first slots of two regions.
+/// Returns a copy in one piece within the first slots of two regions.
 pub(super) fn piece(from: (RegionId, usize), to: (RegionId, usize), bytes: usize) -> CopyRequest {
     let place = |(region, offset)| Place { region, slot: 0, offset };
     CopyRequest::contiguous(place(from), place(to), bytes)
 }
 
-/// Device memory of equal slots, with bytes that were written once.
+/// Allocates device memory of equal slots, and writes it once.
 pub(super) fn slab(device: &Device, slot_bytes: usize, slot_count: u32) -> Result<Arc<DeviceSlab>> {
     let slab = DeviceSlab::allocate(device, SlabLayout { slot_bytes, slot_count })?;
     slab.fill(0x5a)?;
     Ok(Arc::new(slab))
 }
 
-/// One side beside its limit.
+/// One side compared with its limit.
 pub(super) struct Beside {
     /// Seconds of one pass.
     pub(super) ours: f64,
-    /// Ours over the limit's: its seconds over our seconds, so that 1 is as fast as the limit.
+    /// Rate of our side relative to the limit's: the limit's seconds over ours, so that 1 is as fast as the limit.
     pub(super) ratio: f64,
     pub(super) range: (f64, f64),
 }
 
-/// One pass, or several: how many is the argument.
+/// Runs a given number of passes.
 pub(super) type Passes<'a> = dyn FnMut(u32) -> Result<()> + 'a;
 
-/// Both sides in turn. The sides may share what they work with, so they are asked by one closure: `true` is the limit.
+/// Times both sides in turn. The sides may share resources, so one closure runs both: `true` is the limit.
 pub(super) fn beside(effort: &Effort, mut side: impl FnMut(bool, u32) -> Result<()>) -> Result<Beside> {
     let mut passes = [0; 2];
     for (at, passes) in passes.iter_mut().enumerate() {
@@ -102,7 +102,7 @@ pub(super) fn beside(effort: &Effort, mut side: impl FnMut(bool, u32) -> Result<
     }
     let (mut ours, mut ratios) = (Vec::new(), Vec::new());
     for round in 0..effort.rounds {
-        // Neither side is always the first one.
+        // The sides take turns in going first.
         let mut seconds = [0.0; 2];
         for at in [round % 2, 1 - round % 2] {
             let (spent, done) = time(|| side(at == 0, passes[at]));
@@ -117,7 +117,7 @@ pub(super) fn beside(effort: &Effort, mut side: impl FnMut(bool, u32) -> Result<
     Ok(Beside { ours: median(ours), ratio: median(ratios), range: (least, most) })
 }
 
-/// How many passes take long enough to be timed.
+/// Returns the number of passes that take long enough to be timed.
 fn calibrate(effort: &Effort, work: &mut Passes<'_>) -> Result<u32> {
     let mut passes = 1;
     loop {
@@ -130,7 +130,7 @@ fn calibrate(effort: &Effort, work: &mut Passes<'_>) -> Result<u32> {
     }
 }
 
-/// Each operation on its own, after some that are not counted.
+/// Times each operation by itself, after uncounted ones.
 pub(super) fn singles(effort: &Effort, mut operation: impl FnMut() -> Result<()>) -> Result<Latencies> {
     let mut latencies = Latencies::new()?;
     for number in 0..effort.singles + effort.singles / 10 {
@@ -143,7 +143,7 @@ pub(super) fn singles(effort: &Effort, mut operation: impl FnMut() -> Result<()>
     Ok(latencies)
 }
 
-/// The most of `wanted` blocks that two times `block_bytes` each leave in the memory that may be used.
+/// Returns how many of the `wanted` blocks fit into the usable memory at two times `block_bytes` each.
 pub(super) fn blocks_that_fit(effort: &Effort, wanted: u32, block_bytes: u64) -> Result<u32> {
     let fit = (effort.memory_bytes / (2 * block_bytes)).min(u64::from(wanted)) as u32;
     if fit == 0 {

@@ -1,4 +1,4 @@
-//! Scaling laws of peers, written anew from their guides and sources, to compare with.
+//! Scaling laws of peers, reimplemented from their guides and sources, for comparison.
 //!
 //! | Law | Source |
 //! | --- | --- |
@@ -13,7 +13,7 @@ use control_planner::{FleetView, Law};
 /// Seconds between two ticks of an HPA.
 const HPA_INTERVAL: f64 = 15.0;
 
-/// How a HorizontalPodAutoscaler follows the count that a metric asks for.
+/// Replica count of a HorizontalPodAutoscaler that follows a metric's desired count.
 #[derive(Debug, Clone)]
 struct Hpa {
     up_pods: u32,
@@ -79,7 +79,7 @@ impl Hpa {
     }
 }
 
-/// Always the same count.
+/// A constant count.
 pub struct Static(pub u32);
 
 impl Law for Static {
@@ -92,7 +92,7 @@ impl Law for Static {
     }
 }
 
-/// KEDA on queue length and running requests.
+/// KEDA's law on queue length and running requests.
 pub struct KedaQueue(Hpa);
 
 impl KedaQueue {
@@ -240,7 +240,7 @@ impl Law for DynamoThreshold {
     }
 }
 
-/// Knows the requests to come, one start ahead.
+/// A law that knows the requests to come, one start ahead.
 pub struct Clairvoyant {
     /// Requests per second that one worker serves within the service level.
     pub capacity: f64,
@@ -255,7 +255,7 @@ impl Law for Clairvoyant {
         5.0
     }
 
-    /// As many as the busiest minute from now to the time at which a worker asked for now is ready.
+    /// Returns the count for the busiest minute between now and the time at which a worker requested now is ready.
     fn wanted(&mut self, view: &FleetView<'_>) -> u32 {
         let count = |at: f64| view.requests.partition_point(|request| request.at < at);
         let step = Self::WINDOW / 4.0;

@@ -1,5 +1,4 @@
-//! Scaling laws beside each other, all of it in simulation: the planner of this repository and laws of its peers, on six
-//! shapes of demand.
+//! Scaling laws in simulation: the planner of this repository and laws of its peers, on six shapes of demand.
 
 pub mod laws;
 mod plot;
@@ -21,7 +20,7 @@ use shapes::{SHAPES, Shape};
 
 /// Repetitions of each shape with seeds of their own.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
-/// Demand that the headroom is chosen on has another seed than that it is judged by.
+/// Seed of the demand on which the headroom is chosen; it differs from those on which it is judged.
 const TUNING_SEED: u64 = 77;
 
 struct Row {
@@ -66,9 +65,9 @@ fn row<L: Law>(name: &'static str, setup: &Setup, demands: &[Vec<Request>], law:
 pub struct LawResult {
     /// The law.
     pub name: &'static str,
-    /// Share of requests in time.
+    /// Share of requests within the service level.
     pub attained: f64,
-    /// Mean count of workers.
+    /// Mean number of workers.
     pub mean_workers: f64,
     /// Most workers at a time in the whole trace.
     pub peak: u32,
@@ -89,7 +88,7 @@ pub struct Comparison {
 #[must_use]
 pub fn compare(setup: &Setup, requests: &[Request], capacity: f64, half: f64) -> Comparison {
     let first = &requests[..requests.partition_point(|request| request.at < half)];
-    // The start from the minimum is no demand to learn from.
+    // The initial ramp from the minimum is not demand to learn from.
     let (chosen, trials) = choose_headroom(setup, first, half / 4.0);
     let end = requests.last().map_or(half, |request| request.at);
     let judge = |name: &'static str, law: &mut dyn Law| {
@@ -130,7 +129,7 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
     Ok(())
 }
 
-/// The step for the fourth time: the period is known, and two of them were seen.
+/// The step for the fourth time: its period is known, and two periods were seen.
 fn known_season(shape: &Shape) {
     let period = shape.seconds();
     let setup = Setup { seasons: vec![period], ..shape.setup() };
@@ -152,7 +151,7 @@ fn known_season(shape: &Shape) {
     }
 }
 
-/// Time of one decision for a pool of 1,000 workers whose capacity is known.
+/// Time of one decision for a pool of 1,000 workers with known capacity.
 fn decisions() {
     const WORKERS: u32 = 1000;
     let setup = SHAPES[0].setup();
@@ -197,7 +196,7 @@ fn decisions() {
     );
 }
 
-/// Step times that are believed to be a fifth too short or too long at the start.
+/// Initial step times that are a fifth too short or too long.
 fn wrong_beliefs(shapes: &[Shape]) {
     for shape in shapes {
         for speed in [0.8, 1.2] {
@@ -219,7 +218,7 @@ fn wrong_beliefs(shapes: &[Shape]) {
     }
 }
 
-/// Workers on devices of which nothing was configured: step times of an H100 are believed.
+/// Workers on devices without configured step times: those of an H100 are assumed.
 fn other_devices() {
     let h100 = Engine::default().step;
     let devices = [

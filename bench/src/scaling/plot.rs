@@ -1,4 +1,4 @@
-//! A picture of laws: attainment over workers.
+//! Plot of laws: attainment over workers.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use super::LawResult;
 
-/// Draws each law as a point, to the right what costs more, above what attains more; SVG.
+/// Draws each law as a point in an SVG file: cost to the right, attainment upwards.
 pub fn plot(path: &Path, title: &str, rows: &[LawResult]) -> Result<()> {
     draw(path, title, rows).map_err(|error| anyhow!("{}: {error}", path.display()))
 }

@@ -6,13 +6,13 @@
 
 use control_planner::{Capacity, Engine, Lengths, Request, ServiceLevel, Setup, WorkerRole, poisson};
 
-/// A shape.
+/// A shape of demand.
 pub(super) struct Shape {
     pub(super) name: &'static str,
     lengths: Lengths,
     level: ServiceLevel,
     start_time: f64,
-    /// Requests per second of the first shape's lengths, and for how many seconds.
+    /// Pairs of a rate, in requests per second of the first shape's lengths, and a duration in seconds.
     stages: &'static [(f64, f64)],
 }
 
@@ -82,7 +82,7 @@ impl Shape {
         self.stages.iter().map(|stage| stage.1).sum()
     }
 
-    /// Poisson arrivals of so many repetitions.
+    /// Poisson arrivals over `repetitions` repetitions.
     pub(super) fn requests(&self, repetitions: usize, seed: u64) -> Vec<Request> {
         let first = SHAPES[0].capacity();
         let scale = self.capacity() / first;
@@ -91,7 +91,7 @@ impl Shape {
         poisson(&stages.repeat(repetitions), self.lengths, seed)
     }
 
-    /// Lengths of so many requests.
+    /// Lengths of `count` requests.
     pub(super) fn lengths_of(&self, count: usize) -> Vec<Lengths> {
         vec![self.lengths; count]
     }

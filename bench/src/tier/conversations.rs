@@ -1,4 +1,4 @@
-//! Conversations with the reference engine, whose pool holds a part of them.
+//! Conversations with the reference engine, whose pool holds only a part of their blocks.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -34,22 +34,22 @@ pub(crate) struct ConversationArgs {
     /// Users, each with a conversation.
     #[arg(long, default_value_t = 40)]
     users: usize,
-    /// Turns of each.
+    /// Turns of each conversation.
     #[arg(long, default_value_t = 4)]
     turns: usize,
-    /// Tokens of a first question; later ones are a quarter of it.
+    /// Tokens of a first question; later ones have a quarter of it.
     #[arg(long, default_value_t = 600)]
     tokens: usize,
     /// Tokens of an answer.
     #[arg(long, default_value_t = 16)]
     answer: usize,
-    /// Requests inside the engine at a time.
+    /// Requests in the engine at a time.
     #[arg(long, default_value_t = 4)]
     inside: usize,
     /// Threads of the engine; 0 is one for each core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Folder for the disk tier's files; the system's folder for temporary files if not given.
+    /// Folder for the disk tier's files; default: the system's folder for temporary files.
     #[arg(long)]
     folder: Option<PathBuf>,
 }
@@ -60,7 +60,7 @@ impl Default for ConversationArgs {
     }
 }
 
-/// What stands behind the pool.
+/// Tiers behind the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tiers {
     None,
@@ -129,7 +129,7 @@ pub(crate) fn run(smoke: bool, args: &ConversationArgs) -> Result<()> {
 fn converse(args: &ConversationArgs, tiers: Tiers, all_blocks: usize) -> Result<Outcome> {
     let model = Model::tiny(7);
     let layout = KvPool::layout_of(model.config(), BLOCK_TOKENS)?;
-    // What is inside must fit as well.
+    // The blocks of requests in the engine must fit as well.
     let least = (args.inside + 1) * all_blocks.div_ceil(args.users);
     let kv = KvPool::new(layout, (all_blocks / 4).max(least), PageSize::HugeIfAvailable)?;
     let engine = Engine::new();
@@ -195,7 +195,7 @@ struct User {
     cached_tokens: usize,
 }
 
-/// Every user asks, then every user asks again: by the time of the second question the pool has seen all the others.
+/// Every user asks, then every user asks again: before a user's second question the pool has held all the others.
 async fn all_users(args: &ConversationArgs, engine: &EngineHandle) -> Result<Vec<User>> {
     let mut users: Vec<(Vec<u32>, User)> = (0..args.users).map(|_| (Vec::new(), User::default())).collect();
     let inside = Arc::new(Semaphore::new(args.inside));
@@ -256,13 +256,13 @@ async fn ask(
     Ok(())
 }
 
-/// Words that are the same in every run, and other ones for every turn.
+/// Words that are equal in every run, and different for every turn.
 fn word(seed: u64, at: u64) -> u32 {
     let mixed = (seed << 32 | at).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((mixed >> 40) % VOCABULARY) as u32
 }
 
-/// What the tiers consist of while a run lasts.
+/// The tiers' parts, which live as long as a run.
 #[derive(Default)]
 struct Behind {
     store: Option<Arc<Store>>,
@@ -279,7 +279,7 @@ impl Behind {
         notify: impl FnMut(Moved) + Send + 'static,
     ) -> Result<(Arc<Store>, Vec<Survivor>)> {
         let block_bytes = layout.block_bytes();
-        // With more tiers, each of the faster ones holds less.
+        // The more tiers there are, the less each faster one holds.
         let host_slots = match tiers {
             Tiers::None | Tiers::Host => all + all / 8,
             Tiers::Disk => all / 4,

@@ -1,4 +1,4 @@
-//! The disk tier's files, and a folder for them that goes with the run.
+//! The disk tier's files, and a temporary folder for them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, pread, uring};
 use kvstore_store::{DISK_META_BYTES_MAX, DiskTier};
 
-/// A disk tier in one file of `bytes`, its log's tables among them, over io_uring where the kernel allows it.
+/// Returns a disk tier in one file of `bytes`, its log's tables included, over io_uring if the kernel allows it.
 pub(super) fn disk(folder: &Path, block_bytes: usize, bytes: u64) -> DiskTier {
     const DEPTH: usize = 64;
     let slot_bytes = block_bytes.next_multiple_of(4096);
@@ -38,7 +38,7 @@ pub(super) fn disk(folder: &Path, block_bytes: usize, bytes: u64) -> DiskTier {
     DiskTier { open: Box::new(open), depth: DEPTH, eviction: PolicyKind::Lru, admission }
 }
 
-/// A folder that goes with the run.
+/// A temporary folder, removed on drop.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -55,7 +55,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed has a telling name.
+        // A folder that cannot be removed has a recognisable name.
         let _left = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,5 +1,5 @@
-//! The tiers behind a worker's pool: what they give to conversations, that they are never worse than recomputing, and
-//! that nothing is lost, left or wrong after a long time.
+//! The tiers behind a worker's pool: their gain for conversations, that they are never worse than recomputing,
+//! and that no data is lost, left over or wrong after a long time.
 
 mod conversations;
 mod files;
@@ -10,7 +10,7 @@ mod sweep;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-/// Which part.
+/// The part of the benchmark to run.
 #[derive(Args, Default)]
 pub(crate) struct TierArgs {
     #[command(subcommand)]
@@ -22,11 +22,11 @@ enum Part {
     /// Conversations of many users with the reference engine, whose pool holds a part of them: time to the first token and
     /// tokens per second with no tier, host memory, and the tiers below it. Outputs must be equal in all.
     Conversations(conversations::ConversationArgs),
-    /// Prefixes of many lengths behind a disk that is made slow on purpose: the plan's time beside that of always onboarding
-    /// and of never.
+    /// Prefixes of many lengths behind an artificially slow disk: time of the plan beside that of always
+    /// onboarding and of never onboarding.
     Sweep(sweep::SweepArgs),
-    /// Data through host memory and a disk for a given time: every byte that comes back is compared, and in the end memory,
-    /// files, leases, threads and descriptors are judged.
+    /// Data through host memory and a disk for a given time: every byte read back is compared, and at the end
+    /// memory, files, leases, threads and descriptors are judged.
     Soak(soak::SoakArgs),
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn run(smoke: bool, args: &TierArgs) -> Result<()> {
         None => {
             conversations::run(smoke, &conversations::ConversationArgs::default())?;
             sweep::run(smoke, &sweep::SweepArgs::default())?;
-            // In earnest it takes its time, and is asked for by name.
+            // The full soak takes long and must be requested by name.
             if smoke { soak::run(smoke, &soak::SoakArgs::default()) } else { Ok(()) }
         }
     }

@@ -1,5 +1,4 @@
-//! Memory behind the interface of a disk, as slow as one likes: a latency, then bytes at a bandwidth, one request after
-//! the other.
+//! Memory behind the interface of a disk, with a given latency and bandwidth, one request after the other.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +10,11 @@ pub(super) struct SlowEngine<E> {
     inner: E,
     latency: Duration,
     bytes_per_s: f64,
-    /// When the device is done with everything that it has been given.
+    /// Time at which the device has finished all requests submitted so far.
     busy_until: Instant,
-    /// What is done and not told yet, in order.
+    /// Completions not reported yet, in order of their times.
     done: std::collections::VecDeque<(Instant, Completion)>,
-    /// When each request that is inside is over.
+    /// Completion time of each request in flight.
     due: std::collections::HashMap<u64, Instant>,
 }
 

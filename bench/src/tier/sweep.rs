@@ -1,8 +1,8 @@
-//! Prefixes behind a disk that is made slow on purpose: is what the plan chooses as good as the better of the extremes?
+//! Prefixes behind an artificially slow disk: is the plan as good as the better of the extremes?
 //!
-//! Everything is real but two things: the disk, which is memory with a latency and a bandwidth, and computing, which is
-//! waiting for as long as a worker of a given speed would take. For each length and speed the three ways are measured in
-//! turn: all blocks from the disk, all computed, and what the plan says.
+//! Two parts are simulated: the disk, which is memory with a latency and a bandwidth, and computing, which is a
+//! wait for the time that a worker of a given speed would take. For each length and speed three ways are
+//! measured in turn: all blocks from the disk, all computed, and the plan's choice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::measure::median;
 
 const BLOCK_TOKENS: usize = 16;
 const BLOCK_BYTES: usize = 64 << 10;
-/// Host memory holds only what is under way, so that every block comes from the disk.
+/// Host memory holds only blocks in transit, so that every block comes from the disk.
 const HOST_SLOTS: u32 = 4;
 
 /// The sweep.
@@ -125,7 +125,7 @@ impl Rig {
         let builder = StoreBuilder::new(StoreConfig::new(BLOCK_BYTES, BLOCK_TOKENS as u32), host)?.disk(disk);
         let (sender, moved) = unbounded();
         let notify = move |event| {
-            // The benchmark may be over.
+            // The benchmark may have ended.
             let _over = sender.send(event);
         };
         let (store, _) = builder.start(notify)?;
@@ -158,7 +158,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The time of onboarding `blocks` blocks and computing the rest of `of`.
+    /// Returns the time of onboarding `blocks` blocks and computing the rest of `of`.
     fn onboard(&self, request: u64, blocks: usize, of: usize, deadline: Instant) -> Result<Duration> {
         let started = Instant::now();
         let targets: Option<Vec<SlotRef>> = (0..blocks).map(|_| self.pool.acquire()).collect();
@@ -180,7 +180,7 @@ impl Rig {
         Ok(started.elapsed())
     }
 
-    /// Waits for as long as computing the blocks from `from` on would take, and tells the store.
+    /// Waits for the time that computing the blocks from `from` on would take, and reports it to the store.
     fn compute(&self, from: usize, of: usize) -> Duration {
         let started = Instant::now();
         let tokens = (of - from) * BLOCK_TOKENS + 1;

@@ -1,4 +1,5 @@
-//! The peers: memcpy in this process, and perftest as two child processes. A child is killed by its handle, never by name.
+//! The peers: memcpy in this process, and perftest as two child processes. A child is killed by its handle,
+//! never by name.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -21,7 +22,7 @@ const LISTEN_MAX: Duration = Duration::from_secs(10);
 const POLL_EVERY: Duration = Duration::from_millis(5);
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// A second slab, into which the same pieces are copied that a plan moves.
+/// A second slab, into which the pieces of a plan are copied.
 pub(super) struct Copies {
     source: Arc<Slab>,
     target: Slab,
@@ -32,7 +33,7 @@ impl Copies {
         Ok(Self { source: Arc::clone(&node.slab), target: Slab::create("bench-copies", layout, pages)? })
     }
 
-    /// Seconds that copying so many batches takes.
+    /// Returns the seconds that copying `batches` batches takes.
     pub(super) fn time(&self, node: &Node, plan: &Plan, batches: u64) -> f64 {
         let started = Instant::now();
         for batch in 0..batches {
@@ -60,7 +61,7 @@ impl Copies {
     }
 }
 
-/// Fails, saying what is missing, when perftest cannot run here.
+/// Fails if perftest cannot run here. The error says what is missing.
 pub(super) fn require_perftest(plan: &PerftestPlan, device: Option<&str>) -> Result<()> {
     let program = plan.tool.program();
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -84,12 +85,12 @@ pub(super) fn require_perftest(plan: &PerftestPlan, device: Option<&str>) -> Res
     }
 }
 
-/// Ends its process when dropped.
+/// A child process; killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both calls fail only if the process has ended already.
         let _gone = self.0.kill();
         let _reaped = self.0.wait();
     }
@@ -112,7 +113,7 @@ impl Running {
 pub(super) struct Server(Running);
 
 impl Server {
-    /// Starts it and waits until it listens.
+    /// Starts the server and waits until it listens.
     pub(super) fn start(plan: &PerftestPlan, device: Option<&str>) -> Result<Self> {
         require_perftest(plan, device)?;
         let program = plan.tool.program();
@@ -131,13 +132,14 @@ impl Server {
         Ok(Self(running))
     }
 
-    /// Lets it end by itself, for a while.
+    /// Waits a while for the server to end by itself.
     pub(super) fn finish(mut self) {
         self.0.has_ended(Duration::from_secs(5));
     }
 }
 
-/// Whether this network namespace listens there. A connection would be taken for the client's.
+/// Whether a process of this network namespace listens on the port. A test connection would be taken for the
+/// client's.
 fn is_listening(port: u16) -> bool {
     const LISTEN: &str = "0A"; // include/net/tcp_states.h, TCP_LISTEN
     ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().filter_map(|file| std::fs::read_to_string(file).ok()).any(
@@ -152,7 +154,7 @@ fn is_listening(port: u16) -> bool {
     )
 }
 
-/// One run of perftest between the two ends, as `near` has them.
+/// Runs perftest once between the two ends, as `near` describes them.
 pub(super) fn run_perftest(
     near: &mut Near,
     plan: PerftestPlan,
@@ -171,7 +173,7 @@ fn run_client(plan: &PerftestPlan, device: Option<&str>, host: &str) -> Result<M
     command.args(plan.arguments(device)).arg(host);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running(command.spawn().with_context(|| format!("start {program}"))?);
-    // A table of one size is far smaller than a pipe, so it cannot block on us.
+    // The table of one size is far smaller than a pipe's buffer, so the child cannot block on it.
     if !running.has_ended(RUN_MAX) {
         bail!("{program} did not end within {RUN_MAX:?}");
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sizes::{RowShape, Sizes, parse_bytes, parse_seconds};
 
-/// What moves the bytes.
+/// Operation that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
@@ -18,7 +18,7 @@ pub enum Op {
     Read,
     /// Two-sided messages, at most 64 KiB.
     Send,
-    /// Writes whose batches end with an immediate: the target knows of each.
+    /// Writes whose batches end with an immediate, which notifies the target of each.
     WriteImm,
 }
 
@@ -35,29 +35,29 @@ impl Op {
     }
 }
 
-/// What is measured.
+/// Quantity to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Test {
     /// Bytes per second.
     Bw,
-    /// One way: half a round trip of writes with immediate (or messages); a whole read.
+    /// One-way time: half a round trip of writes with immediate (or messages); for reads, a whole read.
     Lat,
     /// Messages per second.
     Rate,
-    /// What posting 10,000 descriptors costs the thread that posts.
+    /// Time that the posting thread needs for 10,000 descriptors.
     Post,
 }
 
-/// Who drives the two ends.
+/// Threads that drive the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Threads {
-    /// One thread, in turn.
+    /// One thread drives both ends in turn.
     One,
     /// One thread for each end.
     Two,
 }
 
-/// Where the bytes are.
+/// Memory of the slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MemoryKind {
     /// Host memory, 4 KiB pages.
@@ -68,14 +68,14 @@ pub enum MemoryKind {
     Gpu,
 }
 
-/// What stands beside our figure.
+/// Program or copy to compare with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Against {
     /// Copies of the same pieces by this process, in turn.
     Memcpy,
     /// `ib_write_bw` and its kin on the same device, in turn.
     Perftest,
-    /// Nothing.
+    /// No comparison.
     None,
 }
 
@@ -88,7 +88,7 @@ pub struct TransferArgs {
     /// Operation.
     #[arg(long, value_enum, default_value = "write-imm")]
     pub op: Op,
-    /// What to measure; may be repeated.
+    /// Quantity to measure; may be repeated.
     #[arg(long, value_enum, default_values_t = [Test::Bw, Test::Lat])]
     pub test: Vec<Test>,
     /// Sizes of a piece: a list (4K,64K), a range doubled (64..64M) or quadrupled (64..64M:4).
@@ -100,22 +100,22 @@ pub struct TransferArgs {
     /// Batches in flight.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
-    /// Cut each piece into rows: bytes of a row, stride here, stride there.
+    /// Cut each piece into rows: bytes of a row, local stride, remote stride.
     #[arg(long, value_name = "BYTES:LOCAL:REMOTE")]
     pub rows: Option<RowShape>,
     /// Both ends move at once.
     #[arg(long)]
     pub bidirectional: bool,
-    /// Who drives the two ends when both are in this process.
+    /// Threads that drive the two ends if both are in this process.
     #[arg(long, value_enum, default_value = "two")]
     pub threads: Threads,
     /// Be the far end at this address and wait for `--connect`; with several rails a list.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "connect", value_delimiter = ',')]
     pub listen: Vec<String>,
-    /// The far end is there; with several rails a list.
+    /// Address of the far end; with several rails a list.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     pub connect: Vec<String>,
-    /// Connections side by side, each over a fabric of its own; batches take turns.
+    /// Parallel connections, each over its own fabric; batches take turns.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub rails: u32,
     /// Devices of the rails, in order.
@@ -124,17 +124,17 @@ pub struct TransferArgs {
     /// GID index, for RDMA and perftest.
     #[arg(long)]
     pub gid_index: Option<u32>,
-    /// Where the bytes are. With gpu a NIC moves them without the processor; latency of plain writes then includes the
-    /// copies by which their last byte is watched.
+    /// Memory of the slots. With gpu a NIC moves the bytes without the processor; latency of plain writes then
+    /// includes the copies with which their last byte is polled.
     #[arg(long, value_enum, default_value = "host")]
     pub memory: MemoryKind,
-    /// Where they are at the far end, when it is in this process; otherwise it has a --memory of its own.
+    /// Memory of the far end, if it is in this process; otherwise the far end has its own --memory.
     #[arg(long, value_enum, value_name = "MEMORY")]
     pub far_memory: Option<MemoryKind>,
-    /// Which GPU, by the driver's number.
+    /// Ordinal of the GPU in the driver.
     #[arg(long, default_value_t = 0)]
     pub gpu: u32,
-    /// Memory of each end; batches get smaller where they do not fit.
+    /// Bytes of memory of each end; batches are reduced to fit.
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
     pub memory_bytes: u64,
     /// Time for each size, rounds and peer together.
@@ -146,34 +146,35 @@ pub struct TransferArgs {
     /// Batches or round trips before the first round.
     #[arg(long, default_value_t = 16)]
     pub warmup: u64,
-    /// Rounds; the median counts.
+    /// Rounds; the median is reported.
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=1001))]
     pub rounds: u32,
-    /// lat: send so many a second at set times, whether or not answers are back, and count from the set time.
+    /// lat: send at this fixed rate per second, whether or not answers have arrived, and measure from the
+    /// scheduled time.
     #[arg(long, value_name = "PER_SECOND")]
     pub rate: Option<u32>,
-    /// What to measure beside it.
+    /// Program or copy to measure in the same run.
     #[arg(long, value_enum, default_value = "memcpy")]
     pub against: Against,
     /// Compare every byte of the last batches. Always with --smoke.
     #[arg(long)]
     pub check: bool,
-    /// Write results there, one JSON object a line.
+    /// File to write results to, one JSON object a line.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw throughput by size there.
+    /// SVG file to draw throughput by size to.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
-/// Transports that do not reach a device's memory.
+/// Transports that do not reach device memory.
 pub(super) const HOST_ONLY: [&str; 2] = ["shm", "tcp"];
 
-/// Transports of `all`.
+/// Transports that `all` stands for.
 pub(super) const TRANSPORTS: [&str; 3] = ["shm", "tcp", "rdma"];
 
 impl TransferArgs {
-    /// The same, small: to see that everything runs.
+    /// The same options with small sizes, to check that everything runs.
     #[must_use]
     pub(super) fn smoke(mut self) -> Self {
         self.check = true;
@@ -193,7 +194,7 @@ struct Defaults {
 }
 
 impl TransferArgs {
-    /// What no option given means.
+    /// Returns the options of an empty command line.
     #[must_use]
     pub fn with_defaults() -> Self {
         <Defaults as clap::Parser>::parse_from(["transfer"]).args

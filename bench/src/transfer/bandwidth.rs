@@ -17,15 +17,15 @@ use super::session::Near;
 use super::statistics::Rounds;
 use super::stream::{Plan, Stream};
 
-/// A round is at least so many windows, so that filling and draining one does not count much.
+/// Least number of windows in a round, so that filling and draining one has little weight.
 const WINDOWS_MIN: u64 = 8;
 const BATCHES_MAX: u64 = 10_000_000;
-/// How long arrivals may lag behind completions, over several rails.
+/// Longest lag of arrivals behind completions, over several rails.
 const ARRIVAL_MAX: Duration = Duration::from_secs(5);
-/// perftest counts requests in flight; more it takes from nobody.
+/// Most requests in flight that perftest accepts.
 const PERFTEST_DEPTH_MAX: u32 = 1024;
 
-/// What one round gave.
+/// Result of one round.
 struct Round {
     seconds: f64,
     target_bytes_per_s: Option<f64>,
@@ -81,7 +81,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, test: Test, shape: Sha
     })
 }
 
-/// Moves the whole plan, both ways if wanted, and has the arrivals counted.
+/// Moves the whole plan, in both directions if wanted, and has the arrivals counted.
 fn round(near: &mut Near, plan: &Plan, bidirectional: bool) -> Result<Round> {
     near.order(&Command::Reset)?;
     let mut stream = Stream::new(*plan, &near.node);
@@ -113,7 +113,7 @@ fn round(near: &mut Near, plan: &Plan, bidirectional: bool) -> Result<Round> {
             bail!("a count was answered with something else");
         };
         if (immediates, messages) == (wanted_immediates, wanted_messages) {
-            // Between the first and the last arrival lie all batches but the first.
+            // The span from the first to the last arrival covers all batches but the first.
             let counted = plan.batch_bytes() * immediates.saturating_sub(1);
             let target = (counted > 0 && span_ns > 0).then(|| counted as f64 / (span_ns as f64 / 1e9));
             return Ok(Round { seconds, target_bytes_per_s: target });
@@ -127,9 +127,9 @@ fn round(near: &mut Near, plan: &Plan, bidirectional: bool) -> Result<Round> {
     }
 }
 
-/// One window of a pattern that was never moved before; how many bytes of it are wrong.
+/// Moves one window of a new pattern. Returns the number of wrong bytes.
 fn check(near: &mut Near, plan: &Plan) -> Result<u64> {
-    // Between rails there is no order, so a comparison may overtake writes that nobody counts.
+    // Rails have no order among each other, so a comparison may overtake writes whose arrival is not counted.
     let op = if plan.op == Op::Write && near.node.rail_count() > 1 { Op::WriteImm } else { plan.op };
     let plan = Plan { op, batches: u64::from(plan.depth), ..*plan };
     let (shape, count, seed) = (plan.shape, plan.window(), 0xC0FF_EE00 ^ u64::from(plan.shape.bytes));
@@ -158,7 +158,7 @@ fn check(near: &mut Near, plan: &Plan) -> Result<u64> {
     }
 }
 
-/// What stands beside a round.
+/// Peer of a round.
 enum Peer {
     None,
     Memcpy { copies: Copies, batches: u64 },
@@ -171,7 +171,7 @@ impl Peer {
             Against::None => Ok(Self::None),
             Against::Memcpy => {
                 let copies = Copies::new(&near.node, context.layout, context.memory.pages())?;
-                // The first copy meets absent pages.
+                // The first copy faults pages in.
                 copies.time(&near.node, plan, u64::from(plan.depth));
                 let once = copies.time(&near.node, plan, u64::from(plan.depth)) / f64::from(plan.depth);
                 let wanted = context.round_seconds().min(0.05) / once.max(1e-9);
@@ -198,7 +198,7 @@ impl Peer {
         }
     }
 
-    /// Its bytes per second.
+    /// Bytes per second of the peer.
     fn round(&mut self, near: &mut Near, context: &Context, plan: &Plan) -> Result<Option<f64>> {
         match self {
             Self::None => Ok(None),

@@ -1,7 +1,7 @@
-//! What the initiator asks of the other end, and the answers. Travels as JSON in messages of the fabric.
+//! Commands of the initiator to the other end, and the answers. They travel as JSON in messages of the fabric.
 //!
-//! Whoever connects to a listening end is trusted no further than this: it can have memory of the benchmark filled,
-//! compared and moved, and perftest started on the listening end's own device.
+//! A process that connects to a listening end is trusted only with this: it can have memory of the benchmark
+//! filled, compared and moved, and perftest started on the listening end's own device.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,8 @@ pub(super) const VERSION: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// The first command, and its answer: names of slots, as (slot, generation), and whether they lie in a device's memory.
+    /// The first command, and its answer: names of slots, as (slot, generation), and whether they are in device
+    /// memory.
     Hello {
         version: u32,
         on_device: bool,
@@ -23,26 +24,26 @@ pub(super) enum Command {
         out: Vec<(u32, u32)>,
         in_: Vec<(u32, u32)>,
     },
-    /// Start counting arrivals afresh. Answer: `Done`.
+    /// Reset the counts of arrivals. Answer: `Done`.
     Reset,
-    /// What arrived since. Answer: `Counted`.
+    /// Report the arrivals since the reset. Answer: `Counted`.
     Count,
-    /// `span_ns` lies between the first and the last arrival, by the answering end's clock.
+    /// Counts of arrivals. `span_ns` is the time between the first and the last, by the answering end's clock.
     Counted {
         immediates: u64,
         messages: u64,
         span_ns: u64,
     },
-    /// Move so much towards the initiator. Answer, at the end: `Done`.
+    /// Stream a plan towards the initiator. Answer, at the end: `Done`.
     Stream(Plan),
-    /// Put a pattern into pieces: those to read from (`out`) or to be written to. Answer: `Done`.
+    /// Fill pieces with a pattern: the sources (`out`) or the targets. Answer: `Done`.
     Fill {
         shape: Shape,
         count: u32,
         seed: u64,
         out: bool,
     },
-    /// Compare the pieces that were written with a pattern. Answer: `Compared`.
+    /// Compare the written pieces with a pattern. Answer: `Compared`.
     Compare {
         shape: Shape,
         count: u32,
@@ -57,18 +58,18 @@ pub(super) enum Command {
         piece: u32,
         seed: u64,
     },
-    /// Send back each immediate (with as many bytes) or message; `None`: no longer. Answer: `Done`.
+    /// Return each immediate (with as many bytes) or message; `None`: stop. Answer: `Done`.
     Echo(Option<Echo>),
-    /// Start the server of a perftest program. Answer: `Done` when it listens.
+    /// Start the server of a perftest program. Answer: `Done` once it listens.
     Perftest(PerftestPlan),
     /// Wait for that server to end. Answer: `Done`.
     PerftestEnd,
     Done,
-    /// The command could not be obeyed.
+    /// The command failed.
     Failed {
         reason: String,
     },
-    /// The end. No answer.
+    /// End the session. No answer.
     Quit,
 }
 

@@ -14,7 +14,7 @@ use dataplane_memory::{Slab, SlabKind};
 
 use super::{Rails, Unavailable};
 
-/// A simulated fabric whose time passes as it is polled.
+/// A simulated fabric whose time advances when it is polled.
 struct Ticking {
     inner: SimFabric,
     network: SimNetwork,
@@ -58,7 +58,7 @@ thread_local! {
     static NETWORKS: std::cell::RefCell<HashMap<usize, (SimNetwork, usize)>> = std::cell::RefCell::default();
 }
 
-/// One simulated network for each rail, of the thread that asks: such fabrics cannot leave it.
+/// Simulated networks, one for each rail, of the calling thread: such fabrics cannot leave it.
 #[derive(Default)]
 pub(super) struct SimRails {
     pub(super) faults: Faults,
@@ -85,7 +85,7 @@ impl Rails for SimRails {
     }
 }
 
-/// Two nodes of one process that copy into each other's slab: may live in two threads.
+/// Two nodes of one process that copy into each other's slab; they may be on two threads.
 #[derive(Default)]
 pub(super) struct QueueRails {
     pub(super) addresses: Mutex<HashMap<String, Arc<End>>>,
@@ -198,7 +198,7 @@ impl Fabric for Queue<'_> {
     fn wait_descriptors<'a>(&'a self, _descriptors: &mut Vec<BorrowedFd<'a>>) {}
 }
 
-/// Fabrics must outlive nothing, so the rails of a test are leaked on purpose.
+/// The rails of a test are leaked on purpose, since fabrics need them for `'static`.
 impl Rails for &'static QueueRails {
     fn make(
         &self,

@@ -1,4 +1,5 @@
-//! Latency: writes (told of by an immediate, or watched for), or messages to and fro, halved; whole reads; and whole round trips under open-loop load.
+//! Latency: writes (notified by an immediate, or polled for), or messages to and fro, halved; whole reads; and
+//! whole round trips under open-loop load.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,11 @@ use super::run::Context;
 use super::session::Near;
 use super::statistics::{Latencies, Percentiles, Rounds};
 
-/// Round trips when only a duration is given: no more than so many.
+/// Most round trips if only a duration is given.
 const TRIPS_MAX: u64 = 5_000_000;
-/// Messages carry their number from this size on.
+/// Least size from which on messages carry their number.
 const NUMBERED_BYTES_MIN: u32 = 5;
-/// After the last send of an open loop, answers may take so long.
+/// Longest wait for answers after the last send of an open loop.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// Measures one size.
@@ -40,7 +41,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
     if op != Op::Read {
         near.order(&Command::Echo(Some(Echo { op, shape })))?;
     }
-    // What a stream of the other end left must not be taken for an echo.
+    // Messages left from a stream of the other end must not be taken for an echo.
     near.node.clear_arrivals();
     let warm = trips(near, op, shape, args.warmup.max(1))?;
     let per_trip = Duration::from_secs_f64(warm.percentiles().p50_us.max(0.01) * 2e-6);
@@ -108,7 +109,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
     })
 }
 
-/// The median round, percentile by percentile.
+/// Returns the median of the rounds, percentile by percentile.
 fn median_of(all: &[Percentiles]) -> Percentiles {
     let of = |get: fn(&Percentiles) -> f64| super::statistics::median(all.iter().map(get).collect());
     Percentiles {
@@ -119,7 +120,7 @@ fn median_of(all: &[Percentiles]) -> Percentiles {
     }
 }
 
-/// One after the other, each waiting for the one before.
+/// Makes round trips one after the other, each waiting for the previous one.
 fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies> {
     let mut latencies = Latencies::new()?;
     for number in 0..count {
@@ -134,7 +135,7 @@ fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies>
             continue;
         }
         if op == Op::Write {
-            // Like ib_write_lat: either end watches the last byte, and no completion tells of it.
+            // As in ib_write_lat, each end polls the last byte; no completion reports it.
             let mark = mark_of(&near.node, shape)?.wrapping_add(1);
             near.until("room for a ping", |node| ping(node, op, shape, mark.into()))?;
             near.until("an echo", |node| Ok(mark_of(node, shape)? == mark))?;
@@ -155,7 +156,7 @@ fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies>
     Ok(latencies)
 }
 
-/// Sends at set times; each answer counts from the set time of its send, whole.
+/// Sends at scheduled times; each latency is a whole round trip from the scheduled time.
 fn under_load(near: &mut Near, op: Op, shape: Shape, rate: u32, count: u64) -> Result<Percentiles> {
     let mut latencies = Latencies::new()?;
     let mut plan = OpenLoop::new(Instant::now(), rate, count);
@@ -188,7 +189,7 @@ fn under_load(near: &mut Near, op: Op, shape: Shape, rate: u32, count: u64) -> R
     Ok(latencies.percentiles())
 }
 
-/// Numbers of the answers that are here.
+/// Takes the numbers of the answers that have arrived.
 fn answers(near: &mut Near) -> Vec<u32> {
     let mut numbers = std::mem::take(&mut near.node.immediates);
     let taken = numbers.clone();

@@ -1,4 +1,4 @@
-//! The memory of an end, host or device, and how this program itself puts bytes there and looks at them.
+//! The memory of an end, host or device, and the benchmark's own access to its bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use dataplane_memory::{PageSize, Slab, SlabLayout};
 use super::args::MemoryKind;
 use super::error::Unavailable;
 
-/// Where the slots of an end lie, and which device that is if it is one.
+/// Kind of memory of an end's slots, and its device if it is device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) kind: MemoryKind,
-    /// Which device, by the driver's number.
+    /// Ordinal of the device in the driver.
     pub(super) gpu: u32,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for Memory {
 }
 
 impl Memory {
-    /// Pages of host memory.
+    /// Page size of host memory.
     pub(super) fn pages(self) -> PageSize {
         if self.kind == MemoryKind::Huge { PageSize::HugeIfAvailable } else { PageSize::Standard }
     }
@@ -37,7 +37,7 @@ impl Memory {
         self.kind == MemoryKind::Gpu
     }
 
-    /// A slab in it. Without a GPU it is [`Unavailable`].
+    /// Creates a slab in this memory. Without a GPU: [`Unavailable`].
     pub(super) fn slab(self, name: &str, layout: SlabLayout) -> Result<Slab> {
         if !self.is_on_device() {
             return Ok(Slab::create(name, layout, self.pages())?);
@@ -49,18 +49,18 @@ impl Memory {
     }
 }
 
-/// The driver of the GPUs; without one that has a device it is [`Unavailable`].
+/// Opens the driver of the GPUs; without one that has a device: [`Unavailable`].
 pub(super) fn driver() -> Result<Cuda> {
     Ok(Cuda::open().map_err(|reason| Unavailable(format!("no GPU here: {reason}")))?)
 }
 
-/// Where bytes of a slot begin in the device's memory. A place outside is a bug, as it is for host memory.
+/// Returns the offset of a slot's bytes in the device's memory. A range outside of it is a bug, as for host memory.
 fn start(slab: &Slab, base: u64, (slot, offset): (u32, usize), bytes: usize) -> usize {
     let address = slab.device_address(slot, offset, bytes);
     (address.unwrap_or_else(|| panic!("{bytes} bytes at {offset} of slot {slot}")) - base) as usize
 }
 
-/// Puts bytes into a slot. On a device this blocks.
+/// Writes bytes to a slot. Blocks for device memory.
 pub(super) fn write(slab: &Slab, slot: u32, offset: usize, bytes: &[u8]) -> Result<()> {
     match slab.device() {
         None => slab.write(slot, offset, bytes),
@@ -69,7 +69,7 @@ pub(super) fn write(slab: &Slab, slot: u32, offset: usize, bytes: &[u8]) -> Resu
     Ok(())
 }
 
-/// Reads bytes of a slot, those too that a NIC has written. On a device this blocks.
+/// Reads bytes of a slot, including those that a NIC has written. Blocks for device memory.
 pub(super) fn read(slab: &Slab, slot: u32, offset: usize, bytes: &mut [u8]) -> Result<()> {
     match slab.device() {
         None => slab.read(slot, offset, bytes),

@@ -1,14 +1,16 @@
 //! Transfers between two nodes, over any fabric, beside a peer that is measured in the same run.
 //!
-//! One end initiates and measures (`bandwidth`, `latency`, `post`); the other obeys (`responder`). What the two
-//! agree upon travels as messages of the fabric itself (`command`), so one code serves both ends driven by one thread,
-//! one thread for each, and two processes or machines. A [`Rails`] makes the fabrics, so no transport is named here.
+//! One end initiates and measures (`bandwidth`, `latency`, `post`); the other obeys (`responder`). Commands
+//! travel as messages of the fabric itself (`command`), so the same code serves both ends driven by one thread,
+//! one thread for each, and two processes or machines. A [`Rails`] makes the fabrics, so no transport is named
+//! here.
 //!
-//! What counts: a window of signalled batches is kept full; bytes count when their batch has completed here, which says
-//! that they have landed there. Immediates and messages must all arrive; the rate at which the target saw them is kept
-//! beside. The result is the median of rounds (latency: of all round trips), and the ratio to
-//! memcpy or perftest is taken round by round, since machines are shared and noisy. Pieces are shuffled at the target, so
-//! that no transport can merge neighbours, as blocks of a cache are never neighbours on both sides.
+//! Method: a window of signalled batches is kept full; bytes count when their batch has completed at the
+//! initiator, which proves that they have reached the target. Immediates and messages must all arrive; the rate
+//! at which the target saw them is reported beside. The result is the median of rounds (latency: of all round
+//! trips), and the ratio to memcpy or perftest is taken round by round, since machines are shared and noisy.
+//! Pieces are shuffled at the target, so that no transport can merge neighbours, as blocks of a cache are never
+//! neighbours on both sides.
 //!
 //! Reading order: `args`, `sizes`, `memory`, `places`, `piece`, `node`, `command`, `stream`, `responder`, `session`, then the tests.
 

@@ -1,4 +1,4 @@
-//! One end: its fabrics, its memory and what arrived.
+//! One end: its fabrics, its memory and its arrivals.
 //!
 //! Half of the slots are sources (`out`: written from, and read by the peer), the other half targets (`in_`), so that
 //! both directions can run at once. Messages that start with a zero byte belong to a test, all others are commands.
@@ -18,7 +18,7 @@ use super::places::{self, Shape};
 use super::session::Rails;
 
 const POLL_BUDGET: usize = 64;
-/// Commands that wait for room in the queue of the fabric.
+/// Most commands that wait for room in the fabric's queue.
 const OUTBOX_MAX: usize = 64;
 
 pub(super) struct Node {
@@ -32,18 +32,18 @@ pub(super) struct Node {
     events: Vec<Event>,
     outbox: VecDeque<Box<[u8]>>,
     last_id: u64,
-    /// Signalled requests that ended well.
+    /// Number of signalled requests that succeeded.
     pub(super) completed: u64,
-    /// Immediates since somebody last took them.
+    /// Immediates received since they were last taken.
     pub(super) immediates: Vec<u32>,
-    /// Messages of a test since somebody last took them.
+    /// Messages of a test received since they were last taken.
     pub(super) messages: Vec<Box<[u8]>>,
     pub(super) commands: VecDeque<Command>,
     ended: Option<String>,
 }
 
 impl Node {
-    /// Makes the fabrics over one slab; returns their addresses when they listen.
+    /// Creates the fabrics over one slab. Returns their addresses if they listen.
     pub(super) fn open(
         rails: &dyn Rails,
         transport: &str,
@@ -112,20 +112,20 @@ impl Node {
         self.layout.slot_bytes
     }
 
-    /// How many pieces have a place in each half of both ends.
+    /// Most pieces that fit into each half of both ends.
     pub(super) fn capacity(&self, shape: Shape) -> u32 {
         let here = shape.capacity(self.layout.slot_bytes, self.out.len().min(self.in_.len()));
         here.min(shape.capacity(self.remote.slot_bytes, self.remote.out.len().min(self.remote.in_.len())))
     }
 
-    /// What the peer needs to know.
+    /// Returns the first command, with the data that the peer needs.
     pub(super) fn hello(&self) -> Command {
         let (out, in_) = (places::names(&self.out), places::names(&self.in_));
         let on_device = self.slab.kind() == SlabKind::Device;
         Command::Hello { version: VERSION, on_device, slot_bytes: self.layout.slot_bytes, out, in_ }
     }
 
-    /// Takes what has happened; returns how many events that were. Commands that had to wait are sent first.
+    /// Handles events and returns their number. Commands that had to wait are sent first.
     pub(super) fn poll(&mut self) -> Result<usize> {
         self.send_outbox();
         let mut events = std::mem::take(&mut self.events);
@@ -146,7 +146,7 @@ impl Node {
             Event::Connected { peer } | Event::Accepted { peer } if self.peers[rail].is_none() => {
                 self.peers[rail] = Some(peer);
             }
-            // There is one peer; others are turned away and what they say is not heard.
+            // There is one peer; other connections are closed and their messages ignored.
             Event::Connected { peer } | Event::Accepted { peer } => self.fabrics[rail].disconnect(peer),
             Event::Immediate { peer, .. } | Event::Message { peer, .. } if self.peers[rail] != Some(peer) => {
             }
@@ -172,7 +172,7 @@ impl Node {
         }
     }
 
-    /// Forgets arrivals that nobody took.
+    /// Discards arrivals that have not been taken.
     pub(super) fn clear_arrivals(&mut self) {
         self.immediates.clear();
         self.messages.clear();
@@ -200,7 +200,7 @@ impl Node {
         }
     }
 
-    /// Queues one piece; `false`: the queue is full. Flush after a batch.
+    /// Queues one piece; `false`: the queue is full. The caller flushes after a batch.
     pub(super) fn post(&mut self, rail: usize, piece: Piece) -> Result<bool> {
         let request = self.request(rail, piece)?;
         Ok(self.post_request(rail, request).is_ok())
@@ -214,7 +214,7 @@ impl Node {
         self.fabrics[rail].flush();
     }
 
-    /// The request for a piece.
+    /// Builds the request for a piece.
     pub(super) fn request(&mut self, rail: usize, piece: Piece) -> Result<WorkRequest> {
         let peer = self.peers[rail].with_context(|| format!("rail {rail} has no peer"))?;
         let operation = piece.operation(self)?;

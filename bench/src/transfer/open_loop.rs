@@ -1,9 +1,10 @@
-//! Sending at set times, whether or not answers are back. A latency that counts from the set time contains the waiting that
-//! a late sender causes; one that counts from the sending leaves it out and is too good (coordinated omission).
+//! Open-loop sending: at scheduled times, whether or not answers have arrived. A latency measured from the
+//! scheduled time includes the delay of a late sender; one measured from the sending leaves it out and is too
+//! low (coordinated omission).
 
 use std::time::{Duration, Instant};
 
-/// The set times of `count` sends, so many a second.
+/// The scheduled times of `count` sends at a fixed rate.
 #[derive(Debug)]
 pub(super) struct OpenLoop {
     start: Instant,
@@ -17,13 +18,13 @@ impl OpenLoop {
         Self { start, per_second: per_second.max(1), count, next: 0 }
     }
 
-    /// When send `number` is set. Computed from the start, so that rounding does not add up.
+    /// Scheduled time of send `number`. Computed from the start, so that rounding errors do not add up.
     pub(super) fn set_time(&self, number: u64) -> Instant {
         let nanoseconds = u128::from(number) * 1_000_000_000 / u128::from(self.per_second);
         self.start + Duration::from_nanos(nanoseconds as u64)
     }
 
-    /// The next send if it is due; call again, since a late caller owes several.
+    /// Returns the next send if it is due. To be called again, since several may be due for a late caller.
     pub(super) fn due(&mut self, now: Instant) -> Option<u64> {
         if self.next >= self.count || self.set_time(self.next) > now {
             return None;
@@ -32,7 +33,7 @@ impl OpenLoop {
         Some(self.next - 1)
     }
 
-    /// The one that was due could not be sent: it stays due.
+    /// Returns the last due send, which could not be sent: it stays due.
     pub(super) fn put_back(&mut self) {
         self.next = self.next.saturating_sub(1);
     }

@@ -1,7 +1,7 @@
 //! Command lines and tables of the perftest programs (4.5): `ib_write_bw` and its kin.
 //!
-//! The tables name their columns, so values are found by name. "MB/sec" is 2^20 bytes, as the message rate beside it shows;
-//! "Mpps" is 10^6 messages; t_typical is the median.
+//! The tables name their columns, so values are found by name. "MB/sec" is 2^20 bytes, as the message rate
+//! beside it shows; "Mpps" is 10^6 messages; t_typical is the median.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub(super) enum Tool {
 }
 
 impl Tool {
-    /// The one that measures the same.
+    /// Returns the program that measures the same operation and quantity.
     pub(super) fn matching(op: Op, test: Test) -> Self {
         match (op, test == Test::Lat) {
             (Op::Write | Op::WriteImm, false) => Self::WriteBw,
@@ -48,7 +48,7 @@ impl Tool {
     }
 }
 
-/// One run of both its ends. Only this travels, never a command line.
+/// One run of both ends of a perftest program. Only this is sent to the other end, never a command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PerftestPlan {
     pub(super) tool: Tool,
@@ -58,7 +58,7 @@ pub(super) struct PerftestPlan {
     pub(super) depth: u32,
     pub(super) gid_index: Option<u32>,
     pub(super) bidirectional: bool,
-    /// TCP port of its own handshake.
+    /// TCP port of perftest's own handshake.
     pub(super) port: u16,
 }
 
@@ -68,7 +68,7 @@ impl PerftestPlan {
         let mut arguments = vec!["-F".to_owned()];
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
         add("-s", self.bytes.to_string());
-        // Fewer than five are refused.
+        // perftest refuses fewer than five.
         add("-n", self.iterations.max(5).to_string());
         add("-p", self.port.to_string());
         if let Some(device) = device {
@@ -101,7 +101,7 @@ pub(super) enum Figures {
     Latency { typical_us: f64, p99_us: f64, p99_9_us: f64 },
 }
 
-/// The lines of the table in an output.
+/// Parses the lines of the table in an output.
 pub(super) fn parse(output: &str) -> Result<Vec<Measured>> {
     let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let Some(header) = lines.next() else {
@@ -168,7 +168,7 @@ mod tests {
         let all = parse(WRITE_BW_ALL).expect("a table");
         assert_eq!(all.len(), 23);
         assert_eq!((all[22].bytes, all[22].iterations), (8 << 20, 50));
-        // The message rate has two digits there: it is printed in millions.
+        // The message rate has two digits: it is printed in millions.
         for line in all.iter().filter(|line| line.bytes <= 65536).chain(&parse(READ_BW).expect("a table")) {
             let Figures::Bandwidth { bytes_per_s, messages_per_s } = line.figures else { panic!("{line:?}") };
             let ratio = bytes_per_s / (messages_per_s * line.bytes as f64);
@@ -202,7 +202,7 @@ mod tests {
             (" #bytes #iterations BW average[MB/sec] MsgRate[Mpps]\n 64 5 1\n", "MsgRate"),
         ] {
             let error = format!("{:#}", parse(output).expect_err("nothing to parse"));
-            // The number's parse error does not name the text, its line does.
+            // The number's parse error does not contain the text; its line does.
             assert!(error.contains(expected.trim_matches('\'')), "{expected}: {error}");
         }
         let gigabits = " #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n 64 5 9 8 1\n";

@@ -1,4 +1,4 @@
-//! What a test moves, and the request that it becomes.
+//! Pieces that a test moves, and their work requests.
 
 use anyhow::{Context, Result, ensure};
 use dataplane_fabric::{Operation, SlotRange, Source, Target};
@@ -10,7 +10,7 @@ use super::node::Node;
 use super::places::{Place, Shape};
 use super::sizes::RowShape;
 
-/// Names of the peer's slots.
+/// The peer's slots, by name.
 #[derive(Debug, Default)]
 pub(super) struct Remote {
     on_device: bool,
@@ -20,7 +20,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// As a peer tells it: offsets into its slots are 32 bits wide.
+    /// Checks the values that a peer sent: offsets into its slots are 32 bits wide.
     pub(super) fn checked(
         on_device: bool,
         slot_bytes: usize,
@@ -32,12 +32,12 @@ impl Remote {
     }
 }
 
-/// What to move, from where to where.
+/// A piece to move, with its source and target.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     pub(super) op: Op,
     pub(super) shape: Shape,
-    /// Index here and at the peer.
+    /// Index of the piece locally and at the peer.
     pub(super) local: u32,
     pub(super) remote: u32,
     pub(super) immediate: Option<u32>,

@@ -1,7 +1,7 @@
-//! Where the pieces of a test lie in a slab, and what bytes they have.
+//! Places of a test's pieces in a slab, and their byte patterns.
 //!
-//! Small pieces share a slot, large ones have one each, so one slab serves all sizes. Both ends compute the same places
-//! from a [`Shape`], so none of this travels.
+//! Small pieces share a slot, large ones have one each, so one slab serves all sizes. Both ends compute the
+//! same places from a [`Shape`], so places are not sent.
 
 use anyhow::{Result, bail, ensure};
 use dataplane_memory::{Slab, SlabLayout, SlotRef};
@@ -13,17 +13,17 @@ use super::sizes::RowShape;
 const PIECE_ALIGNMENT: u32 = 64;
 /// Smallest slot: pings and their echoes have one each.
 const SLOT_BYTES_MIN: u64 = 4096;
-/// Two that others read or are copied from, and two that are written.
+/// Two slots as sources, which the peer reads or which are copied from, and two as targets.
 const SLOTS_MIN: u64 = 4;
-/// Their names fit into one message.
+/// The names of this many slots fit into one message.
 const SLOTS_MAX: u64 = 2048;
 
-/// One size of piece and how it is cut.
+/// Size of a piece, and its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Shape {
-    /// Bytes of a piece, gaps between rows not counted.
+    /// Bytes of a piece, without the gaps between rows.
     pub(super) bytes: u32,
-    /// Its rows.
+    /// The rows of a piece; `None`: the piece is contiguous.
     pub(super) rows: Option<RowShape>,
 }
 
@@ -51,7 +51,7 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Bytes from the first to the last at the given stride.
+    /// Bytes from the first to the last byte of a piece at the given stride.
     fn span(self, stride: impl Fn(RowShape) -> u32) -> Option<u32> {
         match self.rows {
             None => Some(self.bytes),
@@ -68,23 +68,23 @@ impl Shape {
         local.max(remote).checked_next_multiple_of(PIECE_ALIGNMENT)
     }
 
-    /// From piece to piece. A shape from a peer may be nonsense and then fits nowhere.
+    /// Distance in bytes from piece to piece. Saturates for an invalid shape of a peer, which then fits nowhere.
     pub(super) fn pitch(self) -> u32 {
         self.checked_pitch().unwrap_or(u32::MAX)
     }
 
-    /// Where piece `index` lies.
+    /// Returns the place of piece `index`.
     pub(super) fn place(self, slot_bytes: usize, index: u32) -> Place {
         let per_slot = (slot_bytes / self.pitch() as usize).max(1) as u32;
         Place { slot: (index / per_slot) as usize, offset: index % per_slot * self.pitch() }
     }
 
-    /// How many pieces fit.
+    /// Returns the number of pieces that fit.
     pub(super) fn capacity(self, slot_bytes: usize, slots: usize) -> u32 {
         (slot_bytes / self.pitch() as usize * slots).min(u32::MAX as usize) as u32
     }
 
-    /// Row length, and the stride of the given side, for loops over rows.
+    /// Returns the row length and the stride of the given side, for loops over rows.
     fn walk(self, local: bool) -> (usize, usize) {
         match self.rows {
             None => (self.bytes as usize, self.bytes as usize),
@@ -94,7 +94,7 @@ impl Shape {
         }
     }
 
-    /// Writes the bytes of `seed` and `index` into a piece.
+    /// Fills a piece with the pattern of `seed` and `index`.
     pub(super) fn fill(
         self,
         slab: &Slab,
@@ -111,7 +111,7 @@ impl Shape {
         Ok(())
     }
 
-    /// How many bytes of a piece are not those of `seed` and `index`.
+    /// Returns the number of bytes of a piece that differ from the pattern of `seed` and `index`.
     pub(super) fn wrong(
         self,
         slab: &Slab,
@@ -133,7 +133,7 @@ impl Shape {
     }
 }
 
-/// Bytes that depend on the seed, the piece and the position.
+/// Returns bytes that depend on the seed, the piece and the position.
 pub(super) fn pattern(seed: u64, index: u32, bytes: u32) -> Vec<u8> {
     let mut state = (seed ^ u64::from(index) << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut out = Vec::with_capacity(bytes as usize + 8);
@@ -147,7 +147,7 @@ pub(super) fn pattern(seed: u64, index: u32, bytes: u32) -> Vec<u8> {
     out
 }
 
-/// Which piece of the target belongs to piece `index` of `count`: a step that shares no factor with the count.
+/// Returns the target's piece for piece `index` of `count`, using a step that shares no factor with the count.
 pub(super) fn shuffled(index: u32, count: u32) -> u32 {
     let mut step = (f64::from(count) * 0.618) as u32 | 1;
     while gcd(step, count) != 1 {
@@ -160,7 +160,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The slab that has room for at least two pieces of the largest shape within the budget.
+/// Returns the layout of a slab with room for at least two pieces of the largest shape within the budget.
 pub(super) fn layout(shapes: &[Shape], memory_bytes: u64) -> Result<SlabLayout> {
     let largest = shapes.iter().map(|shape| u64::from(shape.pitch())).max().unwrap_or(0);
     let slot_bytes = largest.max(SLOT_BYTES_MIN).next_multiple_of(SLOT_BYTES_MIN);
@@ -173,7 +173,7 @@ pub(super) fn layout(shapes: &[Shape], memory_bytes: u64) -> Result<SlabLayout> 
     Ok(SlabLayout { slot_bytes: slot_bytes as usize, slot_count: slots.min(SLOTS_MAX) as u32 })
 }
 
-/// The slot references in order, as names for the peer.
+/// Returns the slot references in order, as names for the peer.
 pub(super) fn names(slots: &[SlotRef]) -> Vec<(u32, u32)> {
     slots.iter().map(|slot| (slot.slot(), slot.generation())).collect()
 }
@@ -229,7 +229,7 @@ mod tests {
         assert!(super::layout(&shapes, 3 << 20).is_err());
         assert!(Shape::new(100, Some(RowShape { bytes: 64, local_stride: 64, remote_stride: 64 })).is_err());
         assert!(Shape::new(0, None).is_err());
-        // As a peer may send it.
+        // Invalid shapes that a peer could send.
         for (bytes, row) in [(0, 1), (64, 0), (64, 63), (u32::MAX, u32::MAX)] {
             let rows = Some(RowShape { bytes: row, local_stride: row, remote_stride: row });
             assert_eq!(Shape { bytes, rows }.capacity(1 << 20, 16), 0, "{bytes} in rows of {row}");

@@ -1,4 +1,4 @@
-//! Throughput by size, ours beside the peer.
+//! Plot of throughput by size, ours and the peer's.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use super::report::Record;
 
-/// Draws what has a throughput.
+/// Draws the records that have a throughput.
 pub(super) fn plot(path: &Path, records: &[Record]) -> Result<()> {
     draw(path, records).map_err(|error| anyhow!("{}: {error}", path.display()))
 }

@@ -1,5 +1,5 @@
-//! What posting costs the thread that does it: 10,000 strided descriptors, made beforehand, with one doorbell for each batch.
-//! Time in which the queue is full is spent outside of the clock.
+//! Time that posting takes in its thread: 10,000 strided descriptors, prepared beforehand, with one doorbell
+//! for each batch. Time in which the queue is full is not counted.
 
 use std::time::Instant;
 
@@ -17,11 +17,11 @@ use super::statistics::median;
 
 const DESCRIPTORS: u32 = 10_000;
 const DESCRIPTORS_SMOKE: u32 = 500;
-/// A head range of 128 bytes in each of 32 tokens, when no rows are given.
+/// Rows if none are given: a head's 128 bytes in each of 32 tokens.
 pub(super) const ROWS: RowShape = RowShape { bytes: 128, local_stride: 512, remote_stride: 1024 };
 pub(super) const PIECE_BYTES: u32 = 4096;
 
-/// One round's costs.
+/// Times and counts of one round.
 struct Costs {
     make_ns: f64,
     post_ns: f64,
@@ -29,7 +29,7 @@ struct Costs {
     allocations: Option<u64>,
 }
 
-/// Measures the shape of the rows, which are never absent here.
+/// Measures a shape with rows, which are always present here.
 pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Result<Record> {
     let args = context.args;
     let op = if args.op == Op::Send { Op::Write } else { args.op };

@@ -1,4 +1,4 @@
-//! Results as lines for people and as JSON.
+//! Results as text lines and as JSON.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use super::sizes::human;
 
-/// One result. What does not apply to a test is `None` and left out of the JSON.
+/// One result. Fields that do not apply to a test are `None` and left out of the JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Record {
     /// `bw`, `rate`, `lat` or `post`.
     pub test: &'static str,
-    /// As the fabric calls itself.
+    /// Name of the transport, as the fabric reports it.
     pub transport: String,
     /// `write`, `read`, `send`, `write-imm`.
     pub op: &'static str,
@@ -23,65 +23,65 @@ pub struct Record {
     pub batch: u32,
     /// Batches in flight.
     pub depth: u32,
-    /// Connections.
+    /// Number of connections.
     pub rails: u32,
-    /// Rounds, or round trips.
+    /// Number of rounds, or of round trips.
     pub rounds: u64,
-    /// Median over rounds, both directions together.
+    /// Median bytes per second over rounds, both directions together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
-    /// The best round.
+    /// Bytes per second of the best round.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_bytes_per_s: Option<f64>,
-    /// The median in messages.
+    /// Median messages per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages_per_s: Option<f64>,
-    /// Arrivals at the target, by its own clock.
+    /// Bytes per second of arrivals at the target, by its own clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_bytes_per_s: Option<f64>,
-    /// Median.
+    /// Median latency in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
-    /// 99th percentile.
+    /// 99th percentile of the latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_9_us: Option<f64>,
-    /// The longest.
+    /// Longest latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_us: Option<f64>,
-    /// Under open-loop load: sends set for each second. The latency is then a whole round trip from the set time.
+    /// Sends per second under open-loop load. The latency is then a whole round trip from the scheduled time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load_per_s: Option<u32>,
-    /// Posting: nanoseconds for each descriptor, its doorbells included.
+    /// Nanoseconds for posting a descriptor, its doorbells included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub post_ns: Option<f64>,
-    /// Making the request, before it is posted.
+    /// Nanoseconds for building a request, before it is posted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub make_ns: Option<f64>,
-    /// Doorbells for all of them.
+    /// Number of doorbells for all descriptors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doorbells: Option<u64>,
-    /// Allocations of the posting thread for all of them, where the program counts them.
+    /// Allocations of the posting thread for all descriptors, if the program counts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocations: Option<u64>,
-    /// What was measured beside it.
+    /// Name of the peer measured in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<&'static str>,
-    /// Its figure in our unit: bytes per second, or microseconds at the median.
+    /// The peer's figure: bytes per second, or microseconds at the median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer_figure: Option<f64>,
-    /// Ours through the peer's: above 1 is faster for bandwidth, slower for latency.
+    /// Our figure divided by the peer's: above 1 is faster for bandwidth, slower for latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
-    /// Wrong bytes, if they were compared.
+    /// Number of wrong bytes, if they were compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong_bytes: Option<u64>,
 }
 
 impl Record {
-    /// One line.
+    /// Renders the result as one line.
     #[must_use]
     pub fn line(&self) -> String {
         let mut line =

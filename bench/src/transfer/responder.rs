@@ -1,4 +1,4 @@
-//! The end that obeys: counts what arrives, sends back, fills and compares memory, streams the other way.
+//! The end that obeys: counts arrivals, echoes, fills and compares memory, streams in the other direction.
 //!
 //! `step` never blocks, so one thread can drive both ends.
 
@@ -19,19 +19,19 @@ use super::session::{IDLE_STEPS_BEFORE_YIELD, Stop};
 use super::sizes::RowShape;
 use super::stream::Stream;
 
-/// Echoes that wait for room in the queue.
+/// Most echoes that wait for room in the queue.
 const ECHOES_MAX: usize = 1 << 16;
 
 pub(super) struct Responder {
     node: Node,
-    /// perftest runs on this one.
+    /// Device that perftest runs on.
     device: Option<String>,
     immediates: u64,
     messages: u64,
     last_message: Box<[u8]>,
     arrivals: Option<(Instant, Instant)>,
     echo: Option<Echo>,
-    /// The last byte of the piece that plain writes go to, as it was when last looked at.
+    /// The last byte of the piece that plain writes go to, as last polled.
     last_mark: u8,
     due: VecDeque<u32>,
     stream: Option<Stream>,
@@ -57,12 +57,12 @@ impl Responder {
         }
     }
 
-    /// Until the initiator says quit or goes away.
+    /// Serves until the initiator quits or disconnects.
     pub(super) fn serve(mut self, stop: &Stop) -> Result<()> {
         let mut idle = 0;
         while !self.quit && !self.node.has_ended() && !stop.is_set() {
             idle = if self.step()? > 0 { 0 } else { idle + 1 };
-            // A program of perftest needs the core that polling would take.
+            // A perftest program needs the core that polling would occupy.
             if !self.node.is_connected() || self.server.is_some() {
                 std::thread::sleep(Duration::from_millis(1));
             } else if idle > IDLE_STEPS_BEFORE_YIELD {
@@ -72,7 +72,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Does what is due; returns how much happened.
+    /// Handles events and due work. Returns the number of events.
     pub(super) fn step(&mut self) -> Result<usize> {
         let happened = self.node.poll()?;
         if happened > 0 {
@@ -103,7 +103,7 @@ impl Responder {
         self.messages += messages as u64;
         let room = ECHOES_MAX - self.due.len();
         if self.echo.is_some() {
-            // More than that in flight is more than any fabric takes.
+            // No fabric has more than this in flight.
             self.due.extend(self.node.immediates.iter().copied().take(room));
             self.due.extend(self.node.messages.iter().take(room).map(|message| number_of(message)));
         }
@@ -116,7 +116,7 @@ impl Responder {
     fn send_echoes(&mut self) -> Result<()> {
         let Some(Echo { op, shape }) = self.echo else { return Ok(()) };
         if op == Op::Write {
-            // Nobody tells of a plain write: its last byte does.
+            // A plain write has no notification: its last byte is polled.
             let mark = mark_of(&self.node, shape)?;
             if mark != self.last_mark {
                 self.last_mark = mark;
@@ -198,14 +198,14 @@ impl Responder {
     }
 }
 
-/// A peer's wishes must fit into the memory of both ends.
+/// Checks that a peer's request fits into the memory of both ends.
 fn require_room(node: &Node, shape: Shape, count: u32) -> Result<()> {
     let room = node.capacity(shape);
     ensure!(count <= room, "{count} pieces of {} bytes do not fit: there is room for {room}", shape.bytes);
     Ok(())
 }
 
-/// One small write with an immediate or with a mark in its last byte, or one message, unsignalled.
+/// Sends one small write with an immediate or with a mark in its last byte, or one message, unsignalled.
 pub(super) fn ping(node: &mut Node, op: Op, shape: Shape, value: u32) -> Result<bool> {
     let place = shape.place(node.slot_bytes(), 0);
     let slot = node.out[place.slot].slot();
@@ -223,7 +223,7 @@ pub(super) fn ping(node: &mut Node, op: Op, shape: Shape, value: u32) -> Result<
     Ok(posted)
 }
 
-/// The place of the last byte of a piece that starts at `offset`.
+/// Offset of the last byte of a piece that starts at `offset`.
 fn end_of(shape: Shape, offset: u32, local: bool) -> usize {
     let rows = shape.rows.map(RowShape::rows);
     let span = rows
@@ -231,7 +231,7 @@ fn end_of(shape: Shape, offset: u32, local: bool) -> usize {
     (offset + span.unwrap_or(shape.bytes)) as usize - 1
 }
 
-/// The mark of the last plain write that has landed here.
+/// Returns the mark of the last plain write that has arrived.
 pub(super) fn mark_of(node: &Node, shape: Shape) -> Result<u8> {
     let place = shape.place(node.slot_bytes(), 0);
     let mut mark = [0];
@@ -239,7 +239,7 @@ pub(super) fn mark_of(node: &Node, shape: Shape) -> Result<u8> {
     Ok(mark[0])
 }
 
-/// The number that `ping` put into a message.
+/// Returns the number that `ping` put into a message.
 pub(super) fn number_of(message: &[u8]) -> u32 {
     let mut bytes = [0; 4];
     let given = &message[1..message.len().min(5)];
@@ -247,7 +247,7 @@ pub(super) fn number_of(message: &[u8]) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Fills the pieces of one half, in rows as the initiator (`local`) or the target has them.
+/// Fills the pieces of one half, with the rows of the initiator (`local`) or of the target.
 pub(super) fn fill(node: &Node, shape: Shape, count: u32, seed: u64, out: bool, local: bool) -> Result<()> {
     let slots = if out { &node.out } else { &node.in_ };
     require_room(node, shape, count)?;
@@ -269,7 +269,7 @@ fn wrong_written(node: &Node, shape: Shape, count: u32, seed: u64) -> Result<u64
 
 fn wrong_message(message: &[u8], shape: Shape, piece: u32, seed: u64) -> u64 {
     let mut expected = pattern(seed, piece, shape.bytes);
-    // The first byte marks messages of a test.
+    // A first byte of zero marks messages of a test.
     if let Some(first) = expected.first_mut() {
         *first = 0;
     }

@@ -1,4 +1,4 @@
-//! From the options to the results: every transport, test and size, one after the other.
+//! Runs the options: every transport, test and size, one after the other.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use dataplane_memory::SlabLayout;
@@ -12,15 +12,15 @@ use super::report::{Record, write_json};
 use super::session::{Near, Opening, Rails};
 use super::{against, bandwidth, latency, memory, plot, post};
 
-/// What a program returns when [`Unavailable`] is the cause: the convention for skipped tests.
+/// Exit code of a program that ends with [`Unavailable`]: the convention for skipped tests.
 pub const EXIT_UNAVAILABLE: u8 = 77;
 const SMOKE_ROUNDS: u32 = 3;
 const PERFTEST_PORT: u16 = 18_600;
 const PERFTEST_PORTS: u32 = 400;
-/// A run of perftest takes seconds to start, so fewer rounds do.
+/// Most rounds with perftest, whose run takes seconds to start.
 const PERFTEST_ROUNDS_MAX: u32 = 5;
 
-/// What every measurement of one transport needs.
+/// Context of all measurements of one transport.
 pub(super) struct Context<'a> {
     pub(super) args: &'a TransferArgs,
     pub(super) transport: &'a str,
@@ -39,7 +39,7 @@ impl Context<'_> {
         }
     }
 
-    /// Our share of one round.
+    /// Seconds of our side in one round.
     pub(super) fn round_seconds(&self) -> f64 {
         let sides = if self.args.against == Against::None { 1.0 } else { 2.0 };
         self.args.duration.as_secs_f64() / f64::from(self.rounds()) / sides
@@ -49,20 +49,20 @@ impl Context<'_> {
         self.args.devices.first().map(String::as_str)
     }
 
-    /// Where perftest's server is: the host of the address that we connect to.
+    /// Host of perftest's server: the host of the address that we connect to.
     pub(super) fn perftest_host(&self) -> &str {
         let address = self.args.connect.first().map_or("127.0.0.1", String::as_str);
         address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']'])
     }
 
-    /// Runs beside each other on one machine do not meet.
+    /// The port depends on the process, so that concurrent runs on one machine do not collide.
     pub(super) fn perftest_port(&self) -> u16 {
         PERFTEST_PORT + (std::process::id() % PERFTEST_PORTS) as u16
     }
 }
 
-/// Runs what the options ask for and prints it. `allocations` tells how many the calling thread has made, in a program that
-/// counts them.
+/// Runs what the options ask for and prints it. `allocations` returns the number of allocations of the calling
+/// thread, in a program that counts them.
 pub fn run(
     args: &TransferArgs,
     rails: &dyn Rails,
@@ -90,7 +90,7 @@ pub fn run(
         let measured =
             reached.and_then(|()| opening.measure(|near| measure(near, &context, &shapes, &mut records)));
         match measured {
-            // Of "all", what is not here is left out, loudly.
+            // For "all", a transport that is not available is skipped with a message.
             Err(error) if all && error.downcast_ref::<Unavailable>().is_some() => {
                 println!("{transport}: {error:#}")
             }
@@ -109,7 +109,7 @@ pub fn run(
     }
 }
 
-/// Whether the transport moves such memory at all.
+/// Checks that the transport reaches such memory.
 fn reaches(transport: &str, memory: Memory, far_memory: Memory) -> Result<()> {
     let is_on_device = memory.is_on_device() || far_memory.is_on_device();
     if is_on_device && HOST_ONLY.contains(&transport) {
@@ -118,7 +118,7 @@ fn reaches(transport: &str, memory: Memory, far_memory: Memory) -> Result<()> {
     Ok(())
 }
 
-/// The memory of both ends. Beside a device's stands nothing that the processor copies.
+/// Returns the memory of both ends. Device memory is not compared with copies by the processor.
 fn memory_of(args: &mut TransferArgs) -> Result<(Memory, Memory)> {
     let of = |kind| Memory { kind, gpu: args.gpu };
     let ends = (of(args.memory), of(args.far_memory.unwrap_or(args.memory)));
@@ -136,7 +136,7 @@ fn memory_of(args: &mut TransferArgs) -> Result<(Memory, Memory)> {
     Ok(ends)
 }
 
-/// Whether the other end is another program's.
+/// Whether the other end is in another process.
 fn is_alone(args: &TransferArgs) -> bool {
     !args.listen.is_empty() || !args.connect.is_empty()
 }
@@ -197,7 +197,7 @@ fn measure(near: &mut Near, context: &Context, shapes: &[Shape], records: &mut V
     Ok(())
 }
 
-/// Asked before anything is measured, so that a missing program is no late surprise.
+/// Checked before any measurement, so that a missing program is reported early.
 fn require_perftest(context: &Context, test: Test) -> Result<()> {
     let plan = PerftestPlan {
         tool: Tool::matching(context.args.op, test),

@@ -1,4 +1,4 @@
-//! Brings the two ends together: both in one thread, one thread each, or two processes.
+//! Brings the two ends together: both in one thread, in one thread each, or in two processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +16,17 @@ use super::node::Node;
 use super::piece::Remote;
 use super::responder::Responder;
 
-/// What [`Rails::make`] is given as `listen` when both ends are in this process: any address will do.
+/// The `listen` argument of [`Rails::make`] if both ends are in this process: any free address.
 pub const ANY_ADDRESS: &str = "any";
-/// Without progress for so long, a test fails.
+/// Time without progress after which a test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) const IDLE_STEPS_BEFORE_YIELD: u32 = 1000;
 
-/// Makes fabrics. Called once for each end and rail; the thread that calls is the one that drives the fabric.
+/// Creates fabrics. Called once for each end and rail, on the thread that drives the fabric.
 pub trait Rails: Sync {
-    /// A fabric of `transport` over `slab`, and the address that reaches it when it listens. `listen` is an address as the
-    /// user wrote it, or [`ANY_ADDRESS`]; without one nobody connects to this end. What is not on this machine is
-    /// [`super::Unavailable`].
+    /// Creates a fabric of `transport` over `slab`. Returns it with the address at which it is reached if it
+    /// listens. `listen` is an address as the user wrote it, or [`ANY_ADDRESS`]; without it this end accepts no
+    /// connections. A missing device is [`super::Unavailable`].
     fn make(
         &self,
         transport: &str,
@@ -42,12 +42,12 @@ pub(super) struct Stop(AtomicBool);
 
 impl Stop {
     pub(super) fn is_set(&self) -> bool {
-        // Nothing else is published with it.
+        // Relaxed: the flag publishes no other data.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Sets it when dropped, so that a failing initiator ends its partner too.
+/// Sets the flag on drop, so that a failing initiator ends its partner too.
 struct StopOnDrop<'a>(&'a Stop);
 
 impl Drop for StopOnDrop<'_> {
@@ -56,7 +56,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// The initiator, with the other end when the same thread drives both.
+/// The initiator, with the other end if the same thread drives both.
 pub(super) struct Near {
     pub(super) node: Node,
     other: Option<Responder>,
@@ -64,7 +64,7 @@ pub(super) struct Near {
 }
 
 impl Near {
-    /// Progress on whatever this thread drives.
+    /// Makes progress on the ends that this thread drives.
     pub(super) fn step(&mut self) -> Result<()> {
         let mut happened = self.node.poll()?;
         if let Some(other) = &mut self.other {
@@ -83,7 +83,7 @@ impl Near {
         Ok(())
     }
 
-    /// Steps until `done`, which is asked first.
+    /// Steps until `done` returns true, which is checked first.
     pub(super) fn until(
         &mut self,
         what: &str,
@@ -95,7 +95,7 @@ impl Near {
         while !done(&mut self.node)? {
             self.step()?;
             steps = steps.wrapping_add(1);
-            // The clock is read seldom: it would cost more than a step.
+            // The clock is read rarely: a reading costs more than a step.
             if steps.is_multiple_of(1024) {
                 self.node.require_peer()?;
                 let now = (self.node.completed, self.node.immediates.len() + self.node.messages.len());
@@ -109,7 +109,7 @@ impl Near {
         Ok(())
     }
 
-    /// Asks the other end and waits for its answer.
+    /// Sends a command to the other end and waits for its answer.
     pub(super) fn ask(&mut self, command: &Command) -> Result<Command> {
         self.node.tell(command)?;
         self.answer()
@@ -124,7 +124,7 @@ impl Near {
         }
     }
 
-    /// Asks for something that has no result.
+    /// Sends a command that has no result, and waits for its end.
     pub(super) fn order(&mut self, command: &Command) -> Result<()> {
         match self.ask(command)? {
             Command::Done => Ok(()),
@@ -152,7 +152,7 @@ impl Near {
         }
     }
 
-    /// Says goodbye and gives the message time to go out.
+    /// Sends `Quit` and gives the message time to go out.
     fn part(mut self) -> Result<()> {
         self.node.tell(&Command::Quit)?;
         for _ in 0..100 {
@@ -162,15 +162,15 @@ impl Near {
     }
 }
 
-/// What both ends need to know to open.
+/// Parameters with which both ends are opened.
 pub(super) struct Opening<'a> {
     pub(super) args: &'a TransferArgs,
     pub(super) rails: &'a dyn Rails,
     pub(super) transport: &'a str,
     pub(super) layout: SlabLayout,
-    /// Of this process's one end, or of the near one.
+    /// Memory of this process's one end, or of the near one.
     pub(super) memory: Memory,
-    /// Of the far end, when it is in this process too.
+    /// Memory of the far end, if it is in this process too.
     pub(super) far_memory: Memory,
 }
 
@@ -189,14 +189,14 @@ impl Opening<'_> {
         Near::meet(node, addresses, other)
     }
 
-    /// Is the far end until the initiator leaves.
+    /// Runs the far end until the initiator leaves.
     pub(super) fn listen(&self) -> Result<()> {
         let (far, addresses) = self.far(self.memory, &self.args.listen)?;
         println!("{} listens on {}", self.transport, addresses.join(","));
         far.serve(&Stop::default())
     }
 
-    /// Connects to wherever the far end is and measures.
+    /// Connects to the far end and measures.
     pub(super) fn measure(&self, work: impl FnOnce(&mut Near) -> Result<()>) -> Result<()> {
         if !self.args.connect.is_empty() {
             return finish(self.near(&self.args.connect, None)?, work);
@@ -224,7 +224,7 @@ impl Opening<'_> {
                 let ready = ready;
                 match self.far(self.far_memory, anywhere) {
                     Ok((far, addresses)) => {
-                        // The receiver waits for exactly this.
+                        // The receiver waits for this one message.
                         let _received = ready.send(addresses);
                         drop(ready);
                         far.serve(&stop)
@@ -238,7 +238,7 @@ impl Opening<'_> {
             };
             drop(_stop_far);
             let far = far.join().map_err(|_| anyhow!("the far end's thread panicked"))?;
-            // Where both failed, the far end knows the cause if it never opened, else the near end.
+            // If both failed, the cause is the far end's error if it never opened, otherwise the near end's.
             match (near, far) {
                 (Err(error), Ok(())) => Err(error),
                 (Err(near), Err(far)) => Err(far.context(format!("near end: {near:#}"))),

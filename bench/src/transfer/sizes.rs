@@ -1,4 +1,4 @@
-//! Sizes, lists of sizes, rows and durations as people write them.
+//! Parses sizes, lists of sizes, rows and durations of the command line.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 /// Largest piece.
 pub(super) const PIECE_BYTES_MAX: u64 = 1 << 30;
 
-/// Sizes of pieces, rising as given.
+/// Sizes of pieces, in the given order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes(pub Vec<u32>);
 
-/// How a piece is cut into rows.
+/// Rows of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowShape {
     /// Bytes of one row.
     pub bytes: u32,
-    /// From row to row at the initiator.
+    /// Bytes from row to row at the initiator.
     pub local_stride: u32,
-    /// From row to row at the target.
+    /// Bytes from row to row at the target.
     pub remote_stride: u32,
 }
 
 impl RowShape {
-    /// In the fabric's terms.
+    /// Converts to the fabric's type.
     #[must_use]
     pub fn rows(self) -> Rows {
         Rows { bytes: self.bytes, local_stride: self.local_stride, remote_stride: self.remote_stride }

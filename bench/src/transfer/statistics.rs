@@ -7,14 +7,14 @@ use hdrhistogram::Histogram;
 
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// The median; of an even number the upper one. Zero of none.
+/// The median; of an even number of values the upper one. Zero without values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Rounds of ours and of a peer, in turn. The ratio is the median of the rounds' ratios: what slows both down at one
-/// moment cancels out.
+/// Rounds of ours and of a peer, in turn. The ratio is the median of the rounds' ratios, so that a slowdown of
+/// both at the same time cancels out.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     ours: Vec<f64>,
@@ -35,7 +35,7 @@ impl Rounds {
         median(self.ours.clone())
     }
 
-    /// The best round of ours.
+    /// Our best round.
     pub(super) fn best(&self) -> f64 {
         self.ours.iter().copied().fold(0.0, f64::max)
     }
@@ -53,7 +53,7 @@ impl Rounds {
 /// Latencies to three digits, up to a minute.
 pub(super) struct Latencies(Histogram<u64>);
 
-/// Of a distribution, in microseconds.
+/// Percentiles of a distribution, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Percentiles {
     pub(super) p50_us: f64,
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn ratios_are_taken_round_by_round() {
         let mut rounds = Rounds::default();
-        // The machine is ten times as slow in two rounds, for both: the medians' quotient would be 5.
+        // The machine is ten times as slow in two rounds, for both sides: the quotient of the medians would be 5.
         for (ours, peer) in [(10.0, 20.0), (1.0, 2.0), (10.0, 2.0), (1.0, 2.0), (11.0, 22.0)] {
             rounds.push(ours, Some(peer));
         }

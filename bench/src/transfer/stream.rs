@@ -8,7 +8,7 @@ use super::node::Node;
 use super::piece::Piece;
 use super::places::{Shape, shuffled};
 
-/// How much to move, and how.
+/// Amount of data to move, and its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) op: Op,
@@ -17,19 +17,19 @@ pub(super) struct Plan {
     pub(super) batch: u32,
     /// Batches in flight.
     pub(super) depth: u32,
-    /// Batches altogether.
+    /// Number of batches in all.
     pub(super) batches: u64,
 }
 
 impl Plan {
-    /// The wanted batch and depth, smaller where the memory of either side ends.
+    /// Returns the plan with the wanted batch and depth, reduced to the memory of both sides.
     pub(super) fn fitting(op: Op, shape: Shape, (batch, depth): (u32, u32), capacity: u32) -> Self {
         let pieces = batch.saturating_mul(depth).min(capacity).max(1);
         let depth = depth.min(pieces).max(1);
         Self { op, shape, batch: batch.min(pieces / depth).max(1), depth, batches: 0 }
     }
 
-    /// Pieces that are in flight at most, each with a place of its own.
+    /// Most pieces in flight, each with its own place.
     pub(super) fn window(&self) -> u32 {
         self.batch.saturating_mul(self.depth)
     }
@@ -56,7 +56,7 @@ impl Plan {
     }
 }
 
-/// A plan under way.
+/// A plan in progress.
 #[derive(Debug)]
 pub(super) struct Stream {
     plan: Plan,
@@ -70,7 +70,7 @@ impl Stream {
         Self { plan, posted_batches: 0, next_piece: 0, completed_before: node.completed }
     }
 
-    /// Posts what there is room for; `true` when all of it has completed.
+    /// Posts as many pieces as there is room for; `true` once all have completed.
     pub(super) fn pump(&mut self, node: &mut Node) -> Result<bool> {
         let completed = node.completed - self.completed_before;
         while self.posted_batches < self.plan.batches

@@ -141,7 +141,7 @@ fn what_is_not_here_is_unavailable() {
     let line = "--transport queue --against perftest --sizes 64 --devices none-such-0";
     let error = run(&args(line), &rails, false, None).expect_err("no device");
     assert!(error.downcast_ref::<Unavailable>().is_some(), "{error:#}");
-    // "all" leaves out what a simulation does not have.
+    // "all" skips transports that a simulation does not have.
     assert_eq!(run(&args("--threads one --sizes 64"), &SimRails::default(), false, None).expect("skips"), []);
 }
 
@@ -168,7 +168,7 @@ fn files_hold_every_record() {
     std::fs::remove_dir_all(&folder).expect("clean");
 }
 
-/// After a stream in both directions, messages may be left that arrived behind the last look.
+/// After a stream in both directions, messages may be left that arrived after the last poll.
 #[test]
 fn what_a_stream_left_behind_is_not_taken_for_an_echo() {
     let args = args("--transport sim --threads one --op send --sizes 64 --iterations 5");
@@ -186,8 +186,8 @@ fn what_a_stream_left_behind_is_not_taken_for_an_echo() {
     measured.expect("every ping gets its own echo");
 }
 
-/// Where a machine has an RDMA device and perftest (the lab's virtual machine has): its programs run beside ours as child
-/// processes, and what they print is understood.
+/// On a machine with an RDMA device and perftest (such as the lab's virtual machine), its programs run beside
+/// ours as child processes, and their output is parsed.
 #[test]
 fn perftest_runs_beside_ours() {
     let Some(device) =
@@ -214,7 +214,7 @@ fn perftest_runs_beside_ours() {
     }
 }
 
-/// The script that measures the peers starts ours with these words.
+/// The script that measures the peers starts our side with these words.
 #[test]
 fn the_options_of_the_peers_script_are_understood() {
     let args = args(

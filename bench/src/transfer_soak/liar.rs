@@ -1,8 +1,9 @@
-//! A peer that holds the secret and lies: it names slots that it was not told of, generations that it guesses, and bytes
-//! outside of slots, asks to read, and breaks off anywhere.
+//! A peer that holds the secret and lies: it names slots that were not announced to it, guessed generations,
+//! and bytes outside of slots, requests reads, and disconnects anywhere.
 //!
-//! It speaks the TCP transport's protocol by hand (`dataplane/tcp/src/wire.rs` has the layout). Each lie must cost it the
-//! connection and change nothing: the worker keeps slots that nobody was told of, and compares them.
+//! The liar speaks the TCP transport's protocol by hand (`dataplane/tcp/src/wire.rs` has the layout). Each lie
+//! must end its connection and change no memory: the worker keeps slots that are announced to no peer, and
+//! compares them.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,16 +21,16 @@ const WRITE: u8 = 3;
 const READ: u8 = 5;
 /// Hellos of both sides with their proofs.
 const HELLO_BYTES: usize = 64;
-/// How long the worker may take to end a connection.
+/// Longest time until the worker ends a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What liars have done.
+/// Counts of the liars' work.
 #[derive(Debug, Default)]
 pub(crate) struct Lies {
-    /// Told over connections that were admitted.
+    /// Lies over admitted connections.
     pub(crate) told: AtomicU64,
-    /// Connections with another secret.
+    /// Connections with a wrong secret.
     pub(crate) strangers: AtomicU64,
 }
 
@@ -51,7 +52,7 @@ impl Random {
 }
 
 impl Liar {
-    /// Lies to the node at `address` about its slots, those of `targets` above all.
+    /// Starts a thread that lies to the node at `address` about its slots, mostly those of `targets`.
     pub(crate) fn start(
         address: String,
         key: SharedKey,
@@ -78,14 +79,14 @@ impl Liar {
         Self { stop, thread }
     }
 
-    /// Ends it; an error when a lie was believed.
+    /// Stops the thread. An error: a lie was believed.
     pub(crate) fn stop(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("a liar panicked"))?
     }
 }
 
-/// Connections of both lanes of a session, greeted; fewer when the node hung up.
+/// Opens and greets the connections of both lanes of a session; fewer if the node hung up.
 fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> {
     let mut streams = Vec::new();
     for lane in 0..2_u8 {
@@ -122,7 +123,7 @@ fn be_refused(address: &str, random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// Tells one lie; false when the connection was refused for want of room.
+/// Tells one lie. `false`: the connection was refused for lack of room.
 fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> Result<bool> {
     let mut streams = join(address, key, random.below(u64::MAX))?;
     let [_, stream] = &mut streams[..] else { return Ok(false) };
@@ -149,7 +150,7 @@ fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> 
     // The node may have hung up after the header.
     let _hung_up = stream.write_all(&header).and_then(|()| stream.write_all(&payload));
     let _hung_up = stream.shutdown(std::net::Shutdown::Write);
-    // What comes until it hangs up is not what lies in its slots.
+    // Bytes that the worker sends before it hangs up must not be contents of its slots.
     let mut seen = Vec::new();
     let ended = stream.read_to_end(&mut seen);
     let timed_out = ended.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);

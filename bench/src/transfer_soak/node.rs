@@ -1,4 +1,4 @@
-//! What both sides of the soak are made of, and the peer process.
+//! Parts that both sides of the soak have in common, and the peer process.
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub(crate) const LAYERS: u16 = 8;
 pub(crate) const SLOT_BYTES: usize = 64 << 10;
 /// All heads of the model.
 pub(crate) const HEADS: HeadRange = HeadRange { first: 0, count: 4 };
-/// Of the worker's blocks.
+/// Layout of the worker's blocks.
 pub(crate) const LAYOUT: PieceLayout =
     PieceLayout { layers: LAYERS, rows: 16, heads: HEADS, head_bytes: 128, fingerprint: 1 };
 const SLOTS: u32 = 256;
@@ -71,7 +71,7 @@ impl Node {
                 }
                 "rdma" => {
                     let device = Device::open(&Library::load()?, Some(device))?;
-                    // Seven retries would be without end on Soft-RoCE.
+                    // Seven retries would mean no limit on Soft-RoCE.
                     let config = VerbsConfig { retry_count: 6, key: key.clone(), ..VerbsConfig::default() };
                     let fabric = VerbsFabric::new(device, slab, any, config)?;
                     address.push(format!("rdma:{}", fabric.listening_on().context("bound")?));
@@ -101,7 +101,7 @@ impl Node {
     }
 }
 
-/// Where these heads lie in a block of all heads: one range for each row of each layer.
+/// Ranges of these heads in a block of all heads: one for each row of each layer.
 pub(crate) fn ranges_of(heads: HeadRange) -> impl Iterator<Item = Range<usize>> {
     let head_bytes = LAYOUT.head_bytes as usize;
     let row_bytes = usize::from(HEADS.count) * head_bytes;
@@ -112,19 +112,19 @@ pub(crate) fn ranges_of(heads: HeadRange) -> impl Iterator<Item = Range<usize>> 
     })
 }
 
-/// Writes these heads of a block to a slot that holds no others.
+/// Writes these heads of a block to a slot that holds only them.
 pub(crate) fn fill_block(slot: &SlotRef, heads: HeadRange, seed: u64, block: usize) {
     let whole = block_bytes(seed, block);
     let bytes: Vec<u8> = ranges_of(heads).flat_map(|range| whole[range].to_vec()).collect();
     slot.slab().write(slot.slot(), 0, &bytes);
 }
 
-/// Bytes of a block of a hand-off, all heads.
+/// Returns the bytes of a block of a hand-off, with all heads.
 pub(crate) fn block_bytes(seed: u64, block: usize) -> Vec<u8> {
     pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ block as u64, SLOT_BYTES)
 }
 
-/// Bytes of which no stretch is like another.
+/// Returns bytes in which no stretch repeats.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -138,7 +138,8 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The peer process: pushes blocks when told to, layer by layer and in pieces of a prompt, until its input ends or it is killed.
+/// Runs the peer process: pushes blocks on command, layer by layer and in pieces of a prompt, until its input
+/// ends or it is killed.
 pub(crate) fn run(transports: &str, socket: &Path, heads: HeadRange) -> Result<()> {
     let secret = std::env::var(SECRET).with_context(|| format!("{SECRET} is not set"))?;
     let key = SharedKey::from_secret(secret.as_bytes())?;
@@ -164,7 +165,7 @@ pub(crate) fn run(transports: &str, socket: &Path, heads: HeadRange) -> Result<(
             let first_block = (number * piece) as u32;
             for layer in 0..LAYERS {
                 let (slots, layers) = (piece_slots.to_vec(), layer..layer + 1);
-                // Too many commands: this hand-off stays incomplete, which the other side must bear.
+                // Too many commands: this hand-off stays incomplete, which the other side must handle.
                 let _full =
                     node.service.submit(Command::Push { transfer, content, first_block, slots, layers });
             }

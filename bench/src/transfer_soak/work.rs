@@ -1,4 +1,4 @@
-//! The random work and its accounts.
+//! The random work and its counts.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,9 +13,9 @@ use dataplane_transfer::{Command, HeadRange, Notice, Outcome};
 use super::Peer;
 use super::node::{HEADS, LAYOUT, Node, block_bytes, content_of, fill_block, ranges_of};
 
-/// Slots that nobody is told of.
+/// Slots that are announced to no peer.
 const UNTOLD: usize = 16;
-/// Hand-offs under way at a time, at first and where the transports are fast enough.
+/// Limit of hand-offs in progress: at first, and at most on fast transports.
 const UNDER_WAY_FIRST: usize = 4;
 const UNDER_WAY_MAX: usize = 24;
 /// Most blocks of one hand-off.
@@ -29,7 +29,7 @@ pub(crate) struct Tally {
     stopped: u64,
     lost: u64,
     refused: u64,
-    /// The largest limit of hand-offs under way.
+    /// Largest limit of hand-offs in progress that was reached.
     at_once_most: usize,
     bytes_compared: u64,
 }
@@ -52,7 +52,7 @@ impl Tally {
 
 struct Expected {
     seed: u64,
-    /// The first block that is wanted, and how many.
+    /// First block that is wanted, and number of blocks.
     first_block: usize,
     blocks: usize,
     /// Heads of each block that the sender holds.
@@ -67,11 +67,12 @@ pub(crate) struct Worker {
     notices: Receiver<Notice>,
     random: u64,
     expected: HashMap<u64, Expected>,
-    /// Adaptive limit, 1 to [`UNDER_WAY_MAX`]: one less when a hand-off misses a deadline that is not hurried, one more when one is whole. A
-    /// transport that is too slow for all at once (Soft-RoCE in an emulated machine) would be late with every one.
+    /// Adaptive limit, 1 to [`UNDER_WAY_MAX`]: one less when a hand-off misses a deadline that is not hurried,
+    /// one more when a hand-off completes. A transport that is too slow for all at once (Soft-RoCE in an
+    /// emulated machine) would otherwise be late with every one.
     under_way_limit: usize,
     pub(crate) tally: Tally,
-    /// Slots that nobody is told of: liars try to write them.
+    /// Slots that are announced to no peer; liars try to write to them.
     untold: Vec<SlotRef>,
     seed: u64,
 }
@@ -79,7 +80,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(folder: &Path, seed: u64, transports: &str, key: &SharedKey) -> Result<Self> {
         let (sender, notices) = channel();
-        // The receiver outlives the service; at the very end a notice may find nobody.
+        // The receiver outlives the service, except that a notice at the very end may find it gone.
         let notify = move |notice| drop(sender.send(notice));
         let node = Node::new(transports, &folder.join("0.sock"), HEADS, seed, key, notify)?;
         let untold: Vec<SlotRef> = (0..UNTOLD).filter_map(|_| node.pool.acquire()).collect();
@@ -103,12 +104,12 @@ impl Worker {
         (self.random >> 8) % bound
     }
 
-    /// Numbers of the slots that nobody is told of.
+    /// Returns the numbers of the slots that are announced to no peer.
     pub(crate) fn untold(&self) -> Vec<u32> {
         self.untold.iter().map(SlotRef::slot).collect()
     }
 
-    /// Compares those slots, and gives them back.
+    /// Compares these slots, and releases them.
     pub(crate) fn check_untold(&mut self) -> Result<()> {
         for slot in self.untold.drain(..) {
             let mut found = vec![0; LAYOUT.slot_bytes()];
@@ -133,7 +134,7 @@ impl Worker {
         if self.below(12) == 0
             && let Some((&transfer, expected)) = self.expected.iter_mut().next()
         {
-            // Refused when the queue is full: then it is simply not cancelled.
+            // Refused if the queue is full; then the hand-off is not cancelled.
             expected.is_cancelled |= self.node.service.submit(Command::Cancel { transfer }).is_ok();
         }
         Ok(())
@@ -142,14 +143,14 @@ impl Worker {
     fn expect(&mut self, peer: &mut Peer) {
         let (transfer, seed) = (self.below(1 << 40) << 16 | 1, self.below(1 << 50));
         let pushed = 1 + self.below(BLOCKS_MAX) as usize;
-        // In half of them the first blocks are here already.
+        // In half of the hand-offs the first blocks are already present.
         let first_block = if self.below(2) == 0 { 0 } else { self.below(pushed as u64) as usize };
         let blocks = pushed - first_block;
         let slots: Vec<SlotRef> = (0..blocks).map_while(|_| self.node.pool.acquire()).collect();
         if slots.len() < blocks {
             return;
         }
-        // Old bytes of a slot must not pass for a block that has come.
+        // Old bytes of a slot must not pass for an arrived block.
         let blank = vec![0xA5; LAYOUT.slot_bytes()];
         slots.iter().for_each(|slot| slot.slab().write(slot.slot(), 0, &blank));
         let is_hurried = self.below(10) == 0;
@@ -169,7 +170,7 @@ impl Worker {
         }
     }
 
-    /// Takes what has ended.
+    /// Handles ended hand-offs.
     pub(crate) fn collect(&mut self) -> Result<()> {
         while let Ok(notice) = self.notices.try_recv() {
             if let Notice::Arrived { transfer, slots, outcome } = notice {

@@ -1,4 +1,4 @@
-//! The value to publish so that a HorizontalPodAutoscaler sets the wanted count. No I/O.
+//! Calculation of the metric value with which a HorizontalPodAutoscaler sets the wanted count. No I/O.
 //!
 //! Source: `kubernetes/kubernetes` `pkg/controller/podautoscaler/replica_calculator.go`, `GetExternalPerPodMetricReplicas`,
 //! for an external metric of type `AverageValue` with target 1:
@@ -15,10 +15,10 @@
 /// (`--horizontal-pod-autoscaler-tolerance`).
 pub const DEFAULT_TOLERANCE: f64 = 0.1;
 
-/// Ratios that differ by less are equal: releases of Kubernetes round differently at the edge.
+/// Ratios that differ by less are equal: releases of Kubernetes round differently at the limit.
 const ROUNDING: f64 = 1e-9;
 
-/// A count for an autoscaler.
+/// A metric value and its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
     /// Value of the metric.
@@ -31,10 +31,10 @@ fn stays(current: u32, value: u32, tolerance: f64) -> bool {
     (f64::from(value) / f64::from(current) - 1.0).abs() <= tolerance + ROUNDING
 }
 
-/// The value for a pool that has `current` workers and should have `wanted`.
+/// Returns the value for a pool that has `current` workers and should have `wanted`.
 #[must_use]
 pub fn published(current: u32, wanted: u32, tolerance: f64) -> Published {
-    // The autoscaler does nothing for an object at zero replicas; KEDA itself activates it.
+    // The autoscaler ignores an object with zero replicas; KEDA itself activates it.
     if current == 0 || current == wanted {
         return Published { value: wanted, expected: wanted };
     }
@@ -53,7 +53,7 @@ pub fn published(current: u32, wanted: u32, tolerance: f64) -> Published {
 mod tests {
     use super::*;
 
-    /// The autoscaler's own arithmetic, in both forms that Kubernetes has had.
+    /// Replicas by the autoscaler's own arithmetic, in both forms that Kubernetes has had.
     fn autoscaler(current: u32, value: u32, tolerance: f64) -> [u32; 2] {
         let ratio = f64::from(value) / f64::from(current);
         let old = if (1.0 - ratio).abs() <= tolerance { current } else { value };

@@ -1,4 +1,4 @@
-//! KEDA's external scaler: a gRPC service that says how many workers a pool should have.
+//! KEDA's external scaler: a gRPC service that returns the number of workers that a pool should have.
 //!
 //! Source: `kedacore/keda` `pkg/scalers/externalscaler/externalscaler.proto` and "External Scalers" of its documentation. A
 //! `ScaledObject` names the pool in its trigger's metadata:
@@ -53,7 +53,7 @@ struct Scaler {
     counts: WantedCounts,
 }
 
-/// The metadata of a trigger that matter here.
+/// The relevant metadata of a trigger.
 #[derive(Debug, Clone, PartialEq)]
 struct Trigger {
     pool: String,
@@ -79,7 +79,7 @@ impl Trigger {
         Ok(Self { pool: pool.clone(), tolerance })
     }
 
-    /// This trigger's pool among the counts.
+    /// Returns the count of this trigger's pool.
     fn target<'a>(&self, counts: Option<&'a Vec<PoolTarget>>) -> Result<&'a PoolTarget, Status> {
         let counts = counts.ok_or_else(|| Status::unavailable("the planner has not decided yet"))?;
         counts.iter().find(|target| target.pool == self.pool).ok_or_else(|| {
@@ -111,7 +111,7 @@ impl ExternalScaler for Scaler {
         counts.mark_changed();
         let stream = unfold((counts, trigger, None), |(mut counts, trigger, mut last)| async move {
             loop {
-                // The planner has ended: so does the stream, and KEDA connects again.
+                // The planner has ended, so the stream ends and KEDA connects again.
                 counts.changed().await.ok()?;
                 let wanted =
                     trigger.target(counts.borrow_and_update().as_ref()).ok().map(|target| target.wanted);

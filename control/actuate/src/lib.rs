@@ -1,11 +1,12 @@
-//! Carries out the planner's counts outside this machine.
+//! Carries out the planner's counts through external autoscalers.
 //!
-//! Reading order: `wanted` (the counts that are published, shared by both ways), `hpa` (which count a HorizontalPodAutoscaler
-//! will set for a published value; no I/O), `keda` (the gRPC service that KEDA asks), `webhook` (posts each change to a URL).
-//! Scaling a Kubernetes object directly is in `control-kubernetes`; starting processes of this machine is in `control-node`.
+//! Reading order: `wanted` (the published counts, shared by both actuators), `hpa` (the count that a
+//! HorizontalPodAutoscaler will set for a published value; no I/O), `keda` (the gRPC service that KEDA
+//! queries), `webhook` (posts each change to a URL). Scaling a Kubernetes object directly is in
+//! `control-kubernetes`; starting processes of this machine is in `control-node`.
 //!
-//! Invariant: nothing is published before the planner has decided once, so a restart never looks like a wish for zero
-//! workers.
+//! Invariant: nothing is published before the planner has decided once, so that a restart never looks like a
+//! request for zero workers.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The counts that the planner wants, as they are published.
+//! The published counts of the planner.
 
 use tokio::sync::watch;
 
@@ -9,20 +9,20 @@ pub struct PoolTarget {
     pub pool: String,
     /// Workers that the pool should have.
     pub wanted: u32,
-    /// Workers that it has, starting ones included, draining ones not.
+    /// Workers that the pool has, including starting ones, without draining ones.
     pub current: u32,
-    /// Why, in a line.
+    /// Reason for the count, in one line.
     pub text: String,
 }
 
 /// The latest counts of all pools; `None` until the planner has decided once.
 pub type WantedCounts = watch::Receiver<Option<Vec<PoolTarget>>>;
 
-/// The end that the planner writes to.
+/// Sending end of the counts, for the planner.
 #[derive(Debug)]
 pub struct WantedSender(watch::Sender<Option<Vec<PoolTarget>>>);
 
-/// A channel that holds the latest counts.
+/// Creates a channel that holds the latest counts.
 #[must_use]
 pub fn wanted_counts() -> (WantedSender, WantedCounts) {
     let (sender, receiver) = watch::channel(None);
@@ -30,7 +30,7 @@ pub fn wanted_counts() -> (WantedSender, WantedCounts) {
 }
 
 impl WantedSender {
-    /// Publishes the counts of all pools. Receivers wake only when they differ from the ones before.
+    /// Publishes the counts of all pools. Receivers wake only if the counts differ from the previous ones.
     pub fn publish(&self, pools: Vec<PoolTarget>) {
         self.0.send_if_modified(|last| {
             let is_changed = last.as_ref() != Some(&pools);

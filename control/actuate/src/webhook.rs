@@ -6,10 +6,10 @@
 //! {"decision_id": 7, "pools": [{"pool": "decode", "wanted": 3, "current": 2, "reason": "decode: 3 workers, …"}]}
 //! ```
 //!
-//! A 2xx answer acknowledges the decision. Until then the same decision is posted again, with the same `decision_id`, ever
-//! later up to [`RETRY_MAX`]; a newer one takes its place at once. `decision_id` grows with each change of the wanted counts
-//! and starts from the milliseconds since 1970 at start-up, so that it also grows over restarts. A receiver that has seen
-//! an id has nothing more to do for it.
+//! A 2xx answer acknowledges the decision. Until then the same decision is posted again, with the same
+//! `decision_id`, at growing intervals up to [`RETRY_MAX`]; a newer decision replaces it at once.
+//! `decision_id` grows with each change of the wanted counts and starts from the milliseconds since 1970 at
+//! start-up, so that it also grows over restarts. A receiver can ignore an id that it has seen.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 
 use crate::wanted::{PoolTarget, WantedCounts};
 
-/// Longest time for an answer.
+/// Time limit for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Pause after a first post that was not acknowledged; it doubles.
+/// Pause after a first post that was not acknowledged; it doubles with each further post.
 const RETRY_MIN: Duration = Duration::from_millis(500);
 /// Longest pause between two posts of one decision.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Why a URL is refused.
+/// Error of an invalid URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebhookError(String);
 
@@ -39,7 +39,7 @@ impl std::fmt::Display for WebhookError {
 
 impl std::error::Error for WebhookError {}
 
-/// Where changes are posted.
+/// Destination of the posts.
 #[derive(Debug)]
 pub struct Webhook {
     client: EngineClient,
@@ -60,13 +60,14 @@ impl Webhook {
         Ok((format!("{scheme}://{}:{port}", authority.host()), path.to_owned()))
     }
 
-    /// Posts to this path of a client's server. The client shows the key, if there is one.
+    /// Creates a webhook that posts to this path of the client's server. The client sends the key, if there
+    /// is one.
     #[must_use]
     pub fn new(client: EngineClient, path: String) -> Self {
         Self { client, path }
     }
 
-    /// Posts each change until the counts' sender is gone.
+    /// Posts each change until the counts' sender is dropped.
     pub async fn run(self, mut counts: WantedCounts) {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut decision_id = since_epoch.as_millis() as u64;
@@ -80,7 +81,8 @@ impl Webhook {
             let current = wanted(&pools);
             if current != attempted {
                 (attempted, retry) = (current.clone(), RETRY_MIN);
-                // A post whose answer is lost may have been carried out: what was acknowledged before holds no more.
+                // A post whose answer is lost may have been carried out, so the previous acknowledgement no
+                // longer holds.
                 acknowledged = None;
                 decision_id += 1;
             }
@@ -113,7 +115,7 @@ impl Webhook {
     }
 }
 
-/// The wanted counts alone.
+/// Returns only the wanted counts.
 fn wanted(pools: &Option<Vec<PoolTarget>>) -> Option<Vec<u32>> {
     pools.as_ref().map(|pools| pools.iter().map(|pool| pool.wanted).collect())
 }
@@ -143,7 +145,7 @@ mod tests {
 
     type Posts = Arc<Mutex<Vec<Value>>>;
 
-    /// A receiver that refuses the first two posts and accepts the others.
+    /// A receiver that refuses the first two posts and accepts all later ones.
     async fn receiver() -> (String, Posts) {
         async fn take(State(posts): State<Posts>, body: axum::body::Bytes) -> StatusCode {
             let mut posts = posts.lock().expect("a lock");

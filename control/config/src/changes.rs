@@ -1,4 +1,4 @@
-//! What differs between two states of the file, key by key.
+//! Differences between two states of the configuration, key by key.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use serde_json::{Map, Value};
 use crate::load::{Key, Section};
 use crate::settings::Settings;
 
-/// A key that has another value.
+/// A key whose value changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Its section.
+    /// Section of the key.
     pub section: &'static str,
-    /// Its name.
+    /// Name of the key.
     pub key: &'static str,
-    /// What it was, as TOML.
+    /// Old value, as TOML.
     pub from: String,
-    /// What it is, as TOML.
+    /// New value, as TOML.
     pub to: String,
-    /// Whether a running gateway takes it; other keys count from the next start on.
+    /// Whether a running gateway takes the new value; other keys take effect at the next start.
     pub is_live: bool,
 }
 
@@ -28,10 +28,10 @@ impl fmt::Display for Change {
     }
 }
 
-/// All keys whose values differ, in the order of the reference.
+/// Returns all keys whose values differ, in the order of the reference.
 #[must_use]
 pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
-    // By name, so that a section which is forgotten here does not compile.
+    // Destructured by name, so that a section which is missing here does not compile.
     let Settings {
         serve,
         drain,
@@ -92,9 +92,9 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
     all
 }
 
-/// Every key with its value, by section; texts of TOML.
+/// Returns every key with its value as TOML text, by section.
 fn to_json(settings: &Settings) -> Value {
-    // By name, so that a section which is forgotten here does not compile.
+    // Destructured by name, so that a section which is missing here does not compile.
     let Settings {
         serve,
         drain,
@@ -156,8 +156,8 @@ fn to_json(settings: &Settings) -> Value {
     Value::Object(all)
 }
 
-/// What a process goes by that was started with some settings and has read others since: live keys as they are now, all
-/// others as they were.
+/// Returns the settings in effect in a process that was started with `started` and has read `now` since: live
+/// keys have their new values, all other keys the values at start.
 #[must_use]
 pub fn in_force(started: &Settings, now: &Settings) -> Value {
     let (mut all, fresh) = (to_json(started), to_json(now));
@@ -188,7 +188,8 @@ fn compare<S: Section>(all: &mut Vec<Change>, old: &S, new: &S) {
     }
 }
 
-/// Tables of a kind, key by key over all of them. A table that comes or goes waits for the next start, with all of its keys.
+/// Compares the tables of an array, key by key over all of them. If a table was added or removed, none of the
+/// keys is live.
 fn compare_lists<S: Section>(all: &mut Vec<Change>, old: &[S], new: &[S]) {
     for key in S::keys() {
         let shown = |tables: &[S]| {

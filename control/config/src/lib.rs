@@ -1,4 +1,4 @@
-//! The one TOML file.
+//! The TOML configuration file.
 //!
 //! Each key is declared once, in `settings`, with its meaning, default and range. From that declaration come the
 //! typed struct, the check (all problems at once, with line and the nearest known name), `kvasir config

@@ -1,4 +1,4 @@
-//! Reading a file: every problem is found before any is reported.
+//! Parsing of a configuration file. All problems are collected before they are reported.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,21 +10,21 @@ use crate::pools::PoolSettings;
 use crate::settings::{RdmaSettings, Settings};
 use crate::value::{Kind, Range, Setting};
 
-/// A key of a section, with everything that is known about it.
+/// A key of a section, with its description, its default and its setter.
 pub(crate) struct Key<S> {
-    /// Its name.
+    /// Name of the key.
     pub name: &'static str,
-    /// What it means.
+    /// Documentation text of the key.
     pub doc: String,
-    /// Its sort.
+    /// Kind of value that the key takes.
     pub kind: Kind,
-    /// Its default, as TOML.
+    /// Default value, as TOML.
     pub default: String,
-    /// Its range in words, if it has one.
+    /// Allowed range in words; `None`: no range.
     pub range: Option<String>,
-    /// Whether a running gateway takes another value.
+    /// Whether a running gateway takes a changed value.
     pub is_live: bool,
-    /// The value of a section, as TOML.
+    /// Returns the key's value in a section, as TOML.
     pub show: fn(&S) -> String,
     assign: Assign<S>,
 }
@@ -67,7 +67,7 @@ impl<S: 'static> Key<S> {
         Self { name, doc, kind, default, range: described, is_live, show, assign: Box::new(assign) }
     }
 
-    /// The same key, with what is said of other values in a running gateway.
+    /// Sets whether a running gateway takes a changed value.
     pub(crate) fn live(self, is_live: bool) -> Self {
         Self { is_live, ..self }
     }
@@ -75,40 +75,40 @@ impl<S: 'static> Key<S> {
 
 /// A table of the file.
 pub(crate) trait Section: Default + Sized + 'static {
-    /// Its name.
+    /// Name of the table.
     const PATH: &'static str;
-    /// What it is about.
+    /// Returns the documentation text of the section.
     fn doc() -> String;
-    /// Its keys, in order.
+    /// Returns the keys, in order of declaration.
     fn keys() -> Vec<Key<Self>>;
 }
 
-/// One thing that is wrong.
+/// One problem of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
 }
 
-/// A file that cannot be used.
+/// Error of a configuration file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: {reason}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's reason.
+        /// Error text of the operating system.
         reason: String,
     },
-    /// It has mistakes, all of them listed.
+    /// The file has problems. All of them are listed.
     #[error("{}", listed(path, problems))]
     Invalid {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The mistakes, by line.
+        /// The problems, ordered by line.
         problems: Vec<Problem>,
     },
 }
@@ -125,14 +125,14 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads a file.
+/// Reads and parses a file.
 pub fn load(path: &Path) -> Result<Settings, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), reason: error.to_string() })?;
     parse(&text).map_err(|problems| ConfigError::Invalid { path: path.to_owned(), problems })
 }
 
-/// Reads a text.
+/// Parses the text of a file.
 pub fn parse(text: &str) -> Result<Settings, Vec<Problem>> {
     let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
     let root = match DeTable::parse(text) {
@@ -242,7 +242,7 @@ impl Reader<'_> {
         settings
     }
 
-    /// Reports mistakes of `[discovery]` beyond its single keys.
+    /// Reports problems of `[discovery]` that involve more than one key.
     fn check_discovery(&mut self, root: &DeTable<'_>, settings: &Settings) {
         let pool = &settings.discovery.dns_pool;
         let is_pool =
@@ -254,14 +254,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Reports folders of the disk tier that its files cannot be shared out over.
+    /// Reports disk tier folders over which the segment files cannot be spread evenly.
     fn check_disk_paths(&mut self, root: &DeTable<'_>, settings: &Settings) {
         let tier = &settings.disk_tier;
         let folders = tier.path.0.len() as u64;
         if folders < 2 || tier.capacity.0 == 0 {
             return;
         }
-        // Files have whole pages.
+        // A file has whole pages of 4096 bytes.
         let segment = tier.segment.0.min(tier.capacity.0) / 4096 * 4096;
         let segments = tier.capacity.0.checked_div(segment).unwrap_or(0);
         let takes_folders = ["auto", "io_uring", "pread"].contains(&tier.engine.as_str());
@@ -284,7 +284,7 @@ impl Reader<'_> {
         self.report(key.map_or(0, |(key, _)| key.span().start), problem);
     }
 
-    /// Reports stores that are no URLs.
+    /// Reports entries of `gateway.stores` that are no URLs.
     fn check_stores(&mut self, root: &DeTable<'_>, settings: &Settings) {
         let is_url = |text: &str| {
             let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
@@ -305,7 +305,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reports values of `[rdma]` that are written in no known way. Whether they are there is known at the start only.
+    /// Reports malformed values of `[rdma]`. Whether the devices and addresses exist is known only at start.
     fn check_rdma(&mut self, root: &DeTable<'_>, settings: &Settings) {
         let RdmaSettings { gid, partition, near, .. } = &settings.rdma;
         let key = partition.strip_prefix("0x").and_then(|digits| u16::from_str_radix(digits, 16).ok());
@@ -336,7 +336,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reports mistakes of `[planner]` beyond its single keys.
+    /// Reports problems of `[planner]` that involve more than one key.
     fn check_planner(&mut self, root: &DeTable<'_>, settings: &Settings) {
         let planner = &settings.planner;
         let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "planner");
@@ -345,7 +345,7 @@ impl Reader<'_> {
             ("prefill", planner.prefill_min, planner.prefill_max),
             ("decode", planner.decode_min, planner.decode_max),
         ] {
-            // Without prefill workers their minimum means nothing.
+            // Without prefill workers, `prefill_min` has no effect.
             if min > max && max > 0 {
                 self.report(offset, format!("planner.{role}_min is above planner.{role}_max"));
             }
@@ -380,7 +380,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is wrong with pools and splits beyond their single keys.
+    /// Reports problems of pools and splits that involve more than one key.
     fn check_pools(&mut self, root: &DeTable<'_>, settings: &Settings) {
         const OF_GATEWAY: &str = "gateway";
         let line = |path: &str, at: usize| {
@@ -423,8 +423,8 @@ impl Reader<'_> {
                 self.report(offset, "split.pools: all weights are 0".to_owned());
             }
         }
-        // Several pools may serve a model of one name, as for a canary: the first of them is meant by the name. Every other
-        // name means one thing.
+        // Several pools may serve the same model name, as for a canary: the name then means the first of
+        // them. Aliases and split names must be unique.
         let model_of =
             |pool: &PoolSettings| if pool.model.is_empty() { pool.name.clone() } else { pool.model.clone() };
         let models: Vec<String> =
@@ -467,7 +467,7 @@ impl Reader<'_> {
         self.table(table)
     }
 
-    /// Tables of which there may be several.
+    /// Reads a section that may occur several times.
     fn list<S: Section>(&mut self, root: &DeTable<'_>) -> Vec<S> {
         let Some((key, value)) = root.iter().find(|(key, _)| key.get_ref().as_ref() == S::PATH) else {
             return Vec::new();
@@ -502,20 +502,20 @@ impl Reader<'_> {
     }
 }
 
-/// A side of a split: the pool's name and its weight.
+/// Parses a side of a split: the pool's name and its weight.
 #[must_use]
 pub fn weight_of(side: &str) -> Option<(&str, u32)> {
     let (name, weight) = side.split_once('=')?;
     Some((name.trim(), weight.trim().parse().ok()?))
 }
 
-/// The known name that is closest, if it is close at all.
+/// Returns the closest known name, if its edit distance is at most half the length of `name`.
 fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let best = known.iter().map(|other| (edit_distance(name, other), *other)).min()?;
     (best.0 <= name.len().max(3) / 2).then_some(best.1)
 }
 
-/// Levenshtein's distance.
+/// Returns the Levenshtein distance.
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

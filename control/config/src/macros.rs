@@ -1,10 +1,10 @@
-//! The declaration of sections and keys.
+//! Macro that declares sections and keys.
 
 /// Declares a section: a struct with one field per key, its defaults, and a table that describes it.
 ///
-/// A key is written `name: Type = default, in low => high;` (the range is optional), with its documentation above;
-/// a choice among words is written `name: String = "a".to_owned(), one_of &["a", "b"];`. At its end, `live = true` says that
-/// a running gateway takes another value as soon as the file has it.
+/// A key is written `name: Type = default, in low => high;` (the range is optional), with its documentation
+/// above; a choice among words is written `name: String = "a".to_owned(), one_of &["a", "b"];`. `live = true`
+/// at the end means that a running gateway takes a changed value as soon as the file has it.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
@@ -62,7 +62,7 @@ macro_rules! section {
 
 pub(crate) use section;
 
-/// Doc comment lines as one text.
+/// Joins doc comment lines with spaces.
 pub(crate) fn joined(lines: &[&str]) -> String {
     lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }

@@ -1,6 +1,6 @@
 //! Names of periods after which demand repeats.
 
-/// Seconds of a season of `[planner] seasons`; `None` for what is none.
+/// Returns the seconds of a season of `[planner] seasons`; `None` for an unknown name.
 #[must_use]
 pub fn seconds(season: &str) -> Option<f64> {
     match season {

@@ -1,4 +1,4 @@
-//! Every key, with its meaning, default and range.
+//! Configuration keys with their meaning, default and range.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use crate::value::{Bytes, Paths};
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 section! {
-    /// What `kvasir serve` starts.
+    /// The processes that `kvasir serve` starts.
     ServeSettings, "serve" {
         /// Prefill workers.
         prefill_workers: u64 = 1, in 0 => 16;
         /// Decode workers.
         decode_workers: u64 = 1, in 1 => 16;
-        /// Give each process cores of its own when there are at least two for each.
+        /// Pin each process to cores of its own when there are at least two cores for each process.
         pin_cores: bool = true;
-        /// How long Ctrl-C waits for requests in flight before it stops anyway.
+        /// Longest time that Ctrl-C waits for requests in flight before `kvasir serve` stops anyway.
         drain: Duration = Duration::from_secs(30), in Duration::from_secs(0) => Duration::from_secs(3600);
-        /// First pause before a worker that died is started again; it doubles each time.
+        /// Pause before a worker that exited is started again. It doubles with each further exit.
         restart_pause: Duration = Duration::from_millis(200), in Duration::from_millis(10) => Duration::from_secs(60);
         /// Longest pause before a restart.
         restart_pause_max: Duration = Duration::from_secs(10), in Duration::from_millis(10) => Duration::from_secs(600);
@@ -28,216 +28,237 @@ section! {
 }
 
 section! {
-    /// How a gateway stops on SIGTERM. (Ctrl-C and a second signal do not wait for load balancers.)
+    /// Shutdown of a gateway on SIGTERM. (Ctrl-C and a second signal do not wait for load balancers.)
     DrainSettings, "drain" {
-        /// How long it goes on accepting after it has said that it is not ready (`/readyz`, `/health`), so that load balancers
-        /// send their requests elsewhere before its port closes. `kvasir serve` stops its own gateway without it.
+        /// Time for which the gateway continues to accept requests after it has reported that it is not ready
+        /// (`/readyz`, `/health`), so that load balancers route requests elsewhere before the port closes.
+        /// `kvasir serve` stops its own gateway without this delay.
         unready_for: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(600);
     }
 }
 
 section! {
-    /// How many workers there should be. `kvasir serve` plans for the workers that it starts itself; `kvasir control` for those
-    /// behind running gateways. Times and sizes of the engine are where learning begins: gaps between tokens and times to the
-    /// first one correct them, by at most sixteen times.
+    /// The planner, which decides how many workers there should be. `kvasir serve` plans for the workers that
+    /// it starts itself; `kvasir control` for the workers behind running gateways. The engine's step times
+    /// and sizes below are initial values: measured inter-token latencies and times to first token correct
+    /// them, by a factor of at most sixteen.
     PlannerSettings, "planner" {
-        /// `off`; `advise` shows on the gateway's page and in its metrics what is wanted; `act` carries it out by `actuator`.
+        /// `off` turns the planner off; `advise` shows the planned counts on the gateway's page and in its
+        /// metrics; `act` also carries them out through `actuator`.
         mode: String = "advise".to_owned(), one_of &["off", "advise", "act"];
-        /// How counts are carried out. `processes`: `kvasir serve` starts and drains workers of its machine. The others are for
-        /// `kvasir control`: `kubernetes` sets the replicas of `prefill_target` and `decode_target` (needs a binary that was
-        /// built with `--features kubernetes`); `keda` answers KEDA's external scaler at `control.keda_listen`; `webhook` posts
-        /// each change to `control.webhook`.
+        /// Mechanism that carries out the planned counts. `processes`: `kvasir serve` starts and drains
+        /// workers on its machine. The other values are for `kvasir control`: `kubernetes` sets the replicas
+        /// of `prefill_target` and `decode_target` (needs a binary built with `--features kubernetes`);
+        /// `keda` answers KEDA's external scaler at `control.keda_listen`; `webhook` posts each change to
+        /// `control.webhook`.
         actuator: String = "processes".to_owned(), one_of &["processes", "kubernetes", "keda", "webhook"];
-        /// Workload of the prefill workers, as `Deployment/prefill`: a Deployment, StatefulSet, LeaderWorkerSet,
-        /// DynamoGraphDeploymentScalingAdapter, or `PLURAL.VERSION.GROUP/NAME` for anything else with a `scale` subresource.
+        /// Workload of the prefill workers, written like `Deployment/prefill`: a Deployment, StatefulSet,
+        /// LeaderWorkerSet, DynamoGraphDeploymentScalingAdapter, or `PLURAL.VERSION.GROUP/NAME` for any other
+        /// kind with a `scale` subresource.
         prefill_target: String = String::new();
-        /// Workload of the decode workers, or of workers that do both.
+        /// Workload of the decode workers, or of workers that both prefill and decode.
         decode_target: String = String::new();
-        /// With `kubernetes`: before there are to be fewer workers, mark those with the fewest cached blocks as the first to be
-        /// deleted (`controller.kubernetes.io/pod-deletion-cost`; needs the right to patch pods). Only Deployments heed it.
+        /// With `kubernetes`: before a workload is scaled down, mark the workers with the fewest cached
+        /// blocks as the first to be deleted (`controller.kubernetes.io/pod-deletion-cost`; needs the right
+        /// to patch pods). Only Deployments honour the mark.
         deletion_cost: bool = false;
-        /// Time to the first token that requests should keep.
+        /// Service level: time to first token.
         ttft: Duration = Duration::from_millis(500), in Duration::from_millis(1) => Duration::from_secs(600);
-        /// Mean time between the tokens of an answer that requests should keep.
+        /// Service level: mean inter-token latency of an answer.
         itl: Duration = Duration::from_millis(50), in Duration::from_micros(100) => Duration::from_secs(60);
-        /// Share of requests that should keep both.
+        /// Share of requests that must meet both `ttft` and `itl`.
         attainment: f64 = 0.99, in 0.5 => 0.999;
-        /// Share of a worker's capacity that is used, until enough demand is recorded to choose it (`choose_after`); the rest is
-        /// headroom for bursts and for the time that a worker takes to start.
+        /// Share of a worker's capacity that is used until enough demand is recorded to choose the share
+        /// (`choose_after`). The rest is headroom for bursts and for the time that a worker takes to start.
         utilisation: f64 = 0.7, in 0.05 => 1.0;
-        /// How far back demand is recorded, at most 241,920 intervals (14 days at 5 s); `"0s"` turns that off, and `utilisation` is
-        /// used for good.
+        /// Period of demand that is kept, at most 241,920 intervals (14 days at 5 s). `"0s"` turns recording
+        /// off, and `utilisation` is always used.
         history: Duration = Duration::from_secs(14 * 86400), in Duration::from_secs(0) => Duration::from_secs(90 * 86400);
-        /// Existing folder in which recorded demand outlives this process, one for each control service; empty keeps it in memory
-        /// alone.
+        /// Existing folder in which recorded demand is saved across restarts; each control service needs its
+        /// own. Empty: recorded demand is kept in memory only.
         history_folder: String = String::new();
-        /// From so much recorded demand on the share is chosen: it is replayed with several shares in simulation, and the one that
-        /// keeps the service level with the fewest workers is used.
+        /// Amount of recorded demand from which on the share of capacity is chosen: the recorded demand is
+        /// replayed with several shares in simulation, and the share that keeps the service level with the
+        /// fewest workers is used.
         choose_after: Duration = Duration::from_secs(86400), in Duration::from_secs(1) => Duration::from_secs(14 * 86400);
-        /// How often it is chosen anew.
+        /// Interval between two choices of the share.
         choose_every: Duration = Duration::from_secs(3600), in Duration::from_secs(1) => Duration::from_secs(86400);
-        /// Time between two decisions.
+        /// Interval between two planning decisions.
         interval: Duration = Duration::from_secs(5), in Duration::from_millis(200) => Duration::from_secs(30);
-        /// Time that a worker takes to start, until starts have been measured. With `keda` and `webhook` no count is told for so
-        /// long after `kvasir control` has started: workers that are starting then are not seen by gateways, and a count without
-        /// them would stop them.
+        /// Time that a worker takes to start, used until starts have been measured. With `keda` and `webhook`
+        /// no count is reported for this long after `kvasir control` has started: gateways do not see workers
+        /// that are still starting, and a count without these workers would stop them.
         start_time: Duration = Duration::from_secs(120), in Duration::from_millis(100) => Duration::from_secs(7200);
-        /// Time in which requests that wait are to be worked off.
+        /// Time within which queued requests are to be served.
         clear_within: Duration = Duration::from_secs(60), in Duration::from_secs(1) => Duration::from_secs(3600);
-        /// How long fewer workers must have been enough before one goes. Four times as long for a day, up to two hours, each time
-        /// that one was missed soon after it went.
+        /// Time for which a lower count must have been sufficient before a worker is removed. Each time that
+        /// a removed worker is needed again soon afterwards, this time is multiplied by four for a day, up to
+        /// two hours.
         down_after: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86400);
-        /// With `act`: how long a number of workers that was changed by hand (`kvasir drain`) is kept.
+        /// With `act`: time for which a worker count that was changed by hand (`kvasir drain`) is kept.
         manual_hold: Duration = Duration::from_secs(1800), in Duration::from_secs(0) => Duration::from_secs(86400);
-        /// Workers of each role that are kept asleep beside those that demand asks for, and woken first when it grows: vLLM with
-        /// `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`, SGLang with `--enable-memory-saver` and
-        /// `--enable-weights-cpu-backup`. For `kvasir control` with `act`; `gpus_max` and the targets' counts include them,
-        /// `prefill_max` and `decode_max` do not.
+        /// Sleeping workers of each role that are kept in addition to the planned ones; they are woken first
+        /// when demand grows. Needs vLLM with `--enable-sleep-mode` and `VLLM_SERVER_DEV_MODE=1`, or SGLang
+        /// with `--enable-memory-saver` and `--enable-weights-cpu-backup`. For `kvasir control` with `act`;
+        /// `gpus_max` and the targets' counts include them, `prefill_max` and `decode_max` do not.
         spares: u64 = 0, in 0 => 1000;
-        /// Periods after which demand repeats: `day`, `week`. Each is used once two of them have been seen without a restart of
-        /// the planner.
+        /// Periods after which demand repeats: `day`, `week`. A period is used once two of them have been
+        /// observed without a restart of the planner.
         seasons: Vec<String> = vec!["day".to_owned(), "week".to_owned()];
-        /// GPUs of all workers together, draining ones included.
+        /// Most GPUs of all workers together, draining workers included.
         gpus_max: u64 = 8, in 1 => 100_000;
         /// GPUs of one worker.
         gpus: u64 = 1, in 0 => 64;
-        /// Prefill workers at least.
+        /// Fewest prefill workers.
         prefill_min: u64 = 1, in 0 => 10_000;
-        /// Prefill workers at most; none are planned where there are none.
+        /// Most prefill workers. None are planned if there are no prefill workers.
         prefill_max: u64 = 4, in 0 => 10_000;
-        /// Decode workers at least, or workers that do both.
+        /// Fewest decode workers, or workers that both prefill and decode.
         decode_min: u64 = 1, in 1 => 10_000;
-        /// Decode workers at most, or workers that do both.
+        /// Most decode workers, or workers that both prefill and decode.
         decode_max: u64 = 4, in 1 => 10_000;
-        /// How long a worker that is to go may take for the requests that it has. Then they go on elsewhere.
+        /// Longest time that a worker to be removed may take for its running requests. After it, they
+        /// continue on other workers.
         drain: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);
-        /// Microseconds of an engine's step by itself. These five are those of vLLM with a 32-billion-parameter model on two
-        /// H100.
+        /// Fixed time of an engine step, in microseconds. The defaults of this and the next four keys are
+        /// those of vLLM with a 32-billion-parameter model on two H100.
         step_base_us: f64 = 13_780.0, in 0.001 => 1e9;
-        /// Microseconds that a running request adds to a step.
+        /// Time that each running request adds to a step, in microseconds.
         step_per_request_us: f64 = 23.6, in 0.0 => 1e9;
-        /// Microseconds that a token of KV adds to a step.
+        /// Time that each token of KV cache adds to a step, in microseconds.
         step_per_kv_token_us: f64 = 0.04233, in 0.0 => 1e6;
-        /// Microseconds that a prompt token adds to a step.
+        /// Time that each prompt token adds to a step, in microseconds.
         step_per_prompt_token_us: f64 = 36.8, in 0.0 => 1e9;
-        /// Microseconds of a prompt for the square of its tokens.
+        /// Time that a prompt adds to a step for the square of its token count, in microseconds.
         step_per_prompt_square_us: f64 = 0.0029, in 0.0 => 1e6;
-        /// Tokens that an engine's KV cache holds.
+        /// Capacity of an engine's KV cache, in tokens.
         kv_tokens: u64 = 350_000, in 16 => 1_000_000_000_000;
-        /// Prompt tokens and running requests of one step at most (`max_num_batched_tokens`).
+        /// Most prompt tokens and running requests of one step (`max_num_batched_tokens`).
         batch_tokens: u64 = 8192, in 1 => 10_000_000;
-        /// Requests that an engine runs at a time (`max_num_seqs`).
+        /// Most requests that an engine runs at a time (`max_num_seqs`).
         running_max: u64 = 256, in 1 => 1_000_000;
     }
 }
 
 section! {
-    /// The process of `kvasir control`, which runs the planner beside gateways.
+    /// The `kvasir control` process, which runs the planner separately from gateways.
     ControlSettings, "control" {
-        /// Gateways to observe, as `HOST:PORT` or `https://HOST:PORT`, where `--gateway` names none. A name behind `http` may have
-        /// several addresses (a headless Service): each is a gateway.
+        /// Gateways to observe, as `HOST:PORT` or `https://HOST:PORT`; `--gateway` overrides the list. An
+        /// `http` name may have several addresses (a headless Service): each is a gateway.
         gateways: Vec<String> = vec!["127.0.0.1:8000".to_owned()];
-        /// How often those names are resolved.
+        /// Interval at which the names in `gateways` are resolved.
         gateways_interval: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(3600);
-        /// Where `/livez`, `/readyz`, `/metrics` and `/kvasir/plan` are, without credentials; empty is nowhere.
+        /// Address of `/livez`, `/readyz`, `/metrics` and `/kvasir/plan`, which need no credentials. Empty:
+        /// they are not served.
         listen: String = "127.0.0.1:8090".to_owned();
-        /// Where KEDA's external scaler is answered, for the actuator `keda`. KEDA shows no credentials: let nothing else reach
-        /// it (a NetworkPolicy).
+        /// Address of the external scaler for KEDA, for the actuator `keda`. KEDA sends no credentials: deny
+        /// access to all other clients (a NetworkPolicy).
         keda_listen: String = "127.0.0.1:8091".to_owned();
-        /// Where changes are posted, for the actuator `webhook`. The variable KVASIR_WEBHOOK_KEY, if set, is shown as a bearer
-        /// token.
+        /// URL to which changes are posted, for the actuator `webhook`. The environment variable
+        /// `KVASIR_WEBHOOK_KEY`, if set, is sent as a bearer token.
         webhook: String = String::new();
-        /// Election among several control services: `none` for one alone, `lease` for the holder of a Lease of Kubernetes, `etcd`
-        /// for the holder of a key of `[etcd]`. For a planner that acts by `kubernetes`.
+        /// Leader election among several control services: `none` for a single one, `lease` for the holder of
+        /// a Kubernetes Lease, `etcd` for the holder of a key of `[etcd]`. For a planner that acts through
+        /// `kubernetes`.
         leader: String = "none".to_owned(), one_of &["none", "lease", "etcd"];
-        /// Name of that Lease or key.
+        /// Name of the Lease or key that `leader` uses.
         lease: String = "kvasir-control".to_owned();
-        /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). Without a planner (`planner.mode` is
-        /// `off`) that is all.
+        /// Reconcile the `KvasirGraph` objects of the namespace (`kvasir deploy operator`). If the planner is
+        /// off (`planner.mode` is `off`), the process does nothing else.
         graphs: bool = false;
-        /// Kvasir's image for gateways of graphs that name none; empty is `kvasir` in this version.
+        /// Kvasir image for the gateways of graphs that name none. Empty: `kvasir` in this version.
         graph_image: String = String::new();
-        /// Namespace of the Lease, of the targets and of graphs; empty is this pod's own, or that of the kubeconfig's context.
+        /// Namespace of the Lease, the targets and the graphs. Empty: this pod's own, or that of the
+        /// kubeconfig's context.
         namespace: String = String::new();
     }
 }
 
 section! {
-    /// Where a gateway finds workers beside those that `gateway.workers`, `[[pool]]` and the command line name. A source that
-    /// cannot be read, or has a mistake, changes nothing. An address that several sources name is one worker.
+    /// Sources of workers in addition to `gateway.workers`, `[[pool]]` and the command line. A source that
+    /// cannot be read or has a mistake leaves the workers unchanged. An address that several sources name is
+    /// one worker.
     DiscoverySettings, "discovery" {
-        /// File that lists workers, or folder of such files; followed while the gateway runs. `.toml`: `[[worker]]` tables with
-        /// `url` and, if wanted, `role` (`prefill`, `decode`, `both`), `pool`, `model`, `uid` (another one is another worker) and
-        /// `draining`. `.yaml` and `.json`: llm-d's `endpoints` with `address`, `port` and `labels`.
+        /// File that lists workers, or folder of such files; changes are followed while the gateway runs.
+        /// `.toml`: `[[worker]]` tables with `url` and optional `role` (`prefill`, `decode`, `both`), `pool`,
+        /// `model`, `uid` (a changed `uid` means a different worker) and `draining`. `.yaml` and `.json`:
+        /// llm-d's `endpoints` with `address`, `port` and `labels`.
         file: String = String::new();
-        /// Names whose addresses are workers, as `http://engines.default.svc:8000` (a headless Service of Kubernetes).
+        /// Host names whose addresses are workers, written like `http://engines.default.svc:8000` (a headless
+        /// Service of Kubernetes).
         dns: Vec<String> = Vec::new();
-        /// Pool of the workers behind those names; empty is that of `gateway.workers`.
+        /// Pool of the workers that `dns` names. Empty: the pool of `gateway.workers`.
         dns_pool: String = String::new();
-        /// How often those names are resolved.
+        /// Interval at which the names in `dns` are resolved.
         dns_interval: Duration = Duration::from_secs(5), in Duration::from_secs(1) => Duration::from_secs(3600);
-        /// Pods of Kubernetes that are workers, by label selector, as `app=vllm,tier!=test`. Needs a binary that was built with
-        /// `--features kubernetes`, and the rights to list and watch pods of the namespace. Roles, models and ports are understood
-        /// by the labels and annotations of llm-d, AIBrix, vLLM's production-stack and SGLang's gateway, and by `kvasir/role`,
-        /// `kvasir/model`, `kvasir/pool`, `kvasir/port`. A pod that the next two select as well has their role.
+        /// Label selector of the Kubernetes pods that are workers, written like `app=vllm,tier!=test`. Needs
+        /// a binary built with `--features kubernetes`, and the rights to list and watch pods of the
+        /// namespace. Roles, models and ports are read from the labels and annotations of llm-d, AIBrix,
+        /// vLLM's production-stack and SGLang's gateway, and from `kvasir/role`, `kvasir/model`,
+        /// `kvasir/pool`, `kvasir/port`. A pod that `prefill_selector` or `decode_selector` also selects has
+        /// that role.
         selector: String = String::new();
-        /// Pods that compute prompts for others.
+        /// Label selector of pods that prefill for decode workers.
         prefill_selector: String = String::new();
-        /// Pods that generate from prompts computed elsewhere.
+        /// Label selector of pods that decode from prompts that prefill workers computed.
         decode_selector: String = String::new();
-        /// Name of an InferencePool (`inference.networking.k8s.io/v1`) whose selector and ports count; needs the rights to get, list
-        /// and watch it as well.
+        /// Name of an InferencePool (`inference.networking.k8s.io/v1`) whose selector and ports are used.
+        /// Also needs the rights to get, list and watch it.
         inference_pool: String = String::new();
-        /// Namespace of those pods and of the InferencePool; empty is this pod's own, or that of the kubeconfig's context.
+        /// Namespace of the pods and of the InferencePool. Empty: this pod's own, or that of the kubeconfig's
+        /// context.
         namespace: String = String::new();
         /// Port of pods whose labels and annotations name none.
         port: u64 = 8000, in 1 => 65535;
-        /// How often all pods are listed anew, beside the watch.
+        /// Interval at which all pods are listed again, in addition to the watch.
         relist: Duration = Duration::from_secs(300), in Duration::from_secs(1) => Duration::from_secs(86400);
-        /// A list that lacks more than this share of its source's workers, without a deletion having been reported, is not
-        /// believed: the missing ones are served as long as they answer their health checks, for `guard_time`. What lists of that
-        /// time removed counts as missing. Files and names report no deletions: to remove most of their workers at once, set
-        /// this to 1, or let them drain.
+        /// Share of a source's workers that one list may omit without reported deletions. If a list omits
+        /// more, the missing workers are still served for `guard_time`, as long as they answer their health
+        /// checks. Workers that earlier lists within `guard_time` removed count as missing. Files and names
+        /// report no deletions: to remove most of their workers at once, set this to 1, or let the workers
+        /// drain.
         guard_share: f64 = 0.5, in 0.0 => 1.0;
-        /// How long workers stay that such a list lacks.
+        /// Time for which workers missing from such a list are kept.
         guard_time: Duration = Duration::from_secs(600), in Duration::from_secs(0) => Duration::from_secs(86400);
     }
 }
 
 section! {
-    /// etcd, version 3: gateways find workers below `PREFIX/workers/` (`kvasir register` puts them there), and control services
-    /// elect their leader below `PREFIX/leaders/`. While etcd cannot be reached gateways keep the workers that they know, and no control service
-    /// leads.
+    /// etcd, version 3. Gateways find workers below `PREFIX/workers/` (written by `kvasir register`), and
+    /// control services elect their leader below `PREFIX/leaders/`. While etcd is unreachable, gateways keep
+    /// the workers that they know, and no control service leads.
     EtcdSettings, "etcd" {
-        /// Members of the cluster, as `http://HOST:PORT` or `https://HOST:PORT`; one is asked at a time. Empty: none.
+        /// Members of the cluster, as `http://HOST:PORT` or `https://HOST:PORT`; requests go to one member at
+        /// a time. Empty: etcd is not used.
         endpoints: Vec<String> = Vec::new();
-        /// Beginning of all keys; one for each fleet.
+        /// Prefix of all keys. Each fleet needs its own.
         prefix: String = "/kvasir".to_owned();
-        /// Name of a user, where etcd asks for one.
+        /// User name, if etcd requires authentication.
         user: String = String::new();
-        /// File with that user's password, not readable by everybody.
+        /// File with the password of `user`; it must not be readable by all users of the machine.
         password_file: String = String::new();
-        /// Certificate authority of the members (PEM); empty is the system's.
+        /// Certificate authority of the members (PEM). Empty: the system's.
         ca_file: String = String::new();
-        /// Certificate to show to them (PEM), where they ask for one.
+        /// Client certificate (PEM), if the members require one.
         certificate_file: String = String::new();
-        /// Its private key (PEM).
+        /// Private key of `certificate_file` (PEM).
         key_file: String = String::new();
     }
 }
 
 section! {
-    /// The endpoint picker: a proxy that speaks Envoy's `ext_proc` (Envoy itself, kgateway, GKE's gateway; of Istio see the README) asks it where to
-    /// send each request, and sends it itself.
+    /// The endpoint picker. A proxy that speaks Envoy's `ext_proc` (Envoy itself, kgateway, GKE's gateway;
+    /// for Istio see the README) asks it for the destination of each request, and forwards the request
+    /// itself.
     PickerSettings, "picker" {
-        /// Where proxies ask, as `0.0.0.0:9002`; empty is nowhere.
+        /// Address on which proxies reach the endpoint picker, as `0.0.0.0:9002`. Empty: the picker is off.
         listen: String = String::new();
-        /// Where the gRPC health service is, in plain text, as `0.0.0.0:9003`; empty is nowhere.
+        /// Address of the gRPC health service, in plain text, as `0.0.0.0:9003`. Empty: it is not served.
         health_listen: String = String::new();
-        /// `off` for plain text; `gateway` for the certificate of `[tls]`; `self-signed` for one that is made at the start, which is
-        /// what gateways of the Gateway API expect by default.
+        /// `off`: plain text. `gateway`: the certificate of `[tls]`. `self-signed`: a certificate made at
+        /// start, which is the default expectation of gateways of the Gateway API.
         tls: String = "off".to_owned(), one_of &["off", "gateway", "self-signed"];
-        /// Requests under way at a time; beyond that 503.
+        /// Most requests in flight; further ones get 503.
         requests_max: u64 = 16_384, in 1 => 1_000_000;
     }
 }
@@ -245,484 +266,528 @@ section! {
 section! {
     /// The OpenAI service.
     GatewaySettings, "gateway" {
-        /// Where it listens.
+        /// Address on which the gateway listens.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 8000);
-        /// Where `/metrics`, `/kvasir/…` and `/debug/route` are, as `127.0.0.1:9090` or `unix:/run/kvasir/admin.sock` (for the
-        /// gateway's user alone); the API's port has none of them then. Empty: on the API's port, for an administrator's key; a
-        /// gateway without keys answers processes of its own machine there, unless they come through a proxy or ask for it by
-        /// another name than its address or `localhost`. What gateways tell each other stays on the API's port.
+        /// Address of `/metrics`, `/kvasir/…` and `/debug/route`, as `127.0.0.1:9090` or
+        /// `unix:/run/kvasir/admin.sock` (accessible to the gateway's user only); they are then not served on
+        /// the API's port. Empty: they are on the API's port and need an administrator's key. A gateway
+        /// without keys answers processes on its own machine there, unless the request comes through a proxy
+        /// or names a host other than the gateway's address or `localhost`. Messages between gateways stay on
+        /// the API's port.
         admin_listen: String = String::new();
-        /// URLs of the workers; `kvasir serve` fills this in itself.
+        /// URLs of the workers; `kvasir serve` sets this itself.
         workers: Vec<String> = Vec::new(), live = true;
-        /// URLs of workers that compute prompts for others, when their engine does not say so itself (vLLM).
+        /// URLs of workers that prefill for decode workers, if their engine does not report this itself
+        /// (vLLM).
         prefill_workers: Vec<String> = Vec::new(), live = true;
-        /// URLs of workers that generate from prompts computed elsewhere, when their engine does not say so itself.
+        /// URLs of workers that decode from prompts that prefill workers computed, if their engine does not
+        /// report this itself.
         decode_workers: Vec<String> = Vec::new(), live = true;
-        /// The workers' make; `auto` asks them.
+        /// Engine of the workers; `auto` asks the workers.
         engine: String = "auto".to_owned(), one_of &["auto", "native", "vllm", "sglang", "tensorrt-llm"];
-        /// How prefill and decode workers meet; `auto` is what their make does by default (vLLM: `kvasir` where its connector is
-        /// KvasirConnector, else `nixl`).
+        /// Hand-off protocol between prefill and decode workers; `auto` is the default of their engine (vLLM:
+        /// `kvasir` if its connector is KvasirConnector, else `nixl`).
         handoff: String = "auto".to_owned(), one_of &["auto", "kvasir", "nixl", "mooncake", "bootstrap", "tensorrt-llm"];
-        /// Hand-off `mooncake`: URL of the bootstrap server on a prefill worker; `*` stands for the worker's host.
+        /// Hand-off `mooncake`: URL of the bootstrap server on a prefill worker; `*` stands for the worker's
+        /// host.
         mooncake_bootstrap: String = "http://*:8998".to_owned();
-        /// KV event endpoint of a worker's first rank, for engines that do not tell it; `*` stands for the worker's host, and a
-        /// port `+1000` for one that is 1000 above the worker's own.
-        /// `poll` asks a TensorRT-LLM worker for its events: it tells each only once, so no second gateway may do the same.
+        /// KV event endpoint of a worker's first rank, for engines that do not report it; `*` stands for the
+        /// worker's host, and a port `+1000` for the port 1000 above the worker's own. `poll` asks a
+        /// TensorRT-LLM worker for its events: the worker returns each event only once, so no second gateway
+        /// may poll it.
         kv_events: String = String::new();
-        /// Where a worker's missed KV events can be had again, for engines that do not tell it.
+        /// Endpoint that replays a worker's missed KV events, for engines that do not report it.
         kv_replay: String = String::new();
-        /// URLs of stores that workers share, as `http://10.0.0.5:7401` (`store.http` of each `kvasir store` in `remote_tier.nodes` of
-        /// vLLM's KvasirConnector): requests go to workers that find their prompts there, too. With `KvasirConnector`, KV events and
-        /// the model's tokenizer.
+        /// URLs of stores that workers share, as `http://10.0.0.5:7401` (`store.http` of each `kvasir store`
+        /// in `remote_tier.nodes` of vLLM's KvasirConnector). Routing counts the blocks in these stores as
+        /// well. Needs `KvasirConnector`, KV events and the model's tokenizer.
         stores: Vec<String> = Vec::new();
-        /// File with the keys that engines ask for (`--api-key` of vLLM and SGLang, `worker.api_key_file`), not readable by
-        /// everybody. A line is `KEY`, for all workers, or `URL KEY`, for one. They are shown as `Authorization: Bearer KEY`
-        /// with every request to an engine, questions about health and load among them. Empty: `KVASIR_ENGINE_KEY` of the
-        /// environment, for all workers; `kvasir serve` sees to its own.
+        /// File with the API keys of the engines (`--api-key` of vLLM and SGLang, `worker.api_key_file`); it
+        /// must not be readable by all users of the machine. A line is `KEY`, for all workers, or `URL KEY`,
+        /// for one. The key is sent as `Authorization: Bearer KEY` with every request to an engine, including
+        /// health and load queries. Empty: `KVASIR_ENGINE_KEY` of the environment, for all workers; `kvasir
+        /// serve` sets the keys of its own workers.
         engine_key_file: String = String::new();
-        /// Names of the pools (`[[pool]]`) that take the requests of these workers' model while none of them can, in order.
+        /// Names of the pools (`[[pool]]`), in order, that take the requests for these workers' model while
+        /// no worker of this pool can.
         fallback: Vec<String> = Vec::new();
-        /// Name of the model; empty is what the workers say, who must agree on one: as long as they name two, the gateway is not
-        /// ready and says so.
+        /// Name of the model. Empty: the name that the workers report. While workers report different names,
+        /// the gateway is not ready and reports the conflict.
         model: String = String::new();
-        /// Hugging Face folder with the model's tokenizer and chat template; empty is `engine.model_folder`. Without it,
-        /// workers' KV events cannot be followed and routing goes by the text of requests.
+        /// Hugging Face folder with the model's tokenizer and chat template. Empty: `engine.model_folder`.
+        /// Without a folder, the workers' KV events cannot be followed and routing uses the text of requests.
         model_folder: String = String::new();
-        /// Who makes the text of answers: `engine` relays what engines say; `gateway` asks them for token ids, makes text,
-        /// tool calls and reasoning itself; JSON schemas, forced tool calls and images it relays to engines other than the
-        /// reference engine; `auto` is `gateway` in front of the reference engine and `engine` in front of others.
+        /// Process that makes the text of answers. `engine`: the gateway relays the engine's text. `gateway`:
+        /// the gateway requests token ids and makes text, tool calls and reasoning itself; requests with JSON
+        /// schemas, forced tool calls and images are relayed to engines other than the reference engine.
+        /// `auto`: `gateway` in front of the reference engine, `engine` in front of other engines.
         text: String = "auto".to_owned(), one_of &["auto", "engine", "gateway"];
-        /// How the model writes tool calls, where the gateway makes the text; `auto` looks at the chat template.
+        /// Format of the model's tool calls, if the gateway makes the text; `auto` derives it from the chat
+        /// template.
         tool_parser: String = "auto".to_owned(), one_of &["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "openai", "kimi_k2", "glm45", "pythonic"];
-        /// How the model writes its reasoning, where the gateway makes the text.
+        /// Format of the model's reasoning, if the gateway makes the text.
         reasoning_parser: String = "auto".to_owned(), one_of &["auto", "none", "deepseek_r1", "qwen3", "glm45", "kimi_k2", "mistral", "openai_gptoss"];
-        /// Memory for pieces of conversations that have been tokenised.
+        /// Memory for the cache of tokenised pieces of conversations.
         token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
-        /// Time to the first token of a stream, or to the end of an answer that is not streamed. Past it, a request goes to
-        /// another worker only if its engine reports that it has none at all; else it ends with 503: a queue is no fault of the
-        /// engine, and the request may still be computed there.
+        /// Longest time to the first token of a stream, or to the end of an answer that is not streamed.
+        /// After it, a request goes to another worker only if its engine reports that it has no requests;
+        /// otherwise the request ends with 503, because a queue is no fault of the engine and the request may
+        /// still be computed there.
         answer_within: Duration = Duration::from_secs(600), in Duration::from_millis(10) => Duration::from_secs(86_400), live = true;
-        /// A stream that has begun and says nothing for so long goes on with another worker.
+        /// Time without output after which a stream that has begun continues on another worker.
         stall: Duration = Duration::from_secs(60), in Duration::from_millis(10) => Duration::from_secs(3600), live = true;
-        /// A request that an engine has not begun to answer after this is sent to a second one as well, and the first answer
-        /// counts; 0 is never. Such attempts come out of the same budget as retries. Hand-offs are not doubled, nor is what the
-        /// gateway makes the text of.
+        /// Time without the start of an answer after which a request is sent to a second engine as well; the
+        /// first answer is used. 0: never. These attempts share the retry budget. Hand-offs and answers whose
+        /// text the gateway makes are not hedged.
         hedge_after: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600), live = true;
-        /// Time that a request may take in all, also when it is streamed; 0 is any. A client may want less (header
-        /// `x-request-timeout-ms`).
+        /// Longest total time of a request, also of a streamed one. 0: no limit. A client may set a shorter
+        /// time (header `x-request-timeout-ms`).
         request_time_max: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(86_400), live = true;
-        /// Threads that serve requests, each with connections of its own; 0 is one for each core.
+        /// Threads that serve requests, each with its own connections. 0: one for each core.
         threads: u64 = 0, in 0 => 1024;
-        /// Threads that serve never sleep: they save a wake-up at each hop, and take a core each whatever there is to do. For
-        /// machines with cores to spare.
+        /// Serving threads poll instead of sleeping: this saves a wake-up at each hop, and each thread keeps
+        /// a core busy even when idle. For machines with spare cores.
         busy_poll: bool = false;
-        /// Where the KServe v2 gRPC service (Open Inference Protocol) listens, as `0.0.0.0:8001`; empty is nowhere.
+        /// Address of the KServe v2 gRPC service (Open Inference Protocol), as `0.0.0.0:8001`. Empty: it is
+        /// not served.
         grpc_listen: String = String::new();
-        /// Origins whose pages may call the API from a browser (CORS), as `https://chat.example.com`; `*` is every one. Empty
-        /// answers no preflight.
+        /// Origins whose pages may call the API from a browser (CORS), as `https://chat.example.com`; `*` is
+        /// every origin. Empty: preflight requests are not answered.
         cors_origins: Vec<String> = Vec::new();
-        /// Let another gateway of the same user listen on the same address: one that starts takes new connections over before
-        /// this one stops (SO_REUSEPORT).
+        /// Let another gateway of the same user listen on the same address, so that a new gateway accepts
+        /// connections before this one stops (SO_REUSEPORT).
         reuse_port: bool = false;
         /// Largest request body; a larger one is answered with 413.
         body_max: Bytes = Bytes(16 << 20), in Bytes(1 << 10) => Bytes(1 << 30);
-        /// Let clients bring chat templates, any variables for them, and documents (`chat_template`, `chat_template_kwargs`,
-        /// `documents`). A template is a program that the engine runs; without this they are answered with 400.
+        /// Let clients send chat templates, arbitrary template variables, and documents (`chat_template`,
+        /// `chat_template_kwargs`, `documents`). A template is a program that the engine runs. If false, such
+        /// requests are answered with 400.
         client_templates: bool = false;
-        /// Variables of the chat template that clients may set all the same (`chat_template_kwargs`), to a flag, a number or a
-        /// short text.
+        /// Variables of the chat template that clients may set even if `client_templates` is false
+        /// (`chat_template_kwargs`), to a flag, a number or a short text.
         template_variables: Vec<String> = ["enable_thinking", "thinking", "reasoning_effort"].map(str::to_owned).to_vec();
-        /// Schemes of URLs of images, sounds and videos in requests, which engines fetch; `data` is one that holds them itself.
+        /// Allowed schemes of URLs of images, sounds and videos in requests, which engines fetch; `data` URLs
+        /// hold the content themselves.
         media_schemes: Vec<String> = ["https", "http", "data"].map(str::to_owned).to_vec();
-        /// Hosts that such URLs may name: names, addresses, `*.example.com` for all below a name. Empty is every public one.
-        /// Names are not looked up, and engines may follow redirects: only a list, or a network that engines cannot leave,
-        /// keeps them from private addresses behind public names.
+        /// Hosts that such URLs may name: names, addresses, `*.example.com` for all names below one. Empty:
+        /// every public host. Names are not resolved, and engines may follow redirects: only a list, or a
+        /// network that confines the engines, keeps them from private addresses behind public names.
         media_hosts: Vec<String> = Vec::new();
-        /// Let such URLs name hosts that are not public: private, local and link-local addresses, names without a dot or of a
-        /// cluster. A host that stands in `media_hosts` itself needs no such leave.
+        /// Allow such URLs to name hosts that are not public: private, local and link-local addresses, and
+        /// names that have no dot or belong to a cluster. A host listed in `media_hosts` is allowed
+        /// regardless.
         media_private_hosts: bool = false;
-        /// Images, sounds and videos of a request.
+        /// Most images, sounds and videos of a request.
         media_max: u64 = 64, in 0 => 10_000;
-        /// Largest of them that stands in the request itself, in the letters of its base64.
+        /// Largest image, sound or video inside the request itself, measured in base64 characters.
         media_data_max: Bytes = Bytes(16 << 20), in Bytes(0) => Bytes(1 << 30);
-        /// Who is told where a request went and why (header `x-kvasir-route`) and which workers failed it: `admin` is those with
-        /// an administrator's key, which on a gateway without keys and tokens is everybody, unless
-        /// clients must show certificates.
+        /// Clients that are told the route of a request and its reason (header `x-kvasir-route`) and the
+        /// workers that failed it. `admin`: clients with an administrator's key; on a gateway without keys
+        /// and tokens, all clients, unless clients must show certificates.
         explain: String = "admin".to_owned(), one_of &["admin", "all", "none"];
-        /// Memory for requests in all: bodies, what is parsed of them, tokens. A request waits for room before its body is
-        /// read, for at most `access.wait_max`, and is answered with 503 when there is none; one whose body could never fit (a
-        /// fifth of it) with 413.
+        /// Memory for all requests together: bodies, parsed bodies, tokens. A request waits for memory before
+        /// its body is read, for at most `access.wait_max`, and is answered with 503 if there is none by
+        /// then. A request whose body could never fit (a fifth of this) is answered with 413.
         request_memory: Bytes = Bytes(512 << 20), in Bytes(32 << 20) => Bytes(1 << 40);
-        /// Threads that parse and tokenise large bodies for all threads that serve; 0 is one for each core.
+        /// Threads that parse and tokenise large bodies for all serving threads. 0: one for each core.
         compute_threads: u64 = 0, in 0 => 1024;
-        /// A client that takes no byte of what is there for it for so long has gone or has stopped reading: its connection
-        /// is closed, and its place and its engine are free for others.
+        /// Time without reading after which a client that has output pending is considered gone: its
+        /// connection is closed, and its slots in the gateway and in the engine are freed.
         write_timeout: Duration = Duration::from_secs(60), in Duration::from_millis(100) => Duration::from_secs(3600);
-        /// Requests inside at a time; more wait (`access.waiting_max`).
+        /// Most requests in progress; further ones wait (`access.waiting_max`).
         requests_max: u64 = 4096, in 1 => 1_000_000;
-        /// Let in only as many requests as the engines can run, by what they report, and a few more; the others wait in the
-        /// gateway, where priorities and fairness among tenants count, and not in the engines' own queues.
+        /// Admit only slightly more requests than the engines report that they can run. The other requests
+        /// wait in the gateway, where priorities and fairness among tenants apply, instead of in the engines'
+        /// own queues.
         follow_engines: bool = true;
-        /// How often a request may go on with another worker after a failure.
+        /// Most times that a request continues on another worker after a failure.
         retries: u64 = 3, in 0 => 100, live = true;
-        /// How often each worker is asked how it is.
+        /// Interval between the health checks of a worker.
         health_interval: Duration = Duration::from_secs(1), in Duration::from_millis(10) => Duration::from_secs(60);
-        /// A worker whose health check takes longer gets no new requests until the answer comes.
+        /// Time without an answer to a health check after which a worker gets no new requests until the
+        /// answer arrives.
         health_timeout: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(600);
-        /// A worker whose health check has no answer after so many times `health_timeout` is given up, and with it those of its
-        /// requests that have received nothing since the first of them. A refused connection takes a worker out at once.
+        /// Multiples of `health_timeout` after which a worker whose health check is still unanswered is
+        /// considered dead. Its requests that have received nothing since the first missed check fail over. A
+        /// refused connection takes a worker out of service at once.
         health_misses: u64 = 3, in 2 => 100;
-        /// How long a request waits when no worker is there, before it is answered with 503.
+        /// Longest time that a request waits while no worker is available; after it, the request is answered
+        /// with 503.
         worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600), live = true;
-        /// The longest time for which a client may have the blocks of its prompt retained in the stores of its engine, where nothing evicts
-        /// them: `prompt_cache_retention` of OpenAI's requests, `cache_control` of Anthropic's. For vLLM with KvasirConnector and the
-        /// reference engine. Such blocks fill a part of a store at most (`host_tier.retention_share`). `"0s"`: none is retained.
+        /// The longest time for which a client may have the blocks of its prompt retained in the stores of
+        /// its engine, exempt from eviction: `prompt_cache_retention` of OpenAI's requests, `cache_control`
+        /// of Anthropic's. For vLLM with KvasirConnector and the reference engine. Retained blocks fill at
+        /// most a part of a store (`host_tier.retention_share`). `"0s"`: none is retained.
         prompt_cache_retention_max: Duration = Duration::from_secs(3600), in Duration::from_secs(0) => Duration::from_secs(30 * 24 * 3600), live = true;
-        /// URLs of other gateways in front of the same workers: they tell each other what they have sent where, and one
-        /// that starts takes over what the others know. They show each other `KVASIR_PEER_KEY` of the environment; without it
-        /// only gateways of one machine, without keys of clients, believe each other.
+        /// URLs of other gateways in front of the same workers. The gateways exchange the destinations of
+        /// their requests, and a starting gateway loads the state of the others. They authenticate with
+        /// `KVASIR_PEER_KEY` of the environment; without it, only gateways on one machine, without client
+        /// keys, accept each other.
         peers: Vec<String> = Vec::new();
-        /// Where the index is saved, to be warm after a restart; empty is nowhere.
+        /// Path of the saved index, which is loaded after a restart. Empty: the index is not saved.
         snapshot_file: String = String::new();
-        /// How often it is saved; it is also saved at the end.
+        /// Interval at which the index is saved. The index is also saved at shutdown.
         snapshot_interval: Duration = Duration::from_secs(30), in Duration::from_secs(1) => Duration::from_secs(86_400);
     }
 }
 
 section! {
-    /// Who may use the gateway, and how much.
+    /// Access control of the gateway, and its limits.
     AccessSettings, "access" {
-        /// File with the keys of clients (`kvasir key new` makes one) and the names of their certificates; read again when it
-        /// changes. Without it and without tokens everybody is let in.
+        /// File with the keys of clients (`kvasir key new` makes one) and the names of their certificates; it
+        /// is read again when it changes. Without this file and without tokens, all clients are admitted.
         keys_file: String = String::new();
-        /// File with the signing keys of an identity provider (JWKS), for bearer tokens; read again when it changes.
+        /// File with the signing keys of an identity provider (JWKS), for bearer tokens; it is read again
+        /// when it changes.
         jwks_file: String = String::new();
-        /// URL of those keys, instead of a file; asked for again every ten minutes and when a token names another key. With
-        /// neither, `token_issuer` is asked for it (OpenID Connect Discovery).
+        /// URL of the signing keys, instead of a file; fetched again every ten minutes and when a token names
+        /// an unknown key. If neither is set, `token_issuer` is asked for it (OpenID Connect Discovery).
         jwks_url: String = String::new();
-        /// Who must have issued a bearer token.
+        /// Required issuer of bearer tokens.
         token_issuer: String = String::new();
-        /// Whom a bearer token must be meant for.
+        /// Required audience of bearer tokens.
         token_audience: String = String::new();
-        /// Tenant of bearer tokens that name none; empty refuses them.
+        /// Tenant of bearer tokens that name none. Empty: such tokens are refused.
         token_default_tenant: String = String::new();
-        /// Let a client keep its cache apart from others of its tenant with a `cache_salt` of its own.
+        /// Let a client separate its cache from that of its tenant's other clients with its own `cache_salt`.
         own_salts: bool = false;
-        /// Fields of requests that steer engines or transfers and are passed on all the same, as behind another router.
+        /// Request fields that control engines or transfers and are passed on to the engine even so, as
+        /// behind another router.
         allowed_fields: Vec<String> = Vec::new();
-        /// File that gets one line of JSON for each request, without what was said; empty is none.
+        /// File that gets one line of JSON for each request, without its content. Empty: no audit log.
         audit_file: String = String::new();
-        /// Requests that may wait for a place when as many are inside as the engines can take, or `gateway.requests_max`.
+        /// Most requests that wait while the engines, or `gateway.requests_max`, allow no more requests in
+        /// progress.
         waiting_max: u64 = 1024, in 0 => 1_000_000;
-        /// Of those, requests of one tenant.
+        /// Most waiting requests of one tenant.
         tenant_waiting_max: u64 = 1024, in 0 => 1_000_000;
-        /// Longest wait that a request is let into the queue for; if more is expected, it is sent away at once with the time
-        /// after which to try again.
+        /// Longest expected wait with which a request is queued. If the expected wait is longer, the request
+        /// is rejected at once with the time after which to try again.
         wait_max: Duration = Duration::from_secs(30), in Duration::from_millis(1) => Duration::from_secs(3600);
     }
 }
 
 section! {
-    /// Encryption of the gateway's connections. Files are read again when they change; connections that are open go on.
+    /// TLS for the gateway's connections. Files are read again when they change; open connections continue.
     TlsSettings, "tls" {
-        /// Certificate chain of the gateway (PEM); without it, clients come over plain HTTP.
+        /// Certificate chain of the gateway (PEM). Empty: clients connect over plain HTTP.
         certificate_file: String = String::new();
-        /// Its private key (PEM).
+        /// Private key of `certificate_file` (PEM).
         key_file: String = String::new();
         /// Certificate authorities of clients (PEM).
         client_ca_file: String = String::new();
-        /// Whether clients show a certificate. A `[[certificate]]` of `access.keys_file` says by a name in it whose it is; with
-        /// `required` and without such a file, those who show one are clients of one tenant, and no administrators.
+        /// Client certificates: `off`, `optional` or `required`. A `[[certificate]]` of `access.keys_file`
+        /// maps a name in the certificate to its client. With `required` and without such a file, all clients
+        /// with a certificate belong to one tenant, and none is an administrator.
         client_certificate: String = "off".to_owned(), one_of &["off", "optional", "required"];
-        /// Certificate authorities of engines, other gateways, the identity provider and the trace collector, beside those of
-        /// the system (PEM).
+        /// Certificate authorities of engines, other gateways, the identity provider and the trace collector,
+        /// in addition to those of the system (PEM).
         upstream_ca_file: String = String::new();
-        /// Certificate that the gateway shows them (PEM).
+        /// Client certificate that the gateway shows to these servers (PEM).
         upstream_certificate_file: String = String::new();
-        /// Its private key (PEM).
+        /// Private key of `upstream_certificate_file` (PEM).
         upstream_key_file: String = String::new();
     }
 }
 
 section! {
-    /// Traces of requests, and metrics, for an OpenTelemetry collector. Headers for it, if it wants a secret, are in the environment
-    /// variable `KVASIR_TRACE_HEADERS` (`name=value,name=value`).
+    /// Traces of requests, and metrics, for an OpenTelemetry collector. The environment variable
+    /// `KVASIR_TRACE_HEADERS` (`name=value,name=value`) holds headers for the collector, for example a
+    /// secret.
     TraceSettings, "trace" {
-        /// Where the collector listens for OTLP over gRPC, as `http://collector:4317`; empty is no traces.
+        /// Address of the collector's OTLP over gRPC, as `http://collector:4317`. Empty: no traces.
         endpoint: String = String::new();
         /// Name of the service in traces.
         service_name: String = "kvasir".to_owned();
-        /// Share of requests that are traced, of those whose client has not decided.
+        /// Share of requests that are traced, among those whose client has not decided.
         sample_ratio: f64 = 0.01, in 0.0 => 1.0;
-        /// Requests that may wait for the exporter; the traces of more are dropped and counted.
+        /// Most requests that wait for the exporter; the traces of further ones are dropped and counted.
         queue_max: u64 = 2048, in 16 => 1_000_000;
-        /// How often the collector is sent the gateway's metrics as well, those of `/metrics`; 0 is never.
+        /// Interval at which the gateway's metrics, those of `/metrics`, are also sent to the collector. 0:
+        /// never.
         metrics_interval: Duration = Duration::from_secs(0), in Duration::from_secs(0) => Duration::from_secs(3600);
     }
 }
 
 section! {
-    /// A service that checks what clients ask and what they are answered (a guardrail), by LiteLLM's Generic Guardrail API: it is
-    /// sent texts at `/beta/litellm_basic_guardrail_api`, and lets them pass, replaces them or blocks the request. A key for it, if
-    /// it wants one, is in the environment variable `KVASIR_GUARDRAIL_KEY`.
+    /// A service that checks requests and answers (a guardrail), with LiteLLM's Generic Guardrail API: the
+    /// gateway sends texts to `/beta/litellm_basic_guardrail_api`, and the service passes them, replaces them
+    /// or blocks the request. The environment variable `KVASIR_GUARDRAIL_KEY` holds its key, if it needs one.
     GuardrailSettings, "guardrail" {
-        /// URL of the service, without that path; empty checks nothing.
+        /// URL of the service, without that path. Empty: nothing is checked.
         url: String = String::new();
-        /// Whether requests, answers or both are checked. A checked stream is held back until its end.
+        /// Whether requests, answers or both are checked. A checked stream is held back until it is complete.
         check: String = "both".to_owned(), one_of &["both", "requests", "answers"];
         /// Longest wait for the guardrail's verdict.
         timeout: Duration = Duration::from_secs(5), in Duration::from_millis(1) => Duration::from_secs(600);
-        /// Whether requests and answers are refused (503) or pass while the guardrail fails.
+        /// Whether requests and answers are refused (503) or pass while the guardrail service fails.
         on_failure: String = "refuse".to_owned(), one_of &["refuse", "pass"];
     }
 }
 
 section! {
-    /// What clients leave with a gateway: responses that later ones go on from, conversations, files, and batches of requests.
-    /// Each gateway has a database of its own: clients must come back to the gateway that stored what they ask about.
+    /// The database for objects that clients store with a gateway: responses that later ones continue,
+    /// conversations, files, and batches of requests. Each gateway has its own database: a client must return
+    /// to the gateway that stored its objects.
     DatabaseSettings, "database" {
-        /// File of the database; empty stores nothing. With it responses are stored unless a request says `store: false`, as
-        /// OpenAI's are.
+        /// File of the database. Empty: nothing is stored. If set, responses are stored unless a request says
+        /// `store: false`, as with OpenAI.
         file: String = String::new();
-        /// How long something is kept after it was stored or changed.
+        /// Time for which an object is kept after it was stored or changed.
         keep: Duration = Duration::from_secs(30 * 86_400), in Duration::from_secs(60) => Duration::from_secs(3650 * 86_400);
-        /// Bytes of all that is stored.
+        /// Most bytes of all stored objects together.
         bytes_max: Bytes = Bytes(16 << 30), in Bytes(1 << 20) => Bytes(1 << 44);
-        /// Bytes that one tenant may store.
+        /// Most bytes that one tenant may store.
         tenant_bytes_max: Bytes = Bytes(1 << 30), in Bytes(1 << 20) => Bytes(1 << 44);
-        /// Requests of batches that are inside at a time, of all tenants together.
+        /// Most batch requests in progress, of all tenants together.
         batch_requests: u64 = 16, in 1 => 10_000;
     }
 }
 
 section! {
-    /// Which worker gets a request.
+    /// Choice of a worker for each request.
     RouterSettings, "router" {
-        /// How to choose: by the predicted time to the first token, by cost in blocks (cached, queued, decoding), the
-        /// less loaded of two by chance, one worker for a session (header `x-session-id`), by fewest requests, in turn,
-        /// or by chance.
+        /// Routing strategy. `predicted-time`: the lowest predicted time to first token. `cost`: the lowest
+        /// cost in blocks (cached, queued, decoding). `power-of-two`: the less loaded of two random workers.
+        /// `session`: one worker for a session (header `x-session-id`). `least-loaded`: the fewest requests.
+        /// `round-robin`: each worker in turn. `random`: a random worker.
         strategy: String = "predicted-time".to_owned(), one_of &["predicted-time", "cost", "power-of-two", "session", "least-loaded", "round-robin", "random"], live = true;
-        /// Strategy `cost`: what a block to compute costs, relative to a block being decoded.
+        /// Strategy `cost`: cost of a block to compute, relative to a block being decoded.
         prefill_weight: f64 = 1.0, in 0.0 => 1000.0, live = true;
-        /// Strategy `cost`: what a block in a worker's host tier saves, relative to one in its own pool.
+        /// Strategy `cost`: saving of a block in a worker's host tier, relative to a block in the worker's
+        /// own pool.
         host_credit: f64 = 0.75, in 0.0 => 1.0, live = true;
-        /// Strategy `cost`: the same for a block on its disk.
+        /// Strategy `cost`: saving of a block in a worker's disk tier, on the same scale.
         disk_credit: f64 = 0.5, in 0.0 => 1.0, live = true;
-        /// Strategy `cost`: the same for a block further away.
+        /// Strategy `cost`: saving of a block in a tier beyond the worker's disk, on the same scale.
         remote_credit: f64 = 0.25, in 0.0 => 1.0, live = true;
-        /// Strategy `cost`: what each request on a worker costs, in blocks.
+        /// Strategy `cost`: cost of each request on a worker, in blocks.
         request_weight: f64 = 0.0, in 0.0 => 1_000_000.0, live = true;
-        /// Strategies `predicted-time` and `cost`: 0 takes the cheapest worker; larger values spread requests over more of them.
+        /// Strategies `predicted-time` and `cost`: 0 always chooses the cheapest worker; larger values spread
+        /// requests over more workers.
         temperature: f64 = 0.0, in 0.0 => 100.0, live = true;
-        /// Share of requests that go to workers that have just come, until they are warm.
+        /// Share of requests that go to new workers until these are warm.
         warm_up_share: f64 = 0.0, in 0.0 => 1.0, live = true;
-        /// Largest size of the index; beyond it new blocks are left out.
+        /// Most memory of the index. When it is full, new blocks are not indexed.
         index_memory: Bytes = Bytes(8 << 30), in Bytes(16 << 20) => Bytes(1 << 44);
-        /// How long a prompt is taken to be where it was routed, on workers without KV events.
+        /// Time for which a prompt is assumed to be cached on the worker that it was routed to, for workers
+        /// without KV events.
         approximate_ttl: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86_400);
-        /// Prompts with more uncached tokens than this are computed by a prefill worker.
+        /// Most uncached tokens of a prompt that a decode worker computes itself; longer prompts go to a
+        /// prefill worker.
         disaggregate_above_tokens: u64 = 256, in 0 => 10_000_000, live = true;
     }
 }
 
 section! {
-    /// The reference engine's model and batches.
+    /// Model and batch limits of the reference engine.
     EngineSettings, "engine" {
-        /// Hugging Face folder of a Llama or Qwen model; empty is the built-in tiny model.
+        /// Hugging Face folder of a Llama or Qwen model. Empty: the built-in tiny model.
         model_folder: String = String::new();
-        /// Folder for images of the weights in f32, fused as they are computed with. The first worker writes the image; later
-        /// workers of the machine with the same model map it instead of converting the files. Below `/dev/shm` it stays in memory
-        /// when all workers have ended. Empty: none.
+        /// Folder for images of the weights in f32, fused as the computation uses them. The first worker
+        /// writes the image; later workers on the machine with the same model map it instead of converting
+        /// the files. Below `/dev/shm` the image stays in memory after all workers have ended. Empty: no
+        /// image.
         weights_folder: String = String::new();
-        /// Name under which the model is served; empty is the folder's name, or `kvasir-tiny`.
+        /// Name under which the model is served. Empty: the folder's name, or `kvasir-tiny`.
         model_name: String = String::new();
         /// Seed of the built-in model's weights.
         seed: u64 = 7;
-        /// Type of cached keys and values: that of the model, or as given.
+        /// Type of cached keys and values; `auto` is the type of the model.
         kv_type: String = "auto".to_owned(), one_of &["auto", "bf16", "f32"];
         /// Tokens of a KV block.
         block_tokens: u64 = 16, in 1 => 1024;
         /// KV blocks of each worker.
         blocks: u64 = 2048, in 8 => 100_000_000;
-        /// Tokens computed in one step at most.
+        /// Most tokens computed in one step.
         batch_tokens_max: u64 = 512, in 16 => 1_000_000;
-        /// Requests running at a time.
+        /// Most requests running at a time.
         sequences_max: u64 = 64, in 1 => 65_536;
-        /// Requests waiting at a time; more are refused.
+        /// Most requests waiting at a time; further ones are refused.
         waiting_max: u64 = 4096, in 1 => 1_000_000;
         /// Longest sequence in tokens; the model's own limit and the pool's size also bound it.
         context_tokens: u64 = 4096, in 32 => 100_000_000;
-        /// Threads for matrix products; 0 shares the cores among the workers.
+        /// Threads for matrix products. 0: the cores are shared among the workers.
         threads: u64 = 0, in 0 => 1024;
     }
 }
 
 section! {
-    /// One worker process (`kvasir worker`); `kvasir serve` gives each of its workers its own.
+    /// One worker process (`kvasir worker`). `kvasir serve` sets `listen` for each of its workers.
     WorkerSettings, "worker" {
-        /// Where its HTTP surface listens.
+        /// Address of the HTTP API.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 8100);
-        /// File with the key that each HTTP request but `/health` must show (`Authorization: Bearer KEY`), not readable by
-        /// everybody; the gateway has it in `gateway.engine_key_file`. Empty: `KVASIR_WORKER_KEY` of the environment. With
-        /// neither, workers of `kvasir serve` ask for `KVASIR_PEER_KEY`, which it makes up if need be, and others let everybody
-        /// in.
+        /// File with the key that each HTTP request except `/health` must carry (`Authorization: Bearer
+        /// KEY`); it must not be readable by all users of the machine. The gateway has the key in
+        /// `gateway.engine_key_file`. Empty: `KVASIR_WORKER_KEY` of the environment. If neither is set,
+        /// workers of `kvasir serve` require `KVASIR_PEER_KEY`, which `kvasir serve` generates if it is
+        /// unset, and other workers admit all clients.
         api_key_file: String = String::new();
-        /// Certificate chain of the HTTP surface (PEM); without it, callers come over plain HTTP, as within `kvasir serve`
-        /// always.
+        /// Certificate chain of the HTTP API (PEM). Empty: callers connect over plain HTTP, as they always do
+        /// within `kvasir serve`.
         certificate_file: String = String::new();
-        /// Its private key (PEM).
+        /// Private key of `certificate_file` (PEM).
         private_key_file: String = String::new();
-        /// Certificate authorities of callers (PEM): with it, only those with a certificate are answered
+        /// Certificate authorities of callers (PEM). If set, only callers with a certificate are answered
         /// (`tls.upstream_certificate_file` of the gateway).
         client_ca_file: String = String::new();
-        /// Where its KV events are published; port 0 lets the system choose.
+        /// Address on which KV events are published; port 0 lets the system choose.
         events: SocketAddr = SocketAddr::new(LOCALHOST, 0);
-        /// Where missed KV events can be had again; port 0 lets the system choose.
+        /// Address on which missed KV events are replayed; port 0 lets the system choose.
         replay: SocketAddr = SocketAddr::new(LOCALHOST, 0);
-        /// KV events carry the token ids of blocks, as vLLM's do: for other routers than Kvasir's gateway. Whoever reaches the
-        /// ports then reads every prompt and answer. Without, events carry 64-bit hashes of blocks, by which the gateway routes
-        /// just as well, and `token_ids` is empty.
+        /// Whether KV events carry the token ids of blocks, as vLLM's do: for routers other than Kvasir's
+        /// gateway. Any process that reaches the ports then reads every prompt and answer. If false, events
+        /// carry 64-bit hashes of blocks, with which the gateway routes equally well, and `token_ids` is
+        /// empty.
         event_tokens: bool = false;
     }
 }
 
 section! {
-    /// How KV blocks move between workers.
+    /// Transfer of KV blocks between workers.
     TransferSettings, "transfer" {
-        /// Which transport: the best that both ends have, or only the given one.
+        /// Transport: `auto` uses the best that both ends have, any other value only the given one.
         transport: String = "auto".to_owned(), one_of &["auto", "shm", "rdma", "tcp"];
-        /// Where the TCP transport listens; port 0 lets the system choose.
+        /// Address of the TCP transport; port 0 lets the system choose.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
-        /// Folder for the shared-memory transport's sockets; empty is the system's folder for temporary files.
+        /// Folder for the shared-memory transport's sockets. Empty: the system's folder for temporary files.
         socket_folder: String = String::new();
-        /// File with the secret that all workers, stores and engines of a cluster share, at least 32 bytes (`openssl rand -hex
-        /// 32`), not readable by everybody; empty is the
-        /// environment's `KVASIR_TRANSFER_SECRET`, if it is set. Neither side of a connection admits a peer with another one.
-        /// Without a secret whoever reaches an address writes into this process's KV memory.
+        /// File with the secret that all workers, stores and engines of a cluster share, at least 32 bytes
+        /// (`openssl rand -hex 32`); it must not be readable by all users of the machine. Empty:
+        /// `KVASIR_TRANSFER_SECRET` of the environment, if it is set. Each side of a connection refuses a
+        /// peer with a different secret. Without a secret, any host that reaches an address can write into
+        /// this process's KV memory.
         secret_file: String = String::new();
-        /// How long a decode worker waits for blocks before it computes them itself.
+        /// Longest time that a decode worker waits for blocks before it computes them itself.
         deadline: Duration = Duration::from_secs(20), in Duration::from_millis(10) => Duration::from_secs(600);
-        /// How long a prefill worker keeps blocks for a decode worker that does not come.
+        /// Longest time that a prefill worker keeps blocks for a decode worker that has not fetched them.
         lease: Duration = Duration::from_secs(30), in Duration::from_millis(10) => Duration::from_secs(600);
-        /// Transfers of one worker at a time, in each direction.
+        /// Most transfers of one worker at a time, in each direction.
         transfers_max: u64 = 4096, in 1 => 60_000;
         /// Use 2 MiB pages for KV memory when the system has enough of them reserved.
         huge_pages: bool = true;
         /// TCP connections to one peer for each of the two lanes (urgent, background).
         connections_per_peer: u64 = 2, in 1 => 8;
-        /// TCP payloads of at least so many bytes are sent without a copy while the kernel can do that; `"0 B"` is
-        /// never.
+        /// Smallest TCP payload that is sent without a copy, if the kernel supports it. `"0 B"`: never.
         zero_copy_from: Bytes = Bytes(64 << 10), in Bytes(0) => Bytes(1 << 30);
-        /// A peer that is silent, or leaves bytes unacknowledged, for so long is dead (TCP; for RDMA the connection
-        /// that made the queue pairs).
+        /// Time of silence, or with unacknowledged bytes, after which a peer is considered dead (TCP; for
+        /// RDMA, the connection that set up the queue pairs).
         peer_dead_after: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(600);
-        /// How long a thread that moves blocks (a worker's hand-offs, its remote tier, a store's pool) polls its transports in vain
-        /// before it sleeps. `"0s"` sleeps at once.
+        /// Time for which a thread that moves blocks (a worker's hand-offs, its remote tier, a store's pool)
+        /// polls idle transports before it sleeps. `"0s"`: it sleeps at once.
         spin: Duration = Duration::from_micros(50), in Duration::ZERO => Duration::from_millis(1);
-        /// These threads never sleep: each takes a core for the lowest latency.
+        /// Whether these threads poll instead of sleeping. Each then keeps a core busy, for the lowest
+        /// latency.
         busy_poll: bool = false;
-        /// Cores on which these threads run, as in `0-3,8`: of the NUMA node of the GPU and the NIC, and not those of the
-        /// engine's threads. Empty: those of the process.
+        /// Cores on which these threads run, as in `0-3,8`. Choose cores of the NUMA node of the GPU and the
+        /// NIC that the engine's threads do not use. Empty: the cores of the process.
         cores: String = String::new();
-        /// Shared memory: refuse processes of another user.
+        /// Whether the shared-memory transport refuses processes of another user.
         same_user_only: bool = true;
-        /// With several rails to a peer, requests are cut into slices of at most so many bytes.
+        /// Largest slice of a request when there are several rails to a peer.
         rail_slice: Bytes = Bytes(256 << 10), in Bytes(4 << 10) => Bytes(64 << 20);
-        /// The longest wait before a peer that could not be reached is tried again.
+        /// Longest pause between attempts to reach an unreachable peer.
         reconnect_max: Duration = Duration::from_secs(2), in Duration::from_millis(20) => Duration::from_secs(60);
     }
 }
 
 section! {
-    /// RDMA: the rails of this node and how their queue pairs behave. Used when a device and libibverbs are there.
+    /// RDMA: the rails of this node and the settings of their queue pairs. Used if a device and libibverbs
+    /// are present.
     RdmaSettings, "rdma" {
-        /// Devices to use, by name (`mlx5_0`); empty: those nearest to the memory that `near` names.
+        /// Devices to use, by name (`mlx5_0`). Empty: the devices nearest to the memory that `near` names.
         devices: Vec<String> = Vec::new();
-        /// The memory that devices are chosen for: `gpu0`, a PCI address, `host`, `host:1` (a NUMA node). `auto` is the GPU of
-        /// this process (its only one, or the first of `CUDA_VISIBLE_DEVICES`), else host memory of the NUMA node that its
-        /// processors are of. GPUs are numbered by PCI address, as with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The log says which ports
-        /// are used and why others are not. Host memory of a worker's or a store's tiers is taken from its NUMA node, as far as
-        /// that has some.
+        /// Memory for which devices are chosen: `gpu0`, a PCI address, `host`, `host:1` (a NUMA node). `auto`
+        /// is the GPU of this process (its only one, or the first of `CUDA_VISIBLE_DEVICES`), or else host
+        /// memory of the NUMA node of the process's CPUs. GPUs are numbered by PCI address, as with
+        /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The log names the ports in use and the reason why other ports are
+        /// not. The host memory of a worker's or a store's tiers is allocated on the same NUMA node, as far
+        /// as that node has memory.
         near: String = "auto".to_owned();
-        /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
-        /// address other than loopback is needed for other hosts, which pass over a loopback one.
+        /// Address on which peers connect to set up queue pairs; with a port other than 0 each further rail
+        /// uses the next port. Peers on other hosts need an address other than loopback, and ignore a
+        /// loopback one.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
-        /// Connections to each peer over one device, each with its own queue pairs: over Ethernet with several ways (ECMP, link
-        /// aggregation) each takes one. Each registers the memory anew and counts as a rail.
+        /// Connections to each peer over one device, each with its own queue pairs: over Ethernet with
+        /// several paths (ECMP, link aggregation) each connection takes one path. Each registers the memory
+        /// again and counts as a rail.
         connections_per_device: u64 = 1, in 1 => 8;
-        /// Row of the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; row 0 on InfiniBand.
+        /// Index in the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; index 0 on
+        /// InfiniBand.
         gid: String = "auto".to_owned();
-        /// Partition of the queue pairs by its P_Key, like `0x8001`; `default` is that of the port's first row. Peers in other
-        /// partitions cannot be reached.
+        /// P_Key of the queue pairs' partition, as `0x8001`; `default` is the first entry of the port's
+        /// table. Peers in other partitions are unreachable.
         partition: String = "default".to_owned();
-        /// Most bytes of a packet. The smallest of both ends' and their ports' counts.
+        /// Path MTU: most bytes of a packet. The smallest value of both ends and their ports is used.
         path_mtu: String = "4096".to_owned(), one_of &["256", "512", "1024", "2048", "4096"];
-        /// Service level of what a request waits for (on Ethernet the priority, 0 to 7).
+        /// Service level of transfers that a request waits for (on Ethernet the priority, 0 to 7).
         service_level_urgent: u64 = 0, in 0 => 15;
         /// Service level of offload and replication.
         service_level_background: u64 = 0, in 0 => 15;
-        /// Traffic class of RoCE packets: the DSCP times four.
+        /// Traffic class of RoCE packets: the DSCP multiplied by four.
         traffic_class: u64 = 0, in 0 => 255;
-        /// Routers that a packet may pass.
+        /// Most routers on the path of a packet.
         hop_limit: u64 = 64, in 1 => 255;
-        /// Acknowledgement timeout as an exponent: 4.096 us times two to it (14 is 67 ms).
+        /// Acknowledgement timeout as an exponent: 4.096 us times two to the power of the value (14 is 67
+        /// ms).
         timeout: u64 = 14, in 1 => 31;
-        /// Retries after that timeout before the rail has failed.
+        /// Retries after that timeout before the rail is considered failed.
         retry_count: u64 = 7, in 0 => 7;
-        /// Retries while the peer has no receive posted; 7 is without end.
+        /// Retries while the peer has no receive posted. 7: without limit.
         receiver_not_ready_retry: u64 = 7, in 0 => 7;
-        /// Code of the wait between those (12 is 0.64 ms).
+        /// Code of the pause between these retries (12 is 0.64 ms).
         receiver_not_ready_timer: u64 = 12, in 0 => 31;
-        /// Reads in flight for each lane of a peer.
+        /// Most reads in flight for each lane of a peer.
         reads_in_flight: u64 = 16, in 1 => 128;
-        /// Work requests of one lane of a peer in the send queue.
+        /// Most work requests of one lane of a peer in the send queue.
         send_queue_depth: u64 = 512, in 16 => 32_768;
-        /// Every so many work requests one asks for a completion.
+        /// Work requests for each one that requests a completion.
         signal_every: u64 = 32, in 1 => 1024;
         /// Receives posted for all peers together.
         receive_buffers: u64 = 4096, in 16 => 32_768;
-        /// Connections at a time.
+        /// Most connections at a time.
         connections_max: u64 = 512, in 1 => 4096;
-        /// How long the making of a connection may take.
+        /// Longest time to set up a connection.
         handshake_timeout: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(300);
         /// Let the device reorder its writes to memory (PCIe relaxed ordering).
         relaxed_ordering: bool = true;
-        /// Interrupt vector of the completion queues, modulo those that a device has. Give workers of a node that share a device
-        /// different ones.
+        /// Interrupt vector of the completion queues, modulo the number of vectors of the device. Give
+        /// workers of a node that share a device different ones.
         completion_vector: u64 = 0, in 0 => 1023;
     }
 }
 
 section! {
-    /// Programs in the kernel, attached by the gateway (`latency`: CAP_BPF and CAP_PERFMON, `admission_…`: CAP_BPF and
-    /// CAP_NET_ADMIN, `redirect`: all three). Each is off unless asked for and goes with the process; a connection that is
-    /// redirected stays so until it is closed.
+    /// eBPF programs in the kernel, attached by the gateway (`latency`: CAP_BPF and CAP_PERFMON,
+    /// `admission_…`: CAP_BPF and CAP_NET_ADMIN, `redirect`: all three). Each is off by default and is
+    /// detached when the process ends; a redirected connection stays redirected until it is closed.
     EbpfSettings, "ebpf" {
-        /// Short-circuit TCP between the gateway and workers that are named by a loopback address. What is redirected
-        /// passes neither netfilter nor tcpdump; a sender that never waits for its reader may get EACCES.
+        /// Short-circuit TCP between the gateway and workers with a loopback address. Redirected data passes
+        /// neither netfilter nor tcpdump; a sender that never waits for its reader may get EACCES.
         redirect: bool = false;
-        /// The cgroup v2 folder whose processes take part; empty: the gateway's own.
+        /// The cgroup v2 folder whose processes take part. Empty: the gateway's own.
         cgroup: String = String::new();
-        /// Longer messages take the TCP stream.
+        /// Largest redirected message; longer ones take the TCP stream.
         redirect_message_max: Bytes = Bytes(16 << 10), in Bytes(1) => Bytes(512 << 10);
-        /// Network interfaces on which new connections to the gateway's ports are judged before the kernel sees them. When
-        /// this is set and cannot be done, the gateway does not start.
+        /// Network interfaces on which new connections to the gateway's ports are filtered before the
+        /// kernel's TCP stack sees them. If this is set and the filter cannot be attached, the gateway does
+        /// not start.
         admission_interfaces: Vec<String> = Vec::new();
-        /// Further ports to judge there, of other processes.
+        /// Further ports to filter there, of other processes.
         admission_ports: Vec<String> = Vec::new();
-        /// Prefixes that may connect (`10.0.0.0/8`); empty: everybody. A shield against floods, not a firewall: packets with
-        /// more than six IPv6 extension headers pass.
+        /// Prefixes that may connect (`10.0.0.0/8`). Empty: all. This protects against floods and is not a
+        /// firewall: packets with more than six IPv6 extension headers pass.
         admission_allow: Vec<String> = Vec::new();
-        /// While more than nine tenths of `gateway.requests_max` are inside, drop up to this share of new connections, in
-        /// percent; 0 never does.
+        /// While more than nine tenths of `gateway.requests_max` are in use, drop up to this share of new
+        /// connections, in percent. 0: never.
         overload_max: u64 = 0, in 0 => 95;
-        /// New connections per second of one source; 0 is no limit.
+        /// Most new connections per second from one source. 0: no limit.
         syn_rate_per_source: u64 = 0, in 0 => 1_000_000;
-        /// New connections that a source may open at once.
+        /// Most new connections that one source may open at once.
         syn_burst_per_source: u64 = 64, in 1 => 1_000_000;
-        /// New connections per second of all sources together; 0 is no limit.
+        /// Most new connections per second from all sources together. 0: no limit.
         syn_rate: u64 = 0, in 0 => 1_000_000;
-        /// New connections that all may open at once.
+        /// Most new connections that all sources together may open at once.
         syn_burst: u64 = 1024, in 1 => 1_000_000;
         /// Measure connect times, lifetimes and block requests of this process in the kernel, for `/metrics`.
         latency: bool = false;
@@ -730,155 +795,168 @@ section! {
 }
 
 section! {
-    /// The host-memory tier behind each worker's pool. Blocks of the slower tiers pass through it.
+    /// The host-memory tier behind each worker's pool. Blocks to and from the slower tiers pass through it.
     HostTierSettings, "host_tier" {
-        /// Memory of each worker's tier; `"0 B"` turns it off, and with it the tiers below.
+        /// Memory of each worker's tier. `"0 B"` turns off this tier and the tiers below it.
         capacity: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
-        /// Which block goes when one must: the least recently used one, S3-FIFO's choice (scans do not flush what is used
-        /// often), or the one that saves the least recomputing for its bytes and its frequency.
+        /// Eviction policy. `lru`: the least recently used block. `s3-fifo`: S3-FIFO, in which scans do not
+        /// flush frequently used blocks. `cost`: the block that saves the least recomputing for its bytes and
+        /// its frequency.
         eviction: String = "s3-fifo".to_owned(), one_of &["lru", "s3-fifo", "cost"];
-        /// When a block is copied here: as soon as it is complete (`through`), so that the pool's slot is free the moment that
-        /// it is needed, or when it has to leave the pool (`back`).
+        /// Time at which a block is copied to this tier. `through`: as soon as it is complete, so that the
+        /// pool's slot is free the moment that it is needed. `back`: when the pool evicts it.
         write: String = "through".to_owned(), one_of &["through", "back"];
-        /// Bring the blocks of an idle conversation up from the slower tiers when it is likely to go on: when the chance that
-        /// it does within `prefetch_lead`, learnt from the conversations before it, is at least `prefetch_chance`.
+        /// Prefetch the blocks of an idle conversation from the slower tiers when the probability that it
+        /// continues within `prefetch_lead`, learnt from earlier conversations, is at least
+        /// `prefetch_chance`.
         prefetch: bool = true;
-        /// The chance, from 0 to 1, from which on blocks are brought up ahead.
+        /// Probability, from 0 to 1, from which on blocks are prefetched.
         prefetch_chance: f64 = 0.25, in 0.0 => 1.0;
-        /// Blocks are brought up when the conversation is likely to go on within this time.
+        /// Time within which the conversation must be likely to continue for its blocks to be prefetched.
         prefetch_lead: Duration = Duration::from_secs(60), in Duration::from_millis(1) => Duration::from_secs(3600);
-        /// The part of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; requests without one
-        /// are a tenant together) may fill, wherever they come from; beyond 8,192 tenants with blocks the rest share one part.
-        /// For workers.
+        /// Share of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; all
+        /// requests without one are one tenant) may fill, whatever their source. Beyond 8,192 tenants with
+        /// blocks, the remaining tenants share one part. For workers.
         tenant_share: f64 = 1.0, in 0.001 => 1.0;
-        /// The part of the disk tier, or of this tier where there is none, that retained blocks may fill
-        /// (`gateway.prompt_cache_retention_max`), of a worker or of the pool of a store; at a worker one tenant's have `tenant_share` of it. 0: none is
-        /// retained. A restart ends all retention.
+        /// Share of the disk tier, or of this tier if there is no disk tier, that retained blocks may fill
+        /// (`gateway.prompt_cache_retention_max`), on a worker or in the pool of a store. On a worker, one
+        /// tenant gets at most `tenant_share` of it. 0: no block is retained. A restart ends all retention.
         retention_share: f64 = 0.25, in 0.0 => 0.9;
-        /// The longest time for which a block is retained, whatever the request asks for.
+        /// Longest time for which a block is retained, even if a request asks for more.
         retention_max: Duration = Duration::from_secs(24 * 3600), in Duration::from_secs(1) => Duration::from_secs(30 * 24 * 3600);
     }
 }
 
 section! {
-    /// The SSD tier: a log of fixed slots in preallocated files, or on a device of its own. What it holds outlives the
-    /// process.
+    /// The SSD tier: a log of fixed slots in preallocated files, or on its own device. Its blocks survive a
+    /// restart of the process.
     DiskTierSettings, "disk_tier" {
-        /// Space of each worker's tier; `"0 B"` turns it off.
+        /// Space of each worker's tier. `"0 B"` turns the tier off.
         capacity: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
-        /// A folder for the files (each worker of `kvasir serve` makes one of its own in it), a block device, `/dev/ngXnY` or a
-        /// PCI address, as `engine` wants it. Of several devices a list of folders, one on each, to 64: blocks are spread over them.
-        /// `capacity` has as many files of `segment` in each.
+        /// A folder for the files (each worker of `kvasir serve` makes its own folder in it), a block device,
+        /// `/dev/ngXnY` or a PCI address, depending on `engine`. For several devices, a list of folders, one
+        /// on each, up to 64: blocks are spread over them. `capacity` divided by `segment` must be a multiple
+        /// of the number of folders.
         path: Paths = Paths::default();
-        /// How it reads and writes: `auto` is io_uring where the kernel allows it, else pread; `nvme-passthrough` needs
-        /// `/dev/ngXnY`, `nvme-user` and `spdk` a device bound to vfio-pci; `spdk` needs the libraries of an installed SPDK, too.
+        /// I/O engine. `auto`: io_uring if the kernel allows it, else pread. `nvme-passthrough` needs
+        /// `/dev/ngXnY`; `nvme-user` and `spdk` need a device bound to vfio-pci; `spdk` also needs the
+        /// libraries of an installed SPDK.
         engine: String = "auto".to_owned(), one_of &["auto", "io_uring", "pread", "nvme-passthrough", "nvme-user", "spdk"];
         /// Size of one file.
         segment: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(64 << 30);
-        /// Reads and writes in flight.
+        /// Most reads and writes in flight.
         depth: u64 = 64, in 1 => 1024;
-        /// Which block goes when one must.
+        /// Eviction policy, as for `[host_tier]`.
         eviction: String = "s3-fifo".to_owned(), one_of &["lru", "s3-fifo", "cost"];
-        /// When a block is written: as soon as host memory has it (`through`), or when it has to leave there (`back`).
+        /// Time at which a block is written to the disk. `through`: as soon as host memory has it. `back`:
+        /// when host memory evicts it.
         write: String = "through".to_owned(), one_of &["through", "back"];
-        /// Only blocks that were seen at least so often are written.
+        /// Times that a block must have been seen before it is written.
         write_frequency: u64 = 1, in 1 => 15;
-        /// Bytes read and written per second at most; what requests wait for comes first, the rest waits. `"0 B"` is no limit.
+        /// Most bytes read and written per second. Transfers that requests wait for come first; other
+        /// transfers wait. `"0 B"`: no limit.
         bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
-        /// Bytes written per second at most, what is above is not written; `"0 B"` is no limit.
+        /// Most bytes written per second; blocks above the limit are not written. `"0 B"`: no limit.
         write_bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
-        /// Bytes written per day at most, for the device's endurance; `"0 B"` is no limit.
+        /// Most bytes written per day, for the device's endurance. `"0 B"`: no limit.
         write_per_day: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
-        /// Make the log anew when it was written for another model or another block size, instead of refusing to start.
+        /// Recreate the log if it was written for another model or another block size, instead of refusing to
+        /// start.
         reformat: bool = false;
     }
 }
 
 section! {
-    /// Host memory of other nodes (`kvasir store`) as a tier.
+    /// Host memory of other nodes (`kvasir store`), used as a tier.
     RemoteTierSettings, "remote_tier" {
-        /// Where the nodes' pools are reached, `name=address`: what each prints at its start. The names decide which blocks are
-        /// whose, so all clients must use the same ones.
+        /// Addresses of the nodes' pools, `name=address`, as each node prints at its start. The names
+        /// determine the node of each block, so all clients must use the same names.
         nodes: Vec<String> = Vec::new();
-        /// How long a look-up and the reads that follow may take before they are a miss. Below `"200ms"` so may be blocks that only a
-        /// pool's disk has.
+        /// Longest time for a look-up and the reads that follow; after it the blocks are a miss. Below
+        /// `"200ms"`, blocks that only a pool's disk holds may also be a miss.
         deadline: Duration = Duration::from_millis(200), in Duration::from_millis(1) => Duration::from_secs(60);
-        /// Bytes read and written per second at most; what requests wait for comes first, and new blocks that exceed it wait, and are
-        /// left out if host memory evicts them first. `"0 B"` is no limit.
+        /// Most bytes read and written per second. Transfers that requests wait for come first; new blocks
+        /// above the limit wait, and are dropped if host memory evicts them first. `"0 B"`: no limit.
         bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
-        /// Blocks of a chain that are kept on one node; equal at all clients.
+        /// Blocks of a chain that are kept on one node; it must be equal on all clients.
         group: u64 = 32, in 1 => 64;
-        /// Nodes that keep a group of blocks that is asked for often.
+        /// Nodes that keep a frequently requested group of blocks.
         replicas: u64 = 2, in 1 => 2;
     }
 }
 
 section! {
-    /// Objects in S3 or a folder as a tier, which clusters can share.
+    /// Objects in S3 or a folder, used as a tier, which clusters can share.
     ObjectTierSettings, "object_tier" {
-        /// `s3://bucket/prefix` or `file:///folder`; empty turns it off.
+        /// URL of the objects: `s3://bucket/prefix` or `file:///folder`. Empty: the tier is off.
         url: String = String::new();
-        /// The S3 service, when it is not Amazon's.
+        /// Endpoint of the S3 service, if it is not Amazon's.
         endpoint: String = String::new();
-        /// Region.
+        /// Region of the bucket.
         region: String = "us-east-1".to_owned();
-        /// File in the form of AWS's `credentials`, whose section `default` is read, again every minute; it must not be readable
-        /// by everybody. Empty: `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` of the environment.
+        /// File in the format of AWS's `credentials`, of which section `default` is read, again every minute;
+        /// it must not be readable by all users of the machine. Empty: `AWS_ACCESS_KEY_ID` and
+        /// `AWS_SECRET_ACCESS_KEY` of the environment.
         credentials_file: String = String::new();
         /// Allow plain HTTP.
         allow_http: bool = false;
-        /// Blocks of a chain in one object; equal in all clusters that share it.
+        /// Blocks of a chain in one object; it must be equal in all clusters that share the objects.
         run: String = "16".to_owned(), one_of &["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024"];
-        /// Objects older than that are misses and are deleted.
+        /// Age after which objects are misses and are deleted.
         ttl: Duration = Duration::from_secs(604_800), in Duration::from_secs(60) => Duration::from_secs(315_360_000);
-        /// Memory of each worker for objects on their way, a quarter of it for writes; one object each way always fits.
+        /// Memory of each worker for objects in transfer, a quarter of it for writes; one object in each
+        /// direction always fits.
         buffers: Bytes = Bytes(1 << 30), in Bytes(1 << 20) => Bytes(1 << 40);
-        /// Bytes read and written per second at most, as for `[remote_tier]`.
+        /// Most bytes read and written per second, as for `[remote_tier]`.
         bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
-        /// How long a look-up and a read may take before they are a miss.
+        /// Longest time for a look-up and a read; after it the blocks are a miss.
         deadline: Duration = Duration::from_secs(2), in Duration::from_millis(1) => Duration::from_secs(600);
     }
 }
 
 section! {
-    /// A node that keeps blocks for others (`kvasir store`).
+    /// A node that stores blocks for workers on other nodes (`kvasir store`).
     StoreSettings, "store" {
-        /// Name of the node among the others, and of its socket for shared memory, `kvasir-NAME-pool.sock`: nodes that have one
-        /// `transfer.socket_folder` need different names.
+        /// Name of the node among the store nodes, and of its shared-memory socket, `kvasir-NAME-pool.sock`:
+        /// nodes that use one `transfer.socket_folder` need different names.
         name: String = "store".to_owned();
-        /// Host memory that other nodes may use. If `resp` is empty, `[disk_tier]` keeps its blocks over restarts; `write` must be
-        /// `through` and `write_frequency` 1 then.
+        /// Host memory that other nodes may use. If `resp` is empty, `[disk_tier]` keeps the pool's blocks
+        /// over restarts; `write` must then be `through` and `write_frequency` 1.
         pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
-        /// Bytes of one slot of the pool and of the tiers behind the RESP service. Workers' blocks must fit.
+        /// Bytes of one slot of the pool and of the tiers behind the RESP service. A worker's block must fit
+        /// in a slot.
         slot: Bytes = Bytes(128 << 10), in Bytes(4 << 10) => Bytes(1 << 30);
-        /// Where the pool is reached over TCP. Whoever reaches it and holds the secret of `[transfer]`, or anybody when there is
-        /// none, can read and write the pool.
+        /// Address of the pool over TCP. Any client that reaches it and holds the secret of `[transfer]`, or
+        /// any client at all if there is no secret, can read and write the pool.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 7400);
-        /// Where `/metrics` and `/health` are, and where gateways ask which blocks the pool holds (`gateway.stores`).
+        /// Address of `/metrics` and `/health`, and of the gateways' queries for the blocks in the pool
+        /// (`gateway.stores`).
         http: SocketAddr = SocketAddr::new(LOCALHOST, 7401);
-        /// How long a client may hold blocks that it has looked up.
+        /// Longest time that a client may hold blocks that it has looked up.
         lease: Duration = Duration::from_secs(10), in Duration::from_secs(5) => Duration::from_secs(600);
-        /// Where the Redis protocol is served; empty turns it off. An address other than loopback needs a password.
+        /// Addresses of the Redis protocol. Empty: it is not served. An address other than loopback needs a
+        /// password.
         resp: Vec<String> = vec!["127.0.0.1:7379".to_owned()];
-        /// File with the password of the Redis protocol, not readable by everybody; empty: none.
+        /// File with the password of the Redis protocol; it must not be readable by all users of the machine.
+        /// Empty: no password.
         resp_password_file: String = String::new();
-        /// Commands of the Redis protocol that go by another name, as `FLUSHALL=NEW-NAME`; without a new name (`FLUSHALL=`) the
-        /// command is turned off.
+        /// Renamed commands of the Redis protocol, as `FLUSHALL=NEW-NAME`; without a new name (`FLUSHALL=`)
+        /// the command is disabled.
         resp_rename: Vec<String> = Vec::new();
     }
 }
 
 section! {
-    /// Damage on purpose, for tests: never in production.
+    /// Fault injection, for tests: never in production.
     FaultSettings, "faults" {
-        /// One in so many block writes between workers lands with a wrong byte; 0 is never.
+        /// One in this many block writes between workers gets a wrong byte. 0: never.
         corrupt_one_in: u64 = 0;
-        /// Seed of the choice.
+        /// Seed that selects the corrupted writes.
         seed: u64 = 1;
     }
 }
 
-/// The whole file.
+/// The whole configuration file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
     /// `[serve]`

@@ -1,4 +1,4 @@
-//! Values with human units, and how each type is written, read and described.
+//! Configuration values with human-readable units: parsing, writing and description of each type.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -39,13 +39,13 @@ fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 pub struct Paths(pub Vec<String>);
 
 impl Paths {
-    /// Whether none is named.
+    /// Whether no path is named.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(String::is_empty)
     }
 
-    /// The only one, if there is one.
+    /// Returns the path if there is exactly one.
     #[must_use]
     pub fn single(&self) -> Option<&str> {
         if let [path] = self.0.as_slice() { Some(path) } else { None }
@@ -58,7 +58,7 @@ impl fmt::Display for Paths {
     }
 }
 
-/// What sort of value a key takes, for documentation and schema.
+/// Kind of value that a key takes, for documentation and schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A whole number.
@@ -75,7 +75,7 @@ pub enum Kind {
     Duration,
     /// `ip:port`.
     Address,
-    /// One of these words.
+    /// One of the given words.
     Choice(&'static [&'static str]),
     /// A list of texts.
     List,
@@ -83,18 +83,18 @@ pub enum Kind {
     Paths,
 }
 
-/// Allowed values, as they are written; `None` on a side is no limit.
+/// Inclusive bounds of a value; `None`: no bound on that side.
 pub type Range<T> = (Option<T>, Option<T>);
 
-/// A type that a key can have.
+/// A type of configuration value.
 pub trait Setting: Sized + Clone {
-    /// What it is.
+    /// Returns the kind of value.
     fn kind() -> Kind;
-    /// From TOML; the error says what was expected.
+    /// Parses a TOML value. The error names the expected type.
     fn read(value: &DeValue<'_>) -> Result<Self, String>;
-    /// As TOML.
+    /// Returns the value as TOML.
     fn write(&self) -> String;
-    /// Whether it lies in the range.
+    /// Whether the value lies in the range.
     fn is_within(&self, _range: &Range<Self>) -> bool {
         true
     }

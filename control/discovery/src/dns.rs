@@ -1,9 +1,9 @@
-//! Workers behind a name of DNS: each address of the name (A and AAAA) is a worker. A headless Service of Kubernetes, or
-//! Consul, answers so.
+//! Workers behind a DNS name: each address of the name (A and AAAA) is a worker, as with a headless Service
+//! of Kubernetes or Consul.
 //!
-//! A name that has no addresses any more, after it had some, is an empty list: see the guard (`source_state`). Names are
-//! resolved by the system's resolver. It tells neither deletions nor identities: a worker that has taken the
-//! address of another one is told apart by the fleet, by what its engine says.
+//! A name that has lost all its addresses is an empty list: see the guard (`source_state`). Names are
+//! resolved by the system's resolver, which reports neither deletions nor identities: if a worker takes the
+//! address of another one, the fleet tells them apart by their engines' reports.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct Dns {
     pool: Option<String>,
 }
 
-/// Why a name is refused.
+/// Error of an invalid name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DnsError {
     /// The text is not of the form `http://NAME:PORT`.
@@ -40,7 +40,7 @@ impl std::fmt::Display for DnsError {
 impl std::error::Error for DnsError {}
 
 impl Dns {
-    /// A source from `http://NAME:PORT`; its workers are of this pool.
+    /// Creates a source from `http://NAME:PORT`; its workers belong to `pool`.
     pub fn new(name: &str, pool: Option<String>) -> Result<Self, DnsError> {
         let error = || DnsError::Form(name.to_owned());
         let (scheme, rest) = match name.split_once("://") {
@@ -79,7 +79,7 @@ impl Dns {
         }
     }
 
-    /// The addresses of the name now, or why there are none.
+    /// Resolves the name to its present addresses, or to a failure with the reason.
     async fn resolve(&self) -> Update {
         let resolving = tokio::net::lookup_host((self.host.as_str(), self.port));
         let addresses = match tokio::time::timeout(RESOLVE_MAX, resolving).await {
@@ -98,8 +98,8 @@ impl Dns {
     }
 }
 
-/// Whether a resolver's error says that there is no such name, or that it has no address: the texts of `gai_strerror` for
-/// EAI_NONAME and EAI_NODATA in glibc and musl. std passes on no code.
+/// Whether a resolver's error means that the name does not exist or has no address: the texts of
+/// `gai_strerror` for EAI_NONAME and EAI_NODATA in glibc and musl. std does not expose the code.
 fn says_none(reason: &str) -> bool {
     let texts = [
         "Name or service not known",

@@ -3,16 +3,16 @@
 /// Work that a worker does for the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Computes prompts for decode workers.
+    /// Prefills for decode workers.
     Prefill,
-    /// Generates from prompts that prefill workers compute.
+    /// Decodes from prompts that prefill workers computed.
     Decode,
-    /// Computes prompts and generates.
+    /// Prefills and decodes.
     Both,
 }
 
 impl Role {
-    /// The role with this name: `prefill`, `decode`, `both` or llm-d's `prefill-decode`.
+    /// Returns the role with this name: `prefill`, `decode`, `both` or llm-d's `prefill-decode`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -24,14 +24,16 @@ impl Role {
     }
 }
 
-/// State of a worker according to its source. The order is the order of preference where two endpoints have one address.
+/// State of a worker according to its source. If two endpoints have one address, the smaller state is
+/// preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointState {
-    /// The source reports that it takes requests.
+    /// The source reports that the worker takes requests.
     Ready,
-    /// The worker is starting, or fails its readiness probe: no new requests. The fleet may already ask what it is.
+    /// The worker is starting, or fails its readiness probe: no new requests. The fleet may already query its
+    /// engine.
     NotReady,
-    /// The worker is about to stop: no new requests; requests in flight go on.
+    /// The worker is about to stop: no new requests; requests in flight continue.
     Draining,
 }
 
@@ -40,22 +42,24 @@ pub enum EndpointState {
 pub struct Endpoint {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
-    /// Identity of the process behind the address (a pod's UID). Another value is another worker.
+    /// Identity of the process behind the address (a pod's UID). A different value means a different worker.
     pub uid: Option<String>,
-    /// Role that the source gives it; `None` leaves it to the engine.
+    /// Role that the source assigns; `None` leaves it to the engine.
     pub role: Option<Role>,
-    /// Name of its pool, where the source says it.
+    /// Name of its pool, if the source gives one.
     pub pool: Option<String>,
-    /// Name of the model that its source says it serves. The pool of that name takes it, if there is one.
+    /// Name of the model that the worker serves according to its source. The pool of that name gets the
+    /// worker, if it exists.
     pub model: Option<String>,
-    /// Version of what it runs: prefill and decode workers of two generations are not paired. `None` pairs with all.
+    /// Version of the deployment: prefill and decode workers of different generations are not paired. `None`
+    /// pairs with all.
     pub generation: Option<String>,
     /// Whether it takes requests.
     pub state: EndpointState,
 }
 
 impl Endpoint {
-    /// A ready endpoint of which no more than the address is known.
+    /// Returns a ready endpoint with only an address.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -69,13 +73,14 @@ impl Endpoint {
         }
     }
 
-    /// A ready endpoint at `http://HOST:PORT`; the host may be an IPv6 address.
+    /// Returns a ready endpoint at `http://HOST:PORT`; the host may be an IPv6 address.
     #[must_use]
     pub fn at(host: &str, port: u16) -> Self {
         Self::new(url_of("http", host, port))
     }
 
-    /// The address in one spelling: lower case, without a slash at the end and without the scheme's own port.
+    /// Returns the normalised address: lower case, without a trailing slash and without the scheme's default
+    /// port.
     pub(crate) fn address(&self) -> String {
         let url = self.url.trim_end_matches('/').to_ascii_lowercase();
         let usual = if url.starts_with("https:") { ":443" } else { ":80" };
@@ -83,7 +88,7 @@ impl Endpoint {
     }
 }
 
-/// `SCHEME://HOST:PORT`, with brackets around an IPv6 address.
+/// Returns `SCHEME://HOST:PORT`, with brackets around an IPv6 address.
 pub(crate) fn url_of(scheme: &str, host: &str, port: u16) -> String {
     match host.contains(':') && !host.starts_with('[') {
         true => format!("{scheme}://[{host}]:{port}"),

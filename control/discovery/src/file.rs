@@ -1,8 +1,9 @@
 //! Workers listed in a file, or in the files of a folder.
 //!
-//! The file is looked at twice a second and read when it has stayed the same for two looks, so that a file that is being
-//! written is not read. All files of a folder with a known ending are read together (hidden ones are left out, as a mounted
-//! ConfigMap has them). A file that is missing, or has a mistake, changes nothing: the last workers stay.
+//! The file is polled twice a second and read when it is unchanged between two polls, so that a partly
+//! written file is not read. All files of a folder with a known extension are read together (except hidden
+//! ones, which a mounted ConfigMap contains). A file that is missing or has a mistake has no effect: the last
+//! workers stay.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,9 @@ use crate::follow::Sender;
 use crate::update::{Object, Update};
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Largest file, as llm-d has it.
+/// Largest file, as in llm-d.
 const BYTES_MAX: u64 = 1 << 20;
-/// Files of a folder at most.
+/// Most files in a folder.
 const FILES_MAX: usize = 1024;
 
 /// A file or a folder that lists workers.
@@ -25,12 +26,12 @@ pub struct FileSource {
     path: PathBuf,
 }
 
-/// A file and what tells two states of it apart: device, inode, size, and the time of the last change, of its permissions
-/// too, in seconds and nanoseconds.
+/// A file with the fingerprint of its state: device, inode, size, and the time of the last change, including
+/// that of its permissions, in seconds and nanoseconds.
 type Stamp = (PathBuf, [i64; 5]);
 
 impl FileSource {
-    /// The file or folder at this path.
+    /// Creates the source of the file or folder at this path.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self { path }
@@ -49,13 +50,14 @@ impl FileSource {
             let path = self.path.clone();
             let found = tokio::task::spawn_blocking(move || stamps(&path)).await;
             let now = found.unwrap_or_else(|error| Err(error.to_string()));
-            // The first look is believed at once: a gateway that starts waits for its workers.
+            // The first poll is used at once: a starting gateway waits for its workers.
             let is_steady = last.is_none() || last.as_ref() == Some(&now);
             if is_steady && taken.as_ref() != Some(&now) {
                 let stamps = now.clone();
                 let read = tokio::task::spawn_blocking(move || stamps.and_then(|stamps| read(&stamps))).await;
                 let read = read.unwrap_or_else(|error| Err(error.to_string()));
-                // A failure may pass although the file stays as it is: it is read again, and an equal reason told once.
+                // A failure may pass although the file is unchanged: it is read again, and an equal failure
+                // is reported once.
                 let is_news = read.as_ref().err() != failed.as_ref() || read.is_ok();
                 failed = read.as_ref().err().cloned();
                 taken = read.is_ok().then(|| now.clone());
@@ -78,7 +80,7 @@ impl FileSource {
     }
 }
 
-/// The files to be read. An error says what cannot be looked at.
+/// Returns the files to read, or an error that names the unreadable path.
 fn stamps(path: &Path) -> Result<Vec<Stamp>, String> {
     let of = |error: std::io::Error| format!("{}: {error}", path.display());
     let stamp = |path: PathBuf, found: &std::fs::Metadata| {
@@ -114,7 +116,7 @@ fn format_of(file: &Path) -> Option<Format> {
     file.extension().and_then(|ending| ending.to_str()).and_then(Format::of_ending)
 }
 
-/// The workers of all files.
+/// Reads the workers of all files.
 fn read(files: &[Stamp]) -> Result<Vec<Endpoint>, String> {
     let mut all = Vec::new();
     for (file, stamp) in files {
@@ -167,7 +169,7 @@ mod tests {
         assert!(urls(&FileSource::new("/etc/hostname".into())).expect_err("no form").contains("hostname"));
     }
 
-    /// A file that is mended, broken and removed while it is watched.
+    /// A file is repaired, broken and removed while it is watched.
     #[tokio::test]
     async fn a_file_is_followed_and_mistakes_change_nothing() {
         let folder = folder("watched");

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::endpoint::{Endpoint, EndpointState, Role, url_of};
 use crate::labels::Labels;
 
-/// Form of a file.
+/// Format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Toml,
@@ -20,7 +20,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The form of a file with this ending.
+    /// Returns the format of a file with this extension.
     pub(crate) fn of_ending(ending: &str) -> Option<Self> {
         match ending {
             "toml" => Some(Self::Toml),
@@ -29,7 +29,7 @@ impl Format {
         }
     }
 
-    /// The workers of a file; an error says the line or the entry that is wrong.
+    /// Parses the workers of a file; an error names the wrong line or entry.
     pub(crate) fn parse(self, text: &str) -> Result<Vec<Endpoint>, String> {
         let endpoints = match self {
             Self::Toml => from_toml(text)?,
@@ -102,7 +102,7 @@ struct YamlEndpoint {
     labels: BTreeMap<String, String>,
 }
 
-/// llm-d writes ports as strings; numbers are what others expect.
+/// Port as a string, which llm-d writes, or as a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Port {
@@ -123,7 +123,7 @@ fn from_yaml(text: &str) -> Result<Vec<Endpoint>, String> {
             port.filter(|port| *port > 0).ok_or_else(|| of("its port is not 1 to 65535".to_owned()))?;
         let annotations = BTreeMap::new();
         let labels = Labels([&labels, &annotations]);
-        // A role that a gateway has no use for (llm-d's `encode`) is no mistake.
+        // A role that a gateway does not use (llm-d's `encode`) is no mistake.
         let Ok(role) = labels.role() else { continue };
         endpoints.push(Endpoint {
             role,
@@ -202,7 +202,7 @@ mod tests {
             for cut in 0..seed.len() {
                 for letter in ['\0', '[', '{', '&', '*', '!', '"', '\n', ':', '-', '9'] {
                     let text = format!("{}{letter}{}", &seed[..cut], &seed[cut + 1..]);
-                    // Either is right; a panic is not.
+                    // Success and error are both valid results; a panic is not.
                     drop(format.parse(&text));
                 }
                 drop(format.parse(&seed[..cut]));

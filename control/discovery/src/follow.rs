@@ -1,8 +1,8 @@
-//! The task between the sources and the fleet: it takes updates, and publishes the merged endpoints.
+//! The task between the sources and the fleet: receives updates, and publishes the merged endpoints.
 //!
-//! A single change is published at once. Updates that come in the pause after that are published together: the pause is at
-//! least `PUBLISH_PAUSE`, and `PAUSE_FACTOR` times as long as publishing took, so that a fleet of thousands that changes
-//! without end costs at most a twentieth of a core.
+//! A single change is published at once. Updates that arrive in the pause after it are published together:
+//! the pause is at least `PUBLISH_PAUSE`, and `PAUSE_FACTOR` times as long as publishing took, so that a
+//! continuously changing fleet of thousands costs at most a twentieth of a core.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ use crate::update::Update;
 /// Shortest time between two publications.
 const PUBLISH_PAUSE: Duration = Duration::from_millis(20);
 
-/// So many times as long as a publication took is the pause behind it.
+/// The pause after a publication is this many times as long as the publication took.
 const PAUSE_FACTOR: u32 = 19;
 
-/// Updates that wait to be applied. A source waits while there are as many.
+/// Most updates that wait to be applied. A source that has a further update waits.
 const UPDATES_MAX: usize = 1024;
 
-/// An update on its way.
+/// An update in the channel.
 #[derive(Debug)]
 struct Sent {
     source: usize,
@@ -29,29 +29,29 @@ struct Sent {
     at: Instant,
 }
 
-/// The end at which a source puts its updates.
+/// Sending end of a source's channel.
 #[derive(Debug, Clone)]
 pub struct Sender {
     source: usize,
     sender: mpsc::Sender<Sent>,
 }
 
-/// Where [`follow`] takes updates from.
+/// Receiving end of the updates, for [`follow`].
 #[derive(Debug)]
 pub struct Receiver(mpsc::Receiver<Sent>);
 
-/// Merged endpoints, and how the sources are.
+/// Merged endpoints, and the state of the sources.
 #[derive(Debug)]
 pub struct Batch {
-    /// `None` when only the state of sources has changed.
+    /// Merged endpoints; `None` if only the state of sources has changed.
     pub endpoints: Option<Vec<Endpoint>>,
-    /// In the order in which the sources were named.
+    /// State of each source, in the order of the sources.
     pub sources: Vec<SourceStatus>,
-    /// When the oldest update of this batch was reported by its source.
+    /// Time at which a source reported the oldest update of this batch.
     pub reported: Instant,
 }
 
-/// A sender for each of `sources` sources.
+/// Creates a sender for each of `sources` sources.
 #[must_use]
 pub fn channel(sources: usize) -> (Vec<Sender>, Receiver) {
     let (sender, receiver) = mpsc::channel(UPDATES_MAX);
@@ -60,7 +60,7 @@ pub fn channel(sources: usize) -> (Vec<Sender>, Receiver) {
 }
 
 impl Sender {
-    /// Puts an update, waiting for room; whether it still has a receiver.
+    /// Sends an update, waiting while the channel is full; returns whether there is still a receiver.
     pub async fn send(&self, update: Update) -> bool {
         let sent = Sent { source: self.source, update, at: now() };
         self.sender.send(sent).await.is_ok()
@@ -94,12 +94,12 @@ pub async fn follow(mut roster: Roster, mut updates: Receiver, mut publish: impl
     }
 }
 
-/// The time by Tokio's clock, which tests can pause.
+/// Returns the time of Tokio's clock, which tests can pause.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Waits until then; for ever without a time.
+/// Waits until `time`; without a time it never returns.
 async fn at(time: Option<tokio::time::Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
@@ -132,7 +132,7 @@ mod tests {
         let into = Arc::clone(&published);
         let task =
             tokio::spawn(follow(roster, receiver, move |batch| into.lock().expect("lock").push(batch)));
-        // However slow the machine is, nothing else is waited for.
+        // Waits for the condition only, however slow the machine is.
         let until = async |is_so: fn(&[Batch]) -> bool| {
             let began = Instant::now();
             while !is_so(&published.lock().expect("lock")) {

@@ -9,7 +9,7 @@
 //! | ports, one for each data-parallel rank | `kvasir/port`, `llm-d.ai/active-ports`, `smg.ai/worker-ports`, `model.aibrix.ai/port` | ours; llm-d; SGLang's model gateway; AIBrix |
 //! | asleep | `sleeping=true` | production-stack |
 //!
-//! A role that is none of ours (llm-d's `encode`) is no worker of a gateway.
+//! A pod with a role that Kvasir does not have (llm-d's `encode`) is no worker of a gateway.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const GENERATION: [&str; 1] = ["kvasir/generation"];
 const PORTS: [&str; 4] =
     ["kvasir/port", "llm-d.ai/active-ports", "smg.ai/worker-ports", "model.aibrix.ai/port"];
 
-/// Ranks of one pod at most: it has no more devices.
+/// Most ranks of one pod, which has no more devices.
 const PORTS_MAX: usize = 16;
 
 /// Labels and annotations of an object, labels first.
@@ -35,7 +35,7 @@ impl<'a> Labels<'a> {
         names.iter().find_map(of).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The worker's role; an error is the name of a role that a gateway has no use for.
+    /// Returns the worker's role; an error is the name of a role that a gateway does not use.
     pub fn role(&self) -> Result<Option<Role>, &'a str> {
         match self.first(&ROLE) {
             None => Ok(None),
@@ -43,33 +43,33 @@ impl<'a> Labels<'a> {
         }
     }
 
-    /// The model that it serves.
+    /// Returns the name of the model that the worker serves.
     #[must_use]
     pub fn model(&self) -> Option<String> {
         self.first(&MODEL).map(str::to_owned)
     }
 
-    /// The worker's pool.
+    /// Returns the name of the worker's pool.
     #[must_use]
     pub fn pool(&self) -> Option<String> {
         self.first(&POOL).map(str::to_owned)
     }
 
-    /// The version of what it runs.
+    /// Returns the version of the deployment.
     #[must_use]
     pub fn generation(&self) -> Option<String> {
         self.first(&GENERATION).map(str::to_owned)
     }
 
-    /// Ports at which it answers, one for each rank; empty when nothing is said. An error is what cannot be read, or has more
-    /// than 16 of them.
+    /// Returns the ports of the worker, one for each rank; empty if none is given. An error is the text that
+    /// cannot be read, or has more than 16 ports.
     pub fn ports(&self) -> Result<Vec<u16>, &'a str> {
         let Some(text) = self.first(&PORTS) else { return Ok(Vec::new()) };
         let ports = text.split(',').map(|port| port.trim().parse().ok().filter(|port| *port > 0));
         ports.collect::<Option<Vec<u16>>>().filter(|ports| ports.len() <= PORTS_MAX).ok_or(text)
     }
 
-    /// Whether its engine has been put to sleep.
+    /// Whether the worker's engine has been put to sleep.
     #[must_use]
     pub fn is_sleeping(&self) -> bool {
         self.first(&["sleeping"]) == Some("true")

@@ -1,4 +1,4 @@
-//! All sources merged: one endpoint for each address.
+//! Merge of all sources: one endpoint for each address.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,31 +14,31 @@ pub struct Roster {
     sources: Vec<(String, SourceState)>,
 }
 
-/// A source as an operator sees it.
+/// State of a source, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// As `file /etc/kvasir/workers.toml`.
+    /// Name of the source, like `file /etc/kvasir/workers.toml`.
     pub name: String,
     /// Endpoints that it reports, or reported before it became unreadable.
     pub endpoints: usize,
-    /// Endpoints that the last list lacked or whose registration expired, served while they answer.
+    /// Endpoints that the last list lacked or whose registration expired, which are served while they answer.
     pub suspects: usize,
     /// Updates so far.
     pub updates: u64,
-    /// Why it cannot be read.
+    /// Reason why the source cannot be read; `None`: it can.
     pub error: Option<String>,
     /// Whether a list has ever succeeded.
     pub is_listed: bool,
 }
 
 impl Roster {
-    /// A roster of sources with these names. Where two sources name one address in the same state, the first one counts.
+    /// Creates a roster of sources with these names, in order of preference; see [`Self::endpoints`].
     #[must_use]
     pub fn new(sources: Vec<String>, guard: Guard) -> Self {
         Self { guard, sources: sources.into_iter().map(|name| (name, SourceState::default())).collect() }
     }
 
-    /// Takes an update of the source with this number; whether endpoints changed.
+    /// Applies an update of the source with this index; returns whether endpoints changed.
     pub fn apply(&mut self, source: usize, update: Update, now: Instant) -> bool {
         let guard = self.guard;
         let Some((name, state)) = self.sources.get_mut(source) else { return false };
@@ -63,20 +63,20 @@ impl Roster {
         is_changed
     }
 
-    /// Removes suspects whose time is up; whether there were any.
+    /// Removes suspects whose time is over; returns whether there were any.
     pub fn expire(&mut self, now: Instant) -> bool {
         self.sources.iter_mut().fold(false, |is_changed, (_, state)| state.expire(now) || is_changed)
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// Returns the next time at which [`Self::expire`] has an effect.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Instant> {
         self.sources.iter().filter_map(|(_, state)| state.next_expiry()).min()
     }
 
-    /// One endpoint for each address, in the order of sources and keys. Of several one that is not suspect counts, then one
-    /// of the first source that names the address, then the one in the best state: a pod that is being deleted may still be
-    /// listed while another one already has its address.
+    /// Returns one endpoint for each address, in the order of sources and keys. Of several, one that is not
+    /// suspect is preferred, then one of the first source that names the address, then the one in the best
+    /// state: a pod that is being deleted may still be listed while another one already has its address.
     #[must_use]
     pub fn endpoints(&self) -> Vec<Endpoint> {
         let mut merged = Vec::new();
@@ -101,7 +101,7 @@ impl Roster {
         merged.into_iter().map(|(_, endpoint)| endpoint.clone()).collect()
     }
 
-    /// How the sources are.
+    /// Returns the state of each source.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
         let status = |(name, state): &(String, SourceState)| SourceStatus {
@@ -188,8 +188,8 @@ mod tests {
         assert!(!roster.apply(7, Update::Listed(Vec::new()), now), "there is no such source");
     }
 
-    /// What the roster must be after a history, computed without states: the last report of each object counts. The
-    /// histories have no lists that lack many, so nothing is suspect.
+    /// Compares the roster with an oracle that has no states: the last report of each object is used. The
+    /// histories have no lists that lack many objects, so nothing is suspect.
     #[test]
     fn random_histories_end_in_the_last_report_of_each_object() {
         for seed in 0..2_000_u64 {

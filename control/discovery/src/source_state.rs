@@ -1,9 +1,10 @@
-//! The objects of one source.
+//! The objects of one source, and the guard against lists that lose too many.
 //!
-//! A list that succeeded may still be wrong: an API server restored from a backup, a selector mistyped for a moment, a
-//! truncated file. [`Guard`] therefore bounds what a list may remove without a deletion event: when more than `share` of
-//! the endpoints are missing from it, the missing objects become *suspect*. They are served as long as they answer the
-//! fleet's health checks, and are removed after `time`, or as soon as the source deletes them.
+//! A successful list may still be wrong: an API server restored from a backup, a selector mistyped for a
+//! moment, a truncated file. [`Guard`] therefore limits how many endpoints a list may remove without deletion
+//! events: if more than `share` of the endpoints are missing from it, the missing objects become *suspect*.
+//! They are served as long as they answer the fleet's health checks, and are removed after `time`, or as soon
+//! as the source deletes them.
 //!
 //! | Event | Object |
 //! | --- | --- |
@@ -15,8 +16,8 @@
 //! | missing from the first list after the source selects other objects (`Replaced`) | removed |
 //! | `Failed` | as before |
 //!
-//! Endpoints that lists of the last `time` removed count as missing as well, so that a source which loses half after half
-//! is not believed either.
+//! Endpoints that lists of the last `time` removed count as missing as well, so that a source cannot lose
+//! half after half unnoticed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -24,38 +25,38 @@ use std::time::{Duration, Instant};
 use crate::endpoint::Endpoint;
 use crate::update::{Object, Update};
 
-/// What a list may remove without deletion events.
+/// Limit on the endpoints that a list may remove without deletion events.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Guard {
-    /// Share of a source's endpoints, from 0 to 1.
+    /// Share of a source's endpoints that a list may lack, from 0 to 1.
     pub share: f64,
-    /// How long the objects stay that a list lacked beyond that.
+    /// Time for which objects that a list lacked beyond that share are kept.
     pub time: Duration,
 }
 
 #[derive(Debug, PartialEq)]
 struct Tracked {
     endpoints: Vec<Endpoint>,
-    /// When the object is removed; `None` while its source reports it.
+    /// Time at which the object is removed; `None` while its source reports it.
     suspect_until: Option<Instant>,
 }
 
-/// The objects of one source, as its updates left them.
+/// The objects of one source after all its updates.
 #[derive(Debug, Default)]
 pub(crate) struct SourceState {
     objects: BTreeMap<String, Tracked>,
-    /// Why the source cannot be read; `None` when its last report was a success.
+    /// Reason why the source cannot be read; `None` if its last report was a success.
     pub(crate) error: Option<String>,
     /// Whether a list has ever succeeded.
     pub(crate) is_listed: bool,
     /// Updates so far.
     pub(crate) updates: u64,
-    /// How many endpoints lists have removed since that time.
+    /// Number of endpoints that lists have removed, and the time since which they are counted.
     removed: (usize, Option<Instant>),
 }
 
 impl SourceState {
-    /// Takes an update; whether endpoints changed.
+    /// Applies an update; returns whether endpoints changed.
     pub(crate) fn apply(&mut self, update: Update, guard: Guard, now: Instant) -> bool {
         self.updates += 1;
         if !matches!(update, Update::Failed(_)) {
@@ -91,26 +92,27 @@ impl SourceState {
         }
     }
 
-    /// Removes the suspect objects whose time is up; whether there were any.
+    /// Removes the suspect objects whose time is over; returns whether there were any.
     pub(crate) fn expire(&mut self, now: Instant) -> bool {
         let before = self.objects.len();
         self.objects.retain(|_, object| object.suspect_until.is_none_or(|until| until > now));
         self.objects.len() < before
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// Returns the next time at which [`Self::expire`] has an effect.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         self.objects.values().filter_map(|object| object.suspect_until).min()
     }
 
-    /// Endpoints in the order of their objects' keys, and whether the object is suspect.
+    /// Returns the endpoints in the order of their objects' keys, and whether the object is suspect.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = (&Endpoint, bool)> {
         self.objects.values().flat_map(|object| {
             object.endpoints.iter().map(|endpoint| (endpoint, object.suspect_until.is_some()))
         })
     }
 
-    /// Endpoints that the last list lacked or whose registration expired, served while they answer.
+    /// Returns the number of endpoints that the last list lacked or whose registration expired, which are
+    /// served while they answer.
     pub(crate) fn suspects(&self) -> usize {
         self.endpoints().filter(|(_, is_suspect)| *is_suspect).count()
     }
@@ -119,7 +121,8 @@ impl SourceState {
         let Object { key, endpoints } = object;
         match self.objects.get_mut(&key) {
             Some(tracked) => {
-                // Who is suspect matters where two have one address.
+                // A change of suspicion counts as a change: it decides between two endpoints with one
+                // address.
                 let is_changed = tracked.endpoints != endpoints || tracked.suspect_until.is_some();
                 *tracked = Tracked { endpoints, suspect_until: None };
                 is_changed

@@ -1,18 +1,18 @@
-//! What a source reports.
+//! Updates that a source reports.
 
 use crate::endpoint::Endpoint;
 
 /// An object of a source (a pod, an entry of a file, an address of a name) and the endpoints it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// Tells it from the other objects of its source.
+    /// Identity of the object within its source.
     pub key: String,
-    /// Empty while it has no address yet.
+    /// Endpoints of the object; empty while it has no address yet.
     pub endpoints: Vec<Endpoint>,
 }
 
 impl Object {
-    /// An object with one endpoint, whose key is its address.
+    /// Returns an object with one endpoint, whose key is its address.
     pub(crate) fn of(endpoint: Endpoint) -> Self {
         Self { key: endpoint.address(), endpoints: vec![endpoint] }
     }
@@ -21,9 +21,9 @@ impl Object {
 /// A change that a source reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Update {
-    /// All objects of the source, from a list that succeeded.
+    /// All objects of the source, from a successful list.
     Listed(Vec<Object>),
-    /// All objects of the source after what it selects was changed on purpose: it may lack any of those before.
+    /// All objects of the source after its selection was changed on purpose: it may lack any previous object.
     Replaced(Vec<Object>),
     /// One object was added or has changed.
     Changed(Object),
@@ -31,6 +31,6 @@ pub enum Update {
     Deleted(String),
     /// The registration of the object with this key was not renewed in time. The object becomes suspect: see the guard.
     Expired(String),
-    /// The source cannot be read, and the reason. Its objects stay as they are.
+    /// The source cannot be read, with the reason. Its objects stay as they are.
     Failed(String),
 }

@@ -1,4 +1,4 @@
-//! Leader election by a lease that Kubernetes or etcd keeps.
+//! Leader election by a lease in Kubernetes or etcd.
 //!
 //! ```text
 //!            the lease is free, or was not renewed for its duration
@@ -7,9 +7,9 @@
 //!            another process holds it, or it could not be renewed for RENEW_WITHIN
 //! ```
 //!
-//! [`run`] attempts every [`RETRY_EVERY`] to renew or take the lease ([`Lease::attempt`]). A leader gives up before others
-//! may take over ([`RENEW_WITHIN`] against [`LEASE_DURATION`]), by its own clock, however long a request takes. The times
-//! are those of client-go's `leaderelection`.
+//! [`run`] tries every [`RETRY_EVERY`] to renew or take the lease ([`Lease::attempt`]). A leader gives up
+//! before other processes may take over ([`RENEW_WITHIN`] against [`LEASE_DURATION`]), by its own clock,
+//! however long a request takes. The times are those of client-go's `leaderelection`.
 
 #![forbid(unsafe_code)]
 
@@ -20,31 +20,34 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// For how long a lease that is not renewed is respected.
+/// Time after its last renewal for which other processes respect a lease.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not renew for so long is none any more.
+/// Time without a renewal after which a leader gives up.
 pub const RENEW_WITHIN: Duration = Duration::from_secs(10);
 /// Interval between two attempts.
 pub const RETRY_EVERY: Duration = Duration::from_secs(2);
 
 /// A lease that one process holds at a time.
 pub trait Lease {
-    /// Why an attempt failed.
+    /// Error of a failed attempt.
     type Error: Display;
 
-    /// Its name, for the log.
+    /// Name of the lease, for the log.
     fn name(&self) -> &str;
 
-    /// Looks at the lease, renews it if it is this process's own, takes it if it is free; whether it is this process's own now.
+    /// Reads the lease, renews it if this process holds it, takes it if it is free; returns whether this
+    /// process holds it now.
     fn attempt(&mut self) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// Gives the lease up, so that no other process has to wait for its end.
+    /// Releases the lease, so that no other process has to wait for its expiry.
     fn release(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// Takes part in an election until nothing reads `leads`, which says whether this process leads. The lease is then released.
+/// Takes part in an election until `leads`, which tells whether this process leads, has no receiver. The
+/// lease is then released.
 pub async fn run(mut lease: impl Lease, leads: watch::Sender<bool>) {
-    // Since when the lease is known to be renewed: the time before the attempt, which may have been carried out at any time since.
+    // Time of the last renewal, taken before the attempt because the server may have carried it out at any
+    // time since.
     let mut renewed: Option<Instant> = None;
     while !leads.is_closed() {
         let asked = Instant::now();
@@ -57,7 +60,7 @@ pub async fn run(mut lease: impl Lease, leads: watch::Sender<bool>) {
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("no answer".to_owned()),
         };
-        // There must be time for another attempt before the leader has to give up; an answer may come late, too.
+        // Leaves time for another attempt before the leader has to give up; an answer may also be late.
         let is_leader = renewed.is_some_and(|at| at.elapsed() + RETRY_EVERY < RENEW_WITHIN);
         if let Some(reason) = failure {
             if !is_leader {
@@ -78,7 +81,7 @@ pub async fn run(mut lease: impl Lease, leads: watch::Sender<bool>) {
         }
     }
     if renewed.is_some() {
-        // Another process waits for the lease's end when it cannot be released.
+        // If the release fails, another process waits until the lease expires.
         let _released = tokio::time::timeout(RETRY_EVERY, lease.release()).await;
     }
 }
@@ -91,7 +94,7 @@ mod tests {
 
     type Answer = Result<bool, &'static str>;
 
-    /// What the next attempts answer, and whether the lease was released. Without an answer an attempt hangs.
+    /// Answers of the next attempts, and whether the lease was released. Without an answer an attempt hangs.
     #[derive(Clone, Default)]
     struct Script(Arc<Mutex<(Vec<Answer>, bool)>>);
 
@@ -124,7 +127,7 @@ mod tests {
     async fn a_leader_that_cannot_renew_gives_up_before_others_may_take_over() {
         for failing in [true, false] {
             let script = Script::default();
-            // The last is answered first.
+            // The last element is answered first.
             let rest = if failing { vec![Err("refused"); 10] } else { Vec::new() };
             script.0.lock().expect("no panic").0 = [rest, vec![Ok(true)]].concat();
             let (sender, mut leads) = watch::channel(false);
@@ -155,7 +158,7 @@ mod tests {
         assert!(script.0.lock().expect("no panic").1);
     }
 
-    /// Each attempt takes so long, and succeeds.
+    /// Each attempt takes this long, and succeeds.
     struct Slow(Duration);
 
     impl Lease for Slow {

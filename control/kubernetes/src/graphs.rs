@@ -1,8 +1,10 @@
-//! Reconciles `KvasirGraph` objects: makes what is rendered from each, removes what is rendered no more, and says how it is.
+//! Reconciles `KvasirGraph` objects: applies the objects rendered from each, deletes those no longer
+//! rendered, and writes the status.
 //!
-//! Objects are applied by the server ("Server-Side Apply"), so that fields of others, as the counts that the planner sets, stay
-//! theirs. Each has the graph as its owner: the cluster removes it with the graph. Several processes of one version may do this at
-//! the same time; those of two versions would undo each other's work, so the operator's Deployment has one process.
+//! Objects are applied with Server-Side Apply, so that fields of other managers, such as the counts that the
+//! planner sets, are left alone. Each object has the graph as its owner: the cluster deletes it with the
+//! graph. Several processes of one version may reconcile at the same time; processes of two versions would
+//! undo each other's work, so the operator's Deployment has one process.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -17,15 +19,16 @@ use serde_json::{Value, json};
 
 use crate::source::error_chain;
 
-/// The owner of applied fields.
+/// Field manager of applied fields.
 const MANAGER: &str = "kvasir-control";
-/// The owner of counts that the planner sets from then on.
+/// Field manager of counts that the planner sets from then on.
 const COUNT_MANAGER: &str = "kvasir-planner";
-/// Every graph is looked at so often, beside its changes: for workers that have become ready, and what others have changed.
+/// Interval at which every graph is reconciled in addition to its changes: for workers that have become
+/// ready, and for changes by other managers.
 const AGAIN_EVERY: Duration = Duration::from_secs(30);
-/// Graphs that are looked at side by side then.
+/// Most graphs that are reconciled concurrently at that interval.
 const SIDE_BY_SIDE: usize = 8;
-/// Longest time for one request.
+/// Time limit for one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Label that all objects of a graph have.
 const INSTANCE: &str = "app.kubernetes.io/instance";
@@ -34,12 +37,12 @@ const INSTANCE: &str = "app.kubernetes.io/instance";
 pub struct GraphController {
     client: Client,
     namespace: String,
-    /// Image of gateways of graphs that name none.
+    /// Image of the gateways of graphs that name none.
     image: String,
     again_every: Duration,
 }
 
-/// The resource with this API version, kind and plural.
+/// Returns the resource with this API version, kind and plural.
 fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
     let (group, short) = version.split_once('/').unwrap_or(("", version));
     ApiResource {
@@ -51,7 +54,7 @@ fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
     }
 }
 
-/// A request's answer, or its failure in words.
+/// Returns a request's answer, or its failure as text.
 async fn asked<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
     match tokio::time::timeout(ANSWER_WITHIN, request).await {
         Ok(answer) => answer.map_err(|error| error_chain(&error)),
@@ -60,15 +63,15 @@ async fn asked<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Resu
 }
 
 impl GraphController {
-    /// A controller of this namespace; `None` is the client's own. `image`: of gateways of graphs that name none; empty is that of
-    /// this version.
+    /// Creates a controller of this namespace; `None` is the client's own. `image` is the image of the
+    /// gateways of graphs that name none; empty: that of this version.
     #[must_use]
     pub fn new(client: Client, namespace: Option<&str>, image: &str) -> Self {
         let namespace = namespace.map_or_else(|| client.default_namespace().to_owned(), str::to_owned);
         Self { client, namespace, image: image.to_owned(), again_every: AGAIN_EVERY }
     }
 
-    /// Looks at every graph so often, in place of every 30 s.
+    /// Sets the reconciliation interval, instead of 30 s.
     #[must_use]
     pub fn again_every(self, every: Duration) -> Self {
         Self { again_every: every, ..self }
@@ -78,7 +81,7 @@ impl GraphController {
         Api::namespaced_with(self.client.clone(), &self.namespace, resource)
     }
 
-    /// Follows the graphs, and reconciles each whenever it has changed, and again and again. It does not end.
+    /// Follows the graphs, and reconciles each graph when it changes and at every interval. Never returns.
     pub async fn run(self) {
         let graphs = self.api(&resource(&format!("{GROUP}/{VERSION}"), KIND, PLURAL));
         let mut events = watcher(graphs.clone(), watcher::Config::default()).boxed();
@@ -89,7 +92,7 @@ impl GraphController {
             tokio::select! {
                 event = events.try_next() => match event {
                     Ok(Some(watcher::Event::Apply(graph) | watcher::Event::InitApply(graph))) => {
-                        // A changed status alone is no reason to reconcile.
+                        // A change of the status alone needs no reconciliation.
                         let is_new = known.get(&graph.name_any()).is_none_or(|known| {
                             known.metadata.generation != graph.metadata.generation || known.uid() != graph.uid()
                                 || known.data["spec"] != graph.data["spec"]
@@ -112,7 +115,7 @@ impl GraphController {
                     let names: Vec<String> = known.keys().cloned().collect();
                     let (this, graphs) = (&self, &graphs);
                     let looks = names.into_iter().map(async |name| {
-                        // The latest one has its status.
+                        // The graph is read again, because its latest version has the current status.
                         match asked(graphs.get_opt(&name)).await {
                             Ok(Some(graph)) => this.reconcile(graphs, &graph).await,
                             Ok(None) => {}
@@ -125,7 +128,7 @@ impl GraphController {
         }
     }
 
-    /// Makes the cluster what the graph says, and writes down how that went.
+    /// Applies the objects of the graph to the cluster, and writes the outcome to its status.
     async fn reconcile(&self, graphs: &Api<DynamicObject>, graph: &DynamicObject) {
         if graph.metadata.deletion_timestamp.is_some() {
             return;
@@ -170,14 +173,14 @@ impl GraphController {
             let parameters = PatchParams::apply(MANAGER).force();
             let applied = async {
                 if let Some(known) = asked(api.get_opt(&name)).await? {
-                    // Objects of others are not taken over.
+                    // Objects with another owner are not taken over.
                     if !is_owned(&known, graph) {
                         return Err(
                             "it exists, and is not this graph's; remove it, or name the graph otherwise"
                                 .to_owned(),
                         );
                     }
-                    // Another object of its name since then is refused.
+                    // The uid makes the server refuse the apply if the object was replaced since.
                     manifest["metadata"]["uid"] = known.uid().into();
                     if let Some(count) = count_to_keep(&known, &manifest) {
                         let count = Patch::Apply(count);
@@ -192,7 +195,7 @@ impl GraphController {
             }
         }
         if !problems.is_empty() {
-            // Nothing is pruned then: the old objects may be the only ones that work.
+            // Nothing is pruned after a failure: the old objects may be the only ones that work.
             outcome.applied = Err(problems.join("; "));
             return outcome;
         }
@@ -202,14 +205,14 @@ impl GraphController {
         outcome
     }
 
-    /// Deletes what the graph owns and is not rendered any more.
+    /// Deletes objects that the graph owns and that are no longer rendered.
     async fn prune(&self, graph: &DynamicObject, wanted: &HashSet<(String, String)>) -> Result<(), String> {
         let selector = ListParams::default().labels(&format!("{INSTANCE}={}", graph.name_any()));
         for (version, kind, plural) in KINDS.iter().filter(|(_, kind, _)| *kind != KIND) {
             let api = self.api(&resource(version, kind, plural));
             let owned = match tokio::time::timeout(ANSWER_WITHIN, api.list(&selector)).await {
                 Ok(Ok(list)) => list.items,
-                // A cluster without LeaderWorkerSets or Grove has none of them.
+                // A cluster without LeaderWorkerSets or Grove has no such objects.
                 Ok(Err(kube::Error::Api(status))) if status.code == 404 => continue,
                 Ok(Err(error)) => return Err(format!("{plural}: {}", error_chain(&error))),
                 Err(_) => return Err(format!("{plural}: not answered within {ANSWER_WITHIN:?}")),
@@ -223,7 +226,7 @@ impl GraphController {
                     .await
                     {
                         Ok(Ok(_)) => {}
-                        // Another process, or the cluster, was faster.
+                        // Another process, or the cluster, has already deleted it.
                         Ok(Err(kube::Error::Api(status))) if status.code == 404 => continue,
                         Ok(Err(error)) => return Err(format!("{plural}: {}", error_chain(&error))),
                         Err(_) => return Err(format!("{plural}: not answered within {ANSWER_WITHIN:?}")),
@@ -236,13 +239,14 @@ impl GraphController {
     }
 }
 
-/// Whether an object was made for this graph, and not for an earlier one of its name.
+/// Whether an object was created for this graph, and not for an earlier graph of its name.
 fn is_owned(object: &DynamicObject, graph: &DynamicObject) -> bool {
     object.owner_references().iter().any(|owner| Some(&owner.uid) == graph.metadata.uid.as_ref())
 }
 
-/// The live count of a workload whose manifest names none any more, if the count is still one of what was applied: leaving it out of
-/// the next apply would set it to 1. Applied by another owner it stays, until the planner changes it.
+/// Returns the live count of a workload whose manifest no longer sets one, if the count still belongs to this
+/// manager: leaving it out of the next apply would set it to 1. Applied by another manager it stays, until
+/// the planner changes it.
 fn count_to_keep(known: &DynamicObject, manifest: &Value) -> Option<Value> {
     let owns_count = |entry: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry| {
         let fields = serde_json::to_value(&entry.fields_v1).unwrap_or_default();
@@ -259,13 +263,13 @@ fn count_to_keep(known: &DynamicObject, manifest: &Value) -> Option<Value> {
     }))
 }
 
-/// How a reconciliation went.
+/// Outcome of a reconciliation.
 struct Outcome {
     accepted: Result<(), String>,
     applied: Result<(), String>,
-    /// Pods that matter: gateways, and workers of each role.
+    /// Pods of the gateways, and of the workers of each role.
     parts: Vec<Part>,
-    /// Whether there is a workload that does not say how its pods are.
+    /// Whether there is a workload that does not report the state of its pods.
     is_opaque: bool,
 }
 
@@ -283,7 +287,7 @@ impl Default for Outcome {
 }
 
 impl Outcome {
-    /// Notes the pods of an object that was applied. A status that is older than the object says nothing of it.
+    /// Records the pods of an applied object. A status that is older than the object is ignored.
     fn note(&mut self, object: &DynamicObject) {
         let data = &object.data;
         let kind = object.types.as_ref().map_or("", |types| types.kind.as_str());
@@ -308,7 +312,7 @@ impl Outcome {
         });
     }
 
-    /// The object's status, with the times of conditions that have not changed.
+    /// Returns the graph's status, with the old times of conditions that have not changed.
     fn status(&self, object: &Value) -> Value {
         let of = |part: &Part| match part.name.as_str() {
             "gateway" => "no gateway is ready".to_owned(),
@@ -369,7 +373,7 @@ impl Outcome {
     }
 }
 
-/// Now, in whole seconds, as `metav1.Time` is written.
+/// Returns the current time in whole seconds, in the format of `metav1.Time`.
 fn now() -> String {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()

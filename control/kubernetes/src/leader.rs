@@ -1,9 +1,10 @@
-//! A Lease (`coordination.k8s.io/v1`) as the lease of an election.
+//! A Lease (`coordination.k8s.io/v1`) for leader election.
 //!
-//! Whether a holder renews is judged by this process's own clock, from when it first saw the Lease unchanged: clocks of other
-//! machines are not trusted. All writes name the Lease's version, so that of two that take it at once one is refused.
+//! Whether a holder renews is judged by this process's own clock, from when it first saw the Lease unchanged:
+//! clocks of other machines are not trusted. All writes carry the Lease's resource version, so that of two
+//! processes that take it at once one is refused.
 //!
-//! Rights that this needs: `create` of leases, `get` and `update` of the named one.
+//! Required rights: `create` of leases, `get` and `update` of the named one.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-/// Seconds for which a Lease that is not renewed is respected.
+/// Seconds after its last renewal for which other processes respect a Lease.
 const LEASE_SECONDS: i32 = LEASE_DURATION.as_secs() as i32;
 
 /// A Lease of Kubernetes.
@@ -23,7 +24,7 @@ pub struct KubernetesLease {
     api: Api<LeaseObject>,
     name: String,
     identity: String,
-    /// The Lease as it was last seen to change, and when.
+    /// The last observed content of the Lease, and the time at which it was first observed.
     seen: Option<(Option<LeaseSpec>, Instant)>,
 }
 
@@ -38,7 +39,7 @@ enum Step {
     Follow,
 }
 
-/// `unchanged_for`: how long this process has seen the Lease as it is.
+/// Returns the next step. `unchanged_for` is the time for which this process has seen the Lease unchanged.
 fn step(spec: &LeaseSpec, identity: &str, unchanged_for: Duration) -> Step {
     let holder = spec.holder_identity.as_deref().unwrap_or_default();
     let duration = u64::try_from(spec.lease_duration_seconds.unwrap_or(LEASE_SECONDS)).unwrap_or(0);
@@ -50,7 +51,7 @@ fn step(spec: &LeaseSpec, identity: &str, unchanged_for: Duration) -> Step {
 }
 
 impl KubernetesLease {
-    /// The Lease of this name. `identity` must differ between processes.
+    /// Creates a candidate for the Lease of this name. `identity` must differ between processes.
     #[must_use]
     pub fn new(client: Client, namespace: Option<&str>, name: &str, identity: &str) -> Self {
         let namespace = namespace.unwrap_or(client.default_namespace()).to_owned();
@@ -75,7 +76,7 @@ impl Lease for KubernetesLease {
         let spec = lease.as_ref().and_then(|lease| lease.spec.clone()).unwrap_or_default();
         let known = Some(spec.clone());
         if self.seen.as_ref().is_none_or(|(seen, _)| *seen != known) {
-            // From when the answer is here: a follower must not count the time of its own request.
+            // Measured from the answer: a follower must not count the time of its own request.
             self.seen = Some((known, Instant::now()));
         }
         let unchanged_for = self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed());
@@ -110,7 +111,7 @@ impl Lease for KubernetesLease {
         };
         match written {
             Ok(_) => Ok(true),
-            // Another process was faster.
+            // Another process took the Lease first.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
             Err(error) => Err(error),
         }

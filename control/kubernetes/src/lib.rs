@@ -1,11 +1,12 @@
-//! Workers that are pods of Kubernetes: found, counted and scaled.
+//! Workers in pods of Kubernetes: discovery, counts and scaling.
 //!
-//! Reading order: `config` (which pods, and how the API server is reached), `pod` (what a pod says of a worker; no I/O),
-//! `pool` (the same of an InferencePool), `source` (list and watch); `workload` (a workload's pods counted; no I/O), `scale`
-//! (its replicas read and set), `leader` (which of several control services may do so).
+//! Reading order: `config` (selection of pods, and connection to the API server), `pod` (endpoints of a pod;
+//! no I/O), `pool` (selector and ports of an InferencePool), `source` (list and watch); `workload` (counts of
+//! a workload's pods; no I/O), `scale` (its replicas read and set), `leader` (leader election among control
+//! services).
 //!
-//! Rights that a gateway needs: `get`, `list` and `watch` of pods in one namespace, and of one InferencePool where that is
-//! named. Those of the control service are in `scale` and `leader`.
+//! Rights that a gateway needs: `get`, `list` and `watch` of pods in one namespace, and of one InferencePool
+//! if one is named. Those of the control service are in `scale` and `leader`.
 
 #![forbid(unsafe_code)]
 

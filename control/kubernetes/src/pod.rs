@@ -1,4 +1,4 @@
-//! What a pod says of the worker in it. No I/O.
+//! Endpoints of the worker in a pod. No I/O.
 //!
 //! | Pod | Endpoints |
 //! | --- | --- |
@@ -18,25 +18,25 @@ use control_discovery::{Endpoint, EndpointState, Labels, Object, Role};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// LeaderWorkerSet's number of a pod in its group (`leaderworkerset.sigs.k8s.io`, "Labels, Annotations and Environment
-/// Variables").
+/// Label with LeaderWorkerSet's index of a pod in its group (`leaderworkerset.sigs.k8s.io`, "Labels,
+/// Annotations and Environment Variables").
 const LWS_INDEX: &str = "leaderworkerset.sigs.k8s.io/worker-index";
 
-/// What is known of the pods of a source beside their labels.
+/// Configuration of a source's pods in addition to their labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodRules {
-    /// Role of all of them; `None` goes by their labels.
+    /// Role of all pods; `None`: by their labels.
     pub role: Option<Role>,
-    /// Ports where labels and annotations say none.
+    /// Ports of pods whose labels and annotations name none.
     pub ports: Vec<u16>,
 }
 
-/// Name of a pod among the objects of its source.
+/// Returns the key of a pod among the objects of its source.
 pub(crate) fn key(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
-/// A pod as an object of discovery.
+/// Converts a pod to an object of discovery.
 #[must_use]
 pub fn object(pod: &Pod, rules: &PodRules) -> Object {
     let key = key(pod);
@@ -104,7 +104,7 @@ mod tests {
         object(&serde_json::from_value(pod).expect("a pod"), &rules())
     }
 
-    /// A ready pod; `change` is merged into it.
+    /// Returns a ready pod with `change` merged into it.
     fn pod(change: &Value) -> Value {
         let mut pod = json!({
             "metadata": {"name": "decode-0", "namespace": "llm", "uid": "u-1", "labels": {}, "annotations": {}},
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Manifests in the shape of the peers that people come from.
+    /// Manifests in the format of other routers and operators.
     #[test]
     fn pods_of_peers_are_understood_without_configuration() {
         let urls = |object: &Object| -> Vec<String> {
@@ -177,7 +177,7 @@ mod tests {
             "annotations": {"llm-d.ai/active-ports": "8000,8001"}}})));
         assert_eq!(urls(&llm_d), ["http://10.0.0.7:8000", "http://10.0.0.7:8001"]);
         assert!(llm_d.endpoints.iter().all(|endpoint| endpoint.role == Some(Role::Prefill)));
-        // LeaderWorkerSet: the leader alone.
+        // LeaderWorkerSet: only the leader is a worker.
         let leader = read(pod(&json!({"metadata": {"labels": {LWS_INDEX: "0", "llm-d.ai/role": "both"}}})));
         assert_eq!((urls(&leader).len(), leader.endpoints[0].role), (1, Some(Role::Both)));
         // AIBrix: model, port and role.
@@ -190,11 +190,11 @@ mod tests {
         let stack = read(pod(&json!({"metadata": {"labels": {"model": "opt", "sleeping": "true"}}})));
         assert_eq!(stack.endpoints[0].model.as_deref(), Some("opt"));
         assert_eq!(stack.endpoints[0].state, EndpointState::NotReady);
-        // vllm-router and SGLang's router: nothing but a selector and a port; SGLang's gateway may name ports.
+        // vllm-router and SGLang's router: only a selector and a port; SGLang's gateway may name ports.
         let sglang = read(pod(&json!({"metadata": {"annotations": {
             "sglang.ai/bootstrap-port": "8998", "smg.ai/worker-ports": "30000"}}})));
         assert_eq!(urls(&sglang), ["http://10.0.0.7:30000"]);
-        // Ours.
+        // Kvasir's own annotations.
         let own = read(pod(&json!({"metadata": {"annotations": {
             "kvasir/role": "decode", "kvasir/port": "9000", "kvasir/pool": "large", "kvasir/model": "m"}}})));
         let endpoint = &own.endpoints[0];

@@ -7,7 +7,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// The resource, for requests about it.
+/// Returns the API resource of InferencePools.
 pub(crate) fn resource() -> ApiResource {
     let kind = GroupVersionKind::gvk("inference.networking.k8s.io", "v1", "InferencePool");
     ApiResource::from_gvk_with_plural(&kind, "inferencepools")
@@ -31,7 +31,7 @@ struct Port {
     number: u16,
 }
 
-/// Selector and ports of a pool; an error says what cannot be read.
+/// Returns the selector and the ports of a pool; an error names the unreadable field.
 pub(crate) fn selector_and_ports(pool: &DynamicObject) -> Result<(String, Vec<u16>), String> {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let spec = Spec::deserialize(&pool.data["spec"]);

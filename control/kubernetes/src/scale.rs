@@ -1,10 +1,11 @@
 //! The `scale` subresource of a workload: read with its pods, and set.
 //!
-//! A change names the version that was read, so that the patch of a leader that has been replaced in the meantime is refused
-//! (409) and the workload is read anew. Any resource with a `scale` subresource will do.
+//! A change carries the resource version that was read, so that the patch of a process that is no longer the
+//! leader is refused (409) and the workload is read again. Any resource with a `scale` subresource is
+//! supported.
 //!
-//! Rights that this needs: `get` and `patch` of `KIND/scale` for the named objects, `list` of pods; `patch` of pods for
-//! deletion costs.
+//! Required rights: `get` and `patch` of `KIND/scale` for the named objects, `list` of pods; `patch` of pods
+//! for deletion costs.
 
 use std::time::Duration;
 
@@ -17,14 +18,15 @@ use serde_json::json;
 
 use crate::workload::{PodCounter, WorkloadCounts};
 
-/// Longest time for one request.
+/// Time limit for one request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Pods that are marked at a time.
+/// Most pods that are marked at a time.
 const PATCHES_MAX: usize = 16;
-/// Of several pods that could go, ReplicaSets delete the one with the lowest first ("ReplicaSet", "Pod deletion cost").
+/// Annotation with a pod's deletion cost; ReplicaSets delete pods with the lowest cost first ("ReplicaSet",
+/// "Pod deletion cost").
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Kinds by the names that people give them: name, group, version, plural.
+/// Kinds by the names that users write: name, group, version, plural.
 const KINDS: [(&str, &str, &str, &str); 5] = [
     ("Deployment", "apps", "v1", "deployments"),
     ("StatefulSet", "apps", "v1", "statefulsets"),
@@ -40,16 +42,16 @@ pub struct ScaleTarget {
     name: String,
 }
 
-/// Why a request about a workload failed.
+/// Error of a request about a workload.
 #[derive(Debug, thiserror::Error)]
 pub enum ScaleError {
     /// The workload has changed since it was read.
     #[error("{0} has changed since it was read")]
     Stale(String),
-    /// The server gave no answer in time.
+    /// The server did not answer in time.
     #[error("{0}: no answer within {ANSWER_WITHIN:?}")]
     Timeout(String),
-    /// The server refused it, or could not be reached.
+    /// The server refused the request, or was unreachable.
     #[error("{target}: {source}")]
     Failed {
         /// The workload.
@@ -58,13 +60,13 @@ pub enum ScaleError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// The answer lacks what a `Scale` has.
+    /// The answer lacks a field of a `Scale`.
     #[error("{0}: its scale says no replicas or no selector")]
     Incomplete(String),
 }
 
 impl ScaleTarget {
-    /// Parses `Deployment/NAME`, or `PLURAL.VERSION.GROUP/NAME` for a kind that is not known here.
+    /// Parses `Deployment/NAME`, or `PLURAL.VERSION.GROUP/NAME` for any other kind.
     pub fn parse(text: &str) -> Result<Self, String> {
         let known: Vec<&str> = KINDS.iter().map(|kind| kind.0).collect();
         let error = || {
@@ -114,12 +116,12 @@ pub struct Workload {
     api: Api<DynamicObject>,
     pods: Api<Pod>,
     counter: PodCounter,
-    /// Label selector of its pods, as last read.
+    /// Label selector of the workload's pods, as last read.
     selector: String,
 }
 
 impl Workload {
-    /// The workload in this namespace; `None` is the client's own.
+    /// Creates the workload in this namespace; `None` is the client's own.
     #[must_use]
     pub fn new(client: &Client, namespace: Option<&str>, target: ScaleTarget) -> Self {
         let namespace = namespace.unwrap_or(client.default_namespace());
@@ -128,13 +130,13 @@ impl Workload {
         Self { target, api, pods, counter: PodCounter::default(), selector: String::new() }
     }
 
-    /// The workload's name, as `Deployment/decode`.
+    /// Returns the workload's name, like `Deployment/decode`.
     #[must_use]
     pub fn name(&self) -> String {
         self.target.to_string()
     }
 
-    /// Reads its replicas and counts its pods. Zero replicas are left out of the server's answer (`omitempty`).
+    /// Reads the replicas and counts the pods. The server omits zero replicas from its answer (`omitempty`).
     pub async fn read(&mut self) -> Result<WorkloadCounts, ScaleError> {
         let scale = self.asked(self.api.get_scale(&self.target.name)).await?;
         let replicas = scale.spec.as_ref().map(|spec| spec.replicas.unwrap_or(0));
@@ -150,7 +152,7 @@ impl Workload {
         Ok(WorkloadCounts { version, ..self.counter.count(replicas, &pods.items, Timestamp::now()) })
     }
 
-    /// Sets its replicas, if it is still as it was when `counts` were read.
+    /// Sets the replicas, if the workload is unchanged since `counts` were read.
     pub async fn set(&self, replicas: u32, counts: &WorkloadCounts) -> Result<(), ScaleError> {
         let patch = json!({
             "apiVersion": "autoscaling/v1", "kind": "Scale",
@@ -161,7 +163,8 @@ impl Workload {
         self.asked(self.api.patch_scale(&self.target.name, &parameters, &patch)).await.map(drop)
     }
 
-    /// Tells Kubernetes which pods to delete last: `cost` by a pod's address. Pods without one are left as they are.
+    /// Sets the deletion costs of pods: `cost` maps a pod's address to its cost. Pods without a cost are not
+    /// changed.
     pub async fn set_deletion_costs(&self, cost: impl Fn(&str) -> Option<i32>) -> Result<(), ScaleError> {
         let marked = async {
             let pods = self.asked(self.pods.list(&ListParams::default().labels(&self.selector))).await?;
@@ -180,14 +183,14 @@ impl Workload {
                 let patch = json!({"metadata": {"annotations": {DELETION_COST: cost}}});
                 let patch = Patch::Merge(&patch);
                 match self.asked(self.pods.patch(name, &PatchParams::default(), &patch)).await {
-                    // The pod has gone since it was listed.
+                    // The pod was deleted since it was listed.
                     Err(ScaleError::Failed { source, .. }) if is_not_found(&source) => Ok(()),
                     patched => patched.map(drop),
                 }
             });
             stream::iter(patched).buffer_unordered(PATCHES_MAX).try_collect::<()>().await
         };
-        // A fleet of any size is marked in this time, or goes down unmarked.
+        // Marking is bounded in time: a larger fleet is scaled down with some pods unmarked.
         let marked = tokio::time::timeout(ANSWER_WITHIN, marked).await;
         marked.unwrap_or_else(|_| Err(ScaleError::Timeout(self.name())))
     }

@@ -1,10 +1,11 @@
 //! The pods of a namespace, listed and watched.
 //!
-//! `kube`'s watcher lists, watches from there on, resumes after a cut, lists anew when the server has forgotten its place
-//! (410), and pauses longer after each failure. One thing it does not do (5.0.0): when the request for a watch is itself
-//! answered with 410, it asks for the same version for ever; the list is then begun anew here. On top of that all pods
-//! are listed anew every `relist`: an event that got lost on the way is made up for. A watch on which nothing comes ends
-//! after [`WATCH_SECONDS`], so that a connection whose other end is gone is noticed.
+//! `kube`'s watcher lists, watches from that version on, resumes after a lost connection, lists again when
+//! the server no longer has its version (410), and pauses longer after each failure. It has one defect
+//! (5.0.0): if the request for a watch is itself answered with 410, it requests the same version forever; in
+//! that case this module starts with a new list. In addition, all pods are listed again every `relist`, which
+//! corrects for lost events. A watch without events ends after [`WATCH_SECONDS`], so that a dead connection
+//! is detected.
 
 use std::time::Duration;
 
@@ -23,40 +24,40 @@ use crate::pool;
 
 /// Longest watch, in seconds.
 const WATCH_SECONDS: u32 = 55;
-/// Pause before a list, after a watch that was refused because its version is gone.
+/// Pause before a list, after a watch was refused because its version no longer exists.
 const EXPIRED_PAUSE: Duration = Duration::from_millis(500);
-/// Pause before an InferencePool is asked for again that cannot be had.
+/// Pause before an unavailable InferencePool is requested again.
 const POOL_PAUSE: Duration = Duration::from_secs(2);
 /// Longest wait for an InferencePool, and for the next event of a list.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// How soon after a failure of a watch all pods are listed anew. A watch that goes on says nothing while nothing changes, so
-/// that only a list shows that the server is back.
+/// Time after a failure of a watch at which all pods are listed again. A working watch reports nothing while
+/// nothing changes, so only a list shows that the server is back.
 const RELIST_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
-/// Pods that are workers.
+/// Source of the pods that are workers.
 pub struct PodSource {
     client: Client,
     config: PodSourceConfig,
 }
 
-/// How following a list of pods ended.
+/// Reason for which following a list of pods ended.
 enum End {
-    /// Nothing receives the updates.
+    /// The updates have no receiver.
     Closed,
-    /// It is time to list anew.
+    /// The pods are due to be listed again.
     Relist,
     /// The InferencePool has changed.
     PoolChanged,
 }
 
 impl PodSource {
-    /// The pods of this configuration.
+    /// Creates the source of the pods of this configuration.
     #[must_use]
     pub fn new(client: Client, config: PodSourceConfig) -> Self {
         Self { client, config }
     }
 
-    /// Its name in the status.
+    /// Name of the source in the status.
     #[must_use]
     pub fn name(&self) -> String {
         let namespace = self.namespace();
@@ -70,7 +71,7 @@ impl PodSource {
         self.config.namespace.as_deref().unwrap_or(self.client.default_namespace())
     }
 
-    /// Reports the pods until nothing receives the updates.
+    /// Reports the pods until the updates have no receiver.
     pub async fn watch(self, sender: Sender) {
         match &self.config.selection {
             Selection::Labels(selector) => self.watch_labels(selector, &sender).await,
@@ -89,12 +90,13 @@ impl PodSource {
         PodRules { role: self.config.role, ports }
     }
 
-    /// Follows the pods of an InferencePool, and begins anew when the pool changes.
+    /// Follows the pods of an InferencePool, and starts again when the pool changes.
     async fn watch_pool(&self, name: &str, sender: &Sender) {
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), self.namespace(), &pool::resource());
         let mut last: Option<(DynamicObject, (String, Vec<u16>))> = None;
-        // Until the pods of the changed pool have been listed once, however often that is tried.
+        // True from a change of the pool until the pods of the changed pool have been listed once, over any
+        // number of attempts.
         let mut is_other = false;
         loop {
             let asked = tokio::time::timeout(ANSWER_MAX, api.get(name)).await;
@@ -110,7 +112,7 @@ impl PodSource {
                     if !sender.send(Update::Failed(reason)).await {
                         return;
                     }
-                    // The pods that it selected are followed all the same.
+                    // The pods of the previous selection are still followed.
                     let Some(before) = before else {
                         tokio::time::sleep(POOL_PAUSE).await;
                         continue;
@@ -130,7 +132,7 @@ impl PodSource {
                         Some(Ok(Event::Apply(now) | Event::InitApply(now))) if now.data["spec"] != spec => {
                             return;
                         }
-                        // What the pool is now is asked anew.
+                        // The pool is read again.
                         Some(Err(error)) if is_expired(&error) => {
                             return tokio::time::sleep(POOL_PAUSE).await;
                         }
@@ -146,8 +148,8 @@ impl PodSource {
         }
     }
 
-    /// Reports the pods of a selector from a list on, until they are to be listed anew. `is_other`: they are not those that
-    /// were selected before.
+    /// Lists and reports the pods of a selector until they are due to be listed again. `is_other`: the
+    /// selection differs from the previous one.
     async fn follow(
         &self,
         selector: &str,
@@ -166,7 +168,8 @@ impl PodSource {
     }
 }
 
-/// Passes events on as updates, until `relist` after the pods were last listed: a list that takes longer is not cut short.
+/// Converts events to updates, until `relist` after the pods were last listed: a list that takes longer is
+/// not interrupted.
 async fn report(
     mut events: impl Stream<Item = Result<Event<Pod>, watcher::Error>> + Unpin,
     rules: &PodRules,
@@ -220,12 +223,12 @@ async fn report(
     }
 }
 
-/// Whether a watch was refused because its version is gone.
+/// Whether a watch was refused because its version no longer exists.
 fn is_expired(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 410)
 }
 
-/// An error with its causes, each once.
+/// Returns an error with its causes, each once.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

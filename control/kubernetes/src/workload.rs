@@ -1,42 +1,42 @@
-//! How many workers a workload has: its pods counted by state. No I/O.
+//! Counts of a workload's workers by the state of their pods. No I/O.
 //!
 //! | Pod | Counts as |
 //! | --- | --- |
 //! | `Succeeded`, `Failed` | nothing |
 //! | with a `deletionTimestamp` | draining |
 //! | whose `Ready` condition is `True` | ready |
-//! | else | starting, since it was made, or since it was last ready |
+//! | else | starting, since it was created, or since it was last ready |
 //!
-//! Replicas that have no pod yet (a quota, a controller that lags) count as starting since they were first missed.
+//! Replicas without a pod (a quota, a slow controller) count as starting since they were first missing.
 
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
-/// The workers of a workload now.
+/// The present worker counts of a workload.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WorkloadCounts {
     /// Replicas that the workload is set to.
     pub replicas: u32,
     /// Pods that take requests.
     pub ready: u32,
-    /// For each worker that is starting: seconds since it was asked for.
+    /// For each starting worker: seconds since it was requested.
     pub starting_for: Vec<f64>,
     /// Pods that are being deleted.
     pub draining: u32,
-    /// For each worker that became ready since the last count: seconds since it was asked for.
+    /// For each worker that became ready since the last count: seconds since it was requested.
     pub started_in: Vec<f64>,
-    /// For each pod that starts and says why it cannot: `NAME: REASON`.
+    /// For each starting pod that reports why it cannot start: `NAME: REASON`.
     pub reasons: Vec<String>,
-    /// Version of the workload, which a change of its replicas names.
+    /// Resource version of the workload, which a change of its replicas carries.
     pub version: String,
 }
 
 /// State that is kept between two counts.
 #[derive(Debug, Default)]
 pub(crate) struct PodCounter {
-    /// UIDs of pods that were ready once.
+    /// UIDs of pods that were ready at some time.
     were_ready: HashSet<String>,
     /// UIDs of pods that were seen starting.
     were_starting: HashSet<String>,
@@ -89,14 +89,14 @@ impl PodCounter {
         } else {
             self.missed_since = None;
         }
-        // Pods that are gone are forgotten.
+        // Deleted pods are dropped.
         self.were_ready.retain(|uid| uids.contains(uid));
         self.were_starting.retain(|uid| uids.contains(uid));
         counts
     }
 }
 
-/// Why a pod does not become ready, as far as it says.
+/// Returns the reason why a pod does not become ready, if its status contains one.
 fn reason(status: &PodStatus) -> Option<String> {
     let told = |reason: Option<&str>, message: Option<&str>| match (reason, message) {
         (Some(reason), Some(message)) => Some(format!("{reason}: {message}")),

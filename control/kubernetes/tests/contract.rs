@@ -1,9 +1,9 @@
-//! What the double of the API server promises, held against a real kube-apiserver: both are asked the same, and must answer
-//! the same. And the parts of this crate against the real one.
+//! Contract test of the API server's double: the same requests go to the double and to a real kube-apiserver,
+//! and must get the same answers. It also runs parts of this crate against the real one.
 //!
-//! A real one is named by `KVASIR_APISERVER_KUBECONFIG` (an administrator) and `KVASIR_APISERVER_USER_KUBECONFIG` (the user
-//! `plain`, without rights); `tests/apiserver/real/run.sh` builds and starts one. Without it the double alone is asked, and its
-//! answers are those that the real one gave.
+//! `KVASIR_APISERVER_KUBECONFIG` (an administrator) and `KVASIR_APISERVER_USER_KUBECONFIG` (the user `plain`,
+//! without rights) select a real one; `tests/apiserver/real/run.sh` builds and starts one. Without it only
+//! the double is queried, and its answers are compared with the recorded answers of the real one.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tests_apiserver::{ApiServer, Rule};
 use tokio::sync::watch;
 
-/// The answers of a kube-apiserver 1.20.2 to what [`transcript`] asks.
+/// Answers of a kube-apiserver 1.20.2 to the requests of [`transcript`].
 const EXPECTED: &str = include_str!("contract.txt");
 
 async fn client(kubeconfig: &str, namespace: &str) -> Client {
@@ -33,7 +33,7 @@ async fn client(kubeconfig: &str, namespace: &str) -> Client {
     Client::try_from(config).expect("a client")
 }
 
-/// Asks; the answer, or the code and the reason of a refusal.
+/// Sends a request; returns the answer, or the code and the reason of a refusal.
 async fn ask(client: &Client, method: &str, path: &str, body: &Value) -> Result<Value, String> {
     let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
     let body = if *body == Value::Null { Vec::new() } else { body.to_string().into_bytes() };
@@ -49,7 +49,7 @@ fn said(answer: Result<Value, String>, of: impl Fn(&Value) -> String) -> String 
     answer.map_or_else(|refusal| refusal, |answer| of(&answer))
 }
 
-/// A pod on no node: without one nobody has to end it before it is gone.
+/// A pod without a node: with one, a kubelet would have to end it before it is deleted.
 fn pod(name: &str, app: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": app}},
         "spec": {"containers": [{"name": "engine", "image": "engine:1"}]}})
@@ -66,7 +66,7 @@ fn names(list: &Value) -> String {
     names.join(" ")
 }
 
-/// The next `count` events of a watch from a version on, without bookmarks.
+/// Returns the next `count` events of a watch from a version on, without bookmarks.
 async fn events(client: &Client, path: &str, count: usize) -> String {
     let request = http::Request::builder().uri(path).body(Vec::new()).expect("a request");
     let stream = match client.request_events::<DynamicObject>(request).await {
@@ -91,7 +91,8 @@ async fn events(client: &Client, path: &str, count: usize) -> String {
     told.join(", ")
 }
 
-/// Asks for what callers of the double need; a line for each answer. Not asked: lists in pages, bookmarks, versions that are gone.
+/// Sends the requests that users of the double need; one line for each answer. Not covered: paged lists,
+/// bookmarks, expired versions.
 async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
     let base = format!("/api/v1/namespaces/{namespace}");
     let apps = format!("/apis/apps/v1/namespaces/{namespace}/deployments");
@@ -120,7 +121,7 @@ async fn transcript(client: &Client, namespace: &str) -> Vec<String> {
     line!("list by name", said(ask(client, "GET", &by_name, &null).await, names));
     let from = listed["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
 
-    // Changes that a selector sees as others do not.
+    // Changes that look different through a selector.
     let patch = |pod: &str| format!("{base}/pods/{pod}");
     let label = |app: &str| json!({"metadata": {"labels": {"app": app}}});
     line!("leave a selection", said(ask(client, "PATCH", &patch("a"), &label("other")).await, name));
@@ -204,7 +205,7 @@ fn rule(group: &str, resource: &str, verbs: &[&str], names: &[&str]) -> Rule {
     Rule { groups: texts(&[group]), resources: texts(&[resource]), names: texts(names), verbs: texts(verbs) }
 }
 
-/// Rules of a Role for the user `plain`, and what that user may then do.
+/// Sets rules of a Role for the user `plain`, and returns the operations that the user is then allowed.
 async fn rights(admin: &Client, user: &Client, namespace: &str, real: bool) -> Vec<String> {
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "gateway"}, "rules": [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
@@ -216,7 +217,7 @@ async fn rights(admin: &Client, user: &Client, namespace: &str, real: bool) -> V
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "gateway"},
             "subjects": [{"kind": "User", "name": "plain", "apiGroup": "rbac.authorization.k8s.io"}]});
         ask(admin, "POST", &format!("{rbac}/rolebindings"), &binding).await.expect("a binding");
-        // A binding counts a moment later.
+        // A binding takes effect with a short delay.
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
         for _ in 0..100 {
             if ask(user, "GET", &pods, &Value::Null).await.is_ok() {
@@ -264,7 +265,7 @@ async fn the_double_answers_as_a_real_api_server_does() {
         );
         return;
     };
-    // Of its own: the lane may be run several times.
+    // A namespace of its own, because the lane may run several times.
     let namespace = format!("contract-{}", std::process::id());
     let (admin, user) = (client(&admin, &namespace).await, client(&user, &namespace).await);
     make_namespace(&admin, &namespace).await;
@@ -279,7 +280,7 @@ async fn make_namespace(admin: &Client, namespace: &str) {
     ask(admin, "POST", "/api/v1/namespaces", &object).await.expect("a namespace");
 }
 
-/// A client of the real API server in a namespace of its own.
+/// Returns a client of the real API server in its own namespace.
 async fn real(test: &str) -> Option<(Client, String)> {
     let Ok(kubeconfig) = std::env::var("KVASIR_APISERVER_KUBECONFIG") else {
         println!("SKIPPED {test}: KVASIR_APISERVER_KUBECONFIG is not set; see tests/apiserver/real/run.sh");
@@ -291,7 +292,7 @@ async fn real(test: &str) -> Option<(Client, String)> {
     Some((admin, namespace))
 }
 
-/// Waits until `done` says so; how long that took.
+/// Waits until `done` returns true; returns how long that took.
 async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !done().await {
@@ -336,7 +337,7 @@ async fn pods_of_a_real_api_server_come_are_ready_and_leave() {
     state.wait_for(is(EndpointState::Ready)).await.expect("it goes on");
     let appeared = began.elapsed();
     let began = Instant::now();
-    // With time to end: nobody is there who ends it.
+    // With a grace period: no kubelet ends the pod.
     ask(&client, "DELETE", &format!("{base}/a"), &Value::Null).await.expect("a deletion");
     state.wait_for(is(EndpointState::Draining)).await.expect("it goes on");
     println!(
@@ -384,8 +385,8 @@ async fn a_workload_is_scaled_and_one_leads_at_a_real_api_server() {
     ended.await.expect("no panic");
 }
 
-/// The definition is taken, a graph becomes its objects, a count set by a planner stays, and a role that may be scaled from
-/// now on keeps its count.
+/// The definition is accepted, a graph is reconciled into its objects, a count set by a planner stays, and a
+/// role that becomes scalable keeps its count.
 #[tokio::test]
 async fn a_graph_is_reconciled_at_a_real_api_server() {
     let Some((client, namespace)) = real("graphs").await else { return };
@@ -426,7 +427,7 @@ async fn a_graph_is_reconciled_at_a_real_api_server() {
         }
     };
     observed(1).await;
-    // The planner may set the count from now on: the controller says it no more.
+    // The planner may set the count from now on: the controller no longer sets it.
     let change = json!({"spec": spec(Some(6))});
     ask(&client, "PATCH", &format!("{graphs}/qwen"), &change).await.expect("a change");
     observed(2).await;

@@ -44,7 +44,7 @@ impl Cluster {
         let config =
             kube::Config::from_custom_kubeconfig(config, &Default::default()).await.expect("a configuration");
         let client = Client::try_from(config).expect("a client");
-        // Every 30 s is too seldom for a test.
+        // The default of 30 s is too long for a test.
         let graphs = GraphController::new(client, Some(NAMESPACE), "registry.example/kvasir:2");
         let running = tokio::spawn(graphs.again_every(Duration::from_millis(300)).run());
         Self { server, running }
@@ -58,7 +58,7 @@ impl Cluster {
         self.server.change(|store| drop(store.put(resource, object)));
     }
 
-    /// A new spec, as a user's `kubectl apply` makes it: the status stays.
+    /// Changes the spec as a user's `kubectl apply` does: the status stays.
     fn change(&self, spec: Value, generation: u64) {
         let mut object = graph(spec, generation);
         if let Some(known) = self.get("kvasirgraphs", "qwen") {
@@ -119,7 +119,7 @@ async fn a_graph_becomes_its_objects_and_its_status_says_how_it_is() {
     }
     assert_eq!(generations[0], generations[1], "one generation");
     cluster.wait("it to be ready", |cluster| cluster.condition("Ready")["status"] == "True").await;
-    // Another image is another generation for both, and the planner's count stays.
+    // A new image changes the generation of both roles, and the planner's count stays.
     let mut other = spec();
     other["image"] = json!("vllm/vllm-openai:v0.33.0");
     cluster.change(other, 2);
@@ -149,7 +149,7 @@ async fn what_a_graph_has_no_more_is_removed_and_what_is_others_stays() {
     }));
     cluster.change(spec(), 1);
     cluster.wait("the control service", |cluster| cluster.get("deployments", "qwen-control").is_some()).await;
-    // One role instead of two, which nobody plans.
+    // One role instead of two, which is not scaled by a planner.
     let mut other = spec();
     other["role"] = json!([{"role": "both", "workers": 1}]);
     cluster.change(other, 2);
@@ -179,7 +179,7 @@ async fn mistakes_and_refusals_are_in_the_status_and_nothing_is_undone() {
         "{said}"
     );
     assert!(cluster.get("deployments", "qwen-decode").is_some(), "what was there stays");
-    // What somebody else has made is not taken over.
+    // Objects that another owner created are not taken over.
     let mut others = spec();
     others["role"] = json!([{"role": "both"}]);
     cluster.put("deployments", json!({
@@ -192,7 +192,7 @@ async fn mistakes_and_refusals_are_in_the_status_and_nothing_is_undone() {
     };
     cluster.wait("the refusal", |cluster| says(cluster, "is not this graph's")).await;
     assert_eq!(cluster.get("deployments", "qwen-both").expect("it")["spec"], json!({"replicas": 7}));
-    // Rights that are missing are told by name.
+    // Missing rights are reported by name.
     let all = |text: &str| vec![text.to_owned()];
     let rules = ["kvasirgraphs", "kvasirgraphs/status", "configmaps"].map(|resource| Rule {
         groups: all("*"),
@@ -211,7 +211,7 @@ async fn mistakes_and_refusals_are_in_the_status_and_nothing_is_undone() {
     assert!(said["message"].as_str().is_some_and(|text| text.contains("forbidden")), "{said}");
 }
 
-/// The operator's Role, as `kvasir deploy operator` prints it, is enough.
+/// The operator's Role, as `kvasir deploy operator` prints it, is sufficient.
 #[tokio::test]
 async fn the_operators_rights_are_enough() {
     let text = control_deploy::custom_resource::operator("kvasir:1").expect("manifests");

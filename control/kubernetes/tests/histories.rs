@@ -1,5 +1,5 @@
-//! Pods whose histories, and the faults of whose API server, are drawn from a seed: in the end the roster is what the
-//! server holds. Time is simulated, and no socket is used.
+//! Random pod histories with faults of the API server, drawn from a seed: at the end the roster equals the
+//! server's state. Time is simulated, and no socket is used.
 //!
 //! `KVASIR_SEEDS=10000 cargo test --release -p control-kubernetes --test histories -- --nocapture` runs more of them.
 
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// A pod under one of few names, at one of few addresses: both are used again and again.
+/// Creates a pod with one of few names and addresses, so that both are reused often.
 fn pod(random: &mut Random, uid: u64) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -51,7 +51,8 @@ fn pod(random: &mut Random, uid: u64) -> Value {
     pod
 }
 
-/// The endpoints of the pods that the server holds: one for each address, of several the one in the best state.
+/// Returns the endpoints of the pods that the server holds: one for each address, of several the one in the
+/// best state.
 fn truth(server: &ApiServer) -> BTreeMap<String, Vec<Endpoint>> {
     let rules = PodRules { role: None, ports: vec![8000] };
     let mut all: BTreeMap<String, Vec<Endpoint>> = BTreeMap::new();
@@ -70,8 +71,8 @@ fn truth(server: &ApiServer) -> BTreeMap<String, Vec<Endpoint>> {
     all
 }
 
-/// A roster that compares names only, as discovery that was seen to keep a restarted pod's old transport
-/// (ai-dynamo/dynamo#12566): it must be found out.
+/// A roster that compares names only, as in a discovery that kept a restarted pod's old transport
+/// (ai-dynamo/dynamo#12566). The histories must detect it.
 #[derive(Default)]
 struct KeyOnly(BTreeMap<String, Endpoint>);
 
@@ -90,7 +91,7 @@ fn is_truth<'a>(found: impl Iterator<Item = &'a Endpoint>, truth: &BTreeMap<Stri
         && found.iter().all(|endpoint| truth.get(&endpoint.url).is_some_and(|all| all.contains(endpoint)))
 }
 
-/// One history; whether the roster that compares names only would have been wrong at its end.
+/// Runs one history; returns whether the roster that compares names only would have been wrong at its end.
 async fn history(seed: u64) -> bool {
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let server = ApiServer::new(seed);
@@ -117,7 +118,7 @@ async fn history(seed: u64) -> bool {
     let watching = tokio::spawn(source.watch(senders.remove(0)));
     server.set_faults(Faults::all());
     if random.below(2) == 0 {
-        // So few changes are kept that a watch which was away for a moment is too late.
+        // So few changes are kept that a watch which was interrupted for a moment is too late.
         server.change(|store| store.keep_changes(3));
     }
     for uid in 0..40 + random.below(60) {
@@ -147,7 +148,8 @@ async fn history(seed: u64) -> bool {
         }
     }
     server.set_faults(Faults::default());
-    // Longer than the longest pause after failures, a watch, and the guard's time; shorter than a list anew.
+    // Longer than the longest pause after failures, a watch, and the guard's time; shorter than the relist
+    // interval.
     tokio::time::sleep(Duration::from_secs(200)).await;
     let truth = truth(&server);
     let (found, key_only) = &*published.lock().expect("lock");

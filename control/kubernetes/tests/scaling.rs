@@ -55,7 +55,7 @@ async fn replicas_are_read_with_their_pods_and_set_unless_they_have_changed() {
         })
     };
     assert_eq!(replicas(), 3);
-    // Of two leaders, one of which does not know yet that it is none any more.
+    // One of two leaders, which does not know yet that it has lost the lease.
     let stale = workload.set(9, &counts).await;
     assert!(matches!(stale, Err(ScaleError::Stale(_))), "{stale:?}");
     assert_eq!(replicas(), 3);
@@ -132,7 +132,7 @@ async fn one_leads_at_a_time_and_another_takes_over() {
     }
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(first.leads() && !second.leads(), "it is renewed");
-    // Killed: nothing is released.
+    // Killed: the Lease is not released.
     first.task.abort();
     let after_death = second.within(30).await;
     assert!(after_death >= Duration::from_secs(10), "{after_death:?}");
@@ -145,7 +145,7 @@ async fn one_leads_at_a_time_and_another_takes_over() {
     task.await.expect("it ends");
     let after_release = third.within(5).await;
     println!("a new leader {after_death:?} after the old one died, {after_release:?} after it was stopped");
-    // The API server is away: a leader gives up before anybody else could take over.
+    // The API server is down: a leader gives up before another process could take over.
     server.set_down(true);
     tokio::time::sleep(Duration::from_secs(11)).await;
     assert!(!third.leads());
@@ -153,7 +153,7 @@ async fn one_leads_at_a_time_and_another_takes_over() {
     third.within(5).await;
 }
 
-/// Leaders are never two, whatever the server does.
+/// There are never two leaders, whatever the server does.
 #[tokio::test(start_paused = true)]
 async fn there_are_never_two_leaders_under_faults() {
     let (server, client) = cluster();

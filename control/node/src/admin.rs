@@ -1,5 +1,5 @@
-//! The listener for administrators (`gateway.admin_listen`): metrics, status, decisions and the page, away from the port
-//! that clients reach. A Unix socket for its owner, or an address of its own.
+//! The administrators' listener (`gateway.admin_listen`) for metrics, status, decisions and the page,
+//! separate from the port of the API: a Unix socket of the gateway's user, or a TCP address.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,17 +18,17 @@ use tokio::task::JoinHandle;
 
 use crate::{compose, http};
 
-/// How long to wait when the system gives no connection.
+/// Pause after an accept that failed.
 const REST: Duration = Duration::from_millis(100);
 
-/// Where administrators ask.
+/// Address of the administrators' listener.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Place {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// As configured; `None` is the API's own port.
+/// Parses `gateway.admin_listen`; `None`: the API's port serves administrators.
 pub(crate) fn place(settings: &Settings) -> Result<Option<Place>> {
     let Some(text) = compose::some(&settings.gateway.admin_listen) else { return Ok(None) };
     let place = match text.strip_prefix("unix:") {
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// Listens, and serves in a task until it is told to stop. Beyond loopback it speaks TLS, if the gateway does.
+/// Binds the listener and serves it in a task until `stop`. Beyond loopback it uses TLS if the gateway does.
 pub(crate) async fn start(
     place: &Place,
     gateway: &Arc<Gateway>,
@@ -81,7 +81,7 @@ pub(crate) async fn start(
     }
 }
 
-/// A Unix socket that its owner alone may use. Its file goes with it.
+/// A Unix socket that only its owner may use. Its file is removed on drop.
 struct SocketListener {
     socket: UnixListener,
     path: PathBuf,
@@ -91,7 +91,8 @@ impl SocketListener {
     fn bind(path: &Path) -> io::Result<Self> {
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
         let refuses = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        // A process that was killed has left its file; one that runs answers.
+        // A killed process has left its socket file behind, which refuses connections; a live process accepts
+        // them.
         if is_socket && std::os::unix::net::UnixStream::connect(path).is_err_and(refuses) {
             std::fs::remove_file(path)?;
         }
@@ -104,12 +105,12 @@ impl SocketListener {
 
 impl Drop for SocketListener {
     fn drop(&mut self) {
-        // A file that is gone already needs no removal.
+        // The file may already be gone.
         let _gone = std::fs::remove_file(&self.path);
     }
 }
 
-/// Callers of a Unix socket have no address: they are of this machine.
+/// Address of the callers of a Unix socket, which have none: loopback.
 fn this_machine() -> PeerAddr {
     PeerAddr { addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), certificate: None }
 }

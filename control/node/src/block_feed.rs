@@ -1,7 +1,7 @@
 //! The blocks that the pool of `kvasir store` holds, for gateways (`gateway.stores`): `GET /kvasir/blocks?instance=I&after=S`.
 //!
-//! The store's thread sends what its tiers gain and lose to a thread here, which does nothing else: a gateway that asks for
-//! everything never makes the store wait.
+//! A dedicated thread receives the changes of the store's tiers, so that a gateway that requests the whole
+//! state never delays the store's thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
@@ -18,21 +18,22 @@ use kvstore_store::{Medium, Moved, Survivor};
 use router_events::store_changes::{BLOCKS_PATH, ChangeLog, ChangesSince, LONG_POLL_MAX};
 use tokio::sync::{Semaphore, watch};
 
-/// Answers that are made at a time: each may be a copy of all that the pool holds.
+/// Most answers that are built at a time: each may be a copy of the whole state.
 const ANSWERS_MAX: usize = 2;
 
-/// The pool's blocks, and the requests that wait for changes of them.
+/// Log of the pool's blocks, and the long polls that wait for changes.
 #[derive(Debug)]
 pub(crate) struct BlockFeed {
     log: Mutex<ChangeLog>,
     sequence: watch::Sender<u64>,
-    /// The server is to end: nobody waits any longer.
+    /// Whether the server is stopping: waiting requests are answered at once.
     is_closing: AtomicBool,
     answers: Semaphore,
 }
 
 impl BlockFeed {
-    /// Of the store with this name: the blocks that were there when it started, and what it tells since.
+    /// Creates the feed of the store `name` from the blocks that survived the restart, and follows its
+    /// changes from `moves`.
     pub(crate) fn start(
         name: &str,
         instance: u64,
@@ -50,7 +51,7 @@ impl BlockFeed {
         });
         let following = Arc::clone(&held);
         std::thread::Builder::new().name("kvasir-block-feed".to_owned()).spawn(move || {
-            // Ends with the store.
+            // The loop ends when the store drops its sender.
             while let Ok(first) = moves.recv() {
                 following.apply(std::iter::once(first).chain(moves.try_iter()));
             }
@@ -73,14 +74,14 @@ impl BlockFeed {
         self.sequence.send_replace(sequence);
     }
 
-    /// Answers all who wait.
+    /// Answers all waiting requests.
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
         // Wakes waiters, which then see `is_closing`.
         self.sequence.send_modify(|_| {});
     }
 
-    /// The route of the question.
+    /// Returns the route of the feed.
     pub(crate) fn router(self: &Arc<Self>) -> Router {
         Router::new().route(BLOCKS_PATH, get(answer)).with_state(Arc::clone(self))
     }
@@ -164,7 +165,7 @@ mod tests {
         until("99 blocks", || shows(true, 99)).await;
         news.send(removed(7)).expect("a listener");
         until("one less", || shows(true, 98)).await;
-        // A store that ends answers those who wait.
+        // A stopping store answers the requests that wait.
         let before = Instant::now();
         feed.close();
         server.abort();

@@ -1,4 +1,4 @@
-//! Settings into configurations: the one conversion path.
+//! Conversion of the settings into the configurations of the other crates.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -101,12 +101,12 @@ pub(crate) fn pages(settings: &Settings) -> PageSize {
     if settings.transfer.huge_pages { PageSize::HugeIfAvailable } else { PageSize::Standard }
 }
 
-/// Blocks of the host tier.
+/// Returns the number of blocks of the host tier.
 pub(crate) fn host_blocks(settings: &Settings, layout: &BlockLayout) -> usize {
     settings.host_tier.capacity.0 as usize / layout.block_bytes()
 }
 
-/// Bytes of a worker's KV pool, which is what a NIC registers; `None` when the model cannot be read.
+/// Returns the bytes of a worker's KV pool, which a NIC registers; `None` if the model cannot be read.
 pub(crate) fn slab_bytes(settings: &Settings) -> Option<u64> {
     let layout =
         KvPool::layout_of(&model_config(settings).ok()?, settings.engine.block_tokens as usize).ok()?;
@@ -116,7 +116,7 @@ pub(crate) fn slab_bytes(settings: &Settings) -> Option<u64> {
 pub(crate) fn pieces(layout: &BlockLayout, model_fingerprint: u64) -> PieceLayout {
     PieceLayout {
         layers: layout.layers,
-        // The heads of a token lie side by side.
+        // The heads of one token are contiguous.
         rows: u32::from(layout.parts) * layout.tokens,
         heads: HeadRange { first: 0, count: layout.kv_heads as u16 },
         head_bytes: layout.head_dim * layout.element.bytes() as u32,
@@ -134,7 +134,7 @@ pub(crate) fn limits(settings: &Settings) -> Limits {
     }
 }
 
-/// Transports to use, best first.
+/// Returns the transports to use, best first.
 pub(crate) fn transports(settings: &Settings) -> Vec<Transport> {
     let named = |transport: &Transport| transport.name() == settings.transfer.transport;
     match Transport::HOST.into_iter().find(named) {
@@ -150,10 +150,10 @@ pub(crate) fn socket_folder(settings: &Settings) -> PathBuf {
     }
 }
 
-/// Environment variable with the secret that tenants' cache salts are made of.
+/// Environment variable with the secret from which tenants' cache salts are derived.
 const SALT_SECRET: &str = "KVASIR_SALT_SECRET";
 
-/// Environment variable with what gateways of one fleet show each other.
+/// Environment variable with the key that gateways of one fleet share.
 pub(crate) const PEER_KEY: &str = "KVASIR_PEER_KEY";
 
 pub(crate) fn peer_key() -> Option<String> {
@@ -168,7 +168,7 @@ pub(crate) fn is_closed(settings: &Settings) -> bool {
         .any(|name| !name.is_empty())
 }
 
-/// Bearer tokens are taken when something is said of their keys or their issuer.
+/// Returns the token configuration; `None` if neither keys nor an issuer of bearer tokens are set.
 pub(crate) fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
     let access = &settings.access;
     let jwks = match (some(&access.jwks_file), some(&access.jwks_url)) {
@@ -303,7 +303,7 @@ pub(crate) fn gateway(
     })
 }
 
-/// Environment variable with the key that the guardrail wants to see.
+/// Environment variable with the key for the guardrail service.
 const GUARDRAIL_KEY: &str = "KVASIR_GUARDRAIL_KEY";
 
 fn guardrail(settings: &Settings) -> Result<Option<GuardrailConfig>> {
@@ -335,7 +335,7 @@ fn database(settings: &Settings) -> Option<router_database::Config> {
     })
 }
 
-/// What may change while a gateway runs: the keys that are declared `live`.
+/// Returns the values that may change while a gateway runs: the keys declared `live`.
 pub(crate) fn tuning(settings: &Settings) -> Tuning {
     let gateway = &settings.gateway;
     Tuning {

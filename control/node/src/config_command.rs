@@ -1,4 +1,4 @@
-//! `kvasir config`.
+//! `kvasir config`: checks and explains the configuration.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! How commands show an administrator's rights to a gateway.
+//! Administrator credentials that commands present to a gateway.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use router_tls::{ClientTls, ClientTlsConfig};
 /// A key, a certificate, or neither.
 #[derive(Args)]
 pub(crate) struct Credentials {
-    /// File with an administrator's key, for a gateway with keys; else the variable KVASIR_KEY.
+    /// File with an administrator's key, for a gateway with keys (default: the variable KVASIR_KEY).
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Certificate authority of the gateway (PEM), in place of those of the system.
+    /// Certificate authority of the gateway (PEM), instead of those of the system.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Certificate to show to the gateway (PEM), when it wants one.
+    /// Client certificate (PEM), if the gateway requires one.
     #[arg(long, value_name = "FILE", requires = "client_key")]
     client_certificate: Option<PathBuf>,
-    /// Its private key (PEM).
+    /// Private key of the client certificate (PEM).
     #[arg(long, value_name = "FILE", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 }
 
 impl Credentials {
-    /// The key, if there is one.
+    /// Returns the key, if one is given.
     pub(crate) fn key(&self) -> Result<Option<String>> {
         let Some(file) = &self.key_file else {
             return Ok(std::env::var("KVASIR_KEY").ok().filter(|key| !key.is_empty()));
@@ -37,7 +37,7 @@ impl Credentials {
         Ok(Some(key.trim().to_owned()))
     }
 
-    /// A client for a gateway, given as HOST:PORT or with its scheme.
+    /// Returns a client for a gateway, given as HOST:PORT or with its scheme.
     pub(crate) fn client(&self, gateway: &str) -> Result<EngineClient> {
         let tls = self.tls(gateway)?;
         let key = match self.key()? {
@@ -49,14 +49,14 @@ impl Credentials {
         Ok(EngineClient::over(&upstream))
     }
 
-    /// What is needed to reach a gateway whose address begins with `https://`.
+    /// Returns the TLS configuration for a gateway whose address begins with `https://`.
     pub(crate) fn tls(&self, gateway: &str) -> Result<Option<Arc<ClientTls>>> {
         if !gateway.starts_with("https://") {
             return Ok(None);
         }
         let files = ClientTlsConfig {
             ca_file: self.ca.clone(),
-            // With an authority of its own no others are needed.
+            // A given authority replaces those of the system.
             system_roots: self.ca.is_none(),
             certificate_file: self.client_certificate.clone(),
             key_file: self.client_key.clone(),

@@ -1,6 +1,7 @@
-//! `kvasir config check --deep`: whether the files, folders and room that a configuration names are there.
+//! `kvasir config check --deep`: checks the files, folders and free space that a configuration names.
 //!
-//! Nothing is made or changed. A start may still fail: another process may take the room or the folder in between.
+//! The check creates and changes nothing. A start may still fail: another process may take the space or the
+//! folder in between.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use rustix::fs::Access;
 
 use crate::{compose, doctor, roster};
 
-/// Everything that a start would trip over, each with the key that names it.
+/// Returns every problem that would make a start fail, each with the key that names it.
 pub(crate) fn problems(settings: &Settings) -> Vec<String> {
     let mut problems = Vec::new();
     let (access, tls) = (&settings.access, &settings.tls);
@@ -59,7 +60,8 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
     problems
 }
 
-/// A folder of the disk tier: whether it can be made and written, and has room for its share of every worker of `serve`.
+/// Checks a folder of the disk tier: it can be created and written, and has space for its share of every
+/// worker of `serve`.
 fn disk(settings: &Settings, path: &str) -> Option<String> {
     let tier = &settings.disk_tier;
     if tier.capacity.0 == 0 || tier.engine.starts_with("nvme") || tier.engine == "spdk" {
@@ -91,7 +93,7 @@ fn disk(settings: &Settings, path: &str) -> Option<String> {
     })
 }
 
-/// Why files cannot be made in a folder, if they cannot.
+/// Returns an error if files cannot be created in the folder.
 fn writable(folder: &Path) -> Result<(), String> {
     let shown = || PathBuf::from(folder).display().to_string();
     if !folder.is_dir() {

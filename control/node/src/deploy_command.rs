@@ -1,4 +1,4 @@
-//! `kvasir deploy`: one description of a serving graph, rendered for where it is to run.
+//! `kvasir deploy`: renders one description of a serving graph for its target.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,44 +17,46 @@ use crate::process;
 pub(crate) enum DeployCommand {
     /// Render a description of a graph as manifests, a Compose file, units or a script.
     Render(RenderArgs),
-    /// The custom resource `KvasirGraph`, and a control service that reconciles its objects, as manifests for one namespace.
+    /// Render the custom resource `KvasirGraph`, and a control service that reconciles its objects, as
+    /// manifests for one namespace.
     Operator {
-        /// Kvasir's image.
+        /// Image of Kvasir.
         #[arg(long, default_value = concat!("kvasir:", env!("CARGO_PKG_VERSION")))]
         image: String,
     },
-    /// A Grafana dashboard and Prometheus rules for the gateway's metrics.
+    /// Render a Grafana dashboard and Prometheus rules for the gateway's metrics.
     Monitoring(MonitoringArgs),
 }
 
 #[derive(Args)]
 pub(crate) struct MonitoringArgs {
-    /// The configuration whose service level the alerts watch; without one, the defaults hold.
+    /// Configuration file whose service level the alerts use. Without a file, the defaults apply.
     #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Write `dashboard.json` and `rules.yaml` into this folder, which is made; without it they are printed.
+    /// Folder for `dashboard.json` and `rules.yaml`, which is created. Without it they are printed.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub(crate) struct RenderArgs {
-    /// The description: TOML, the same in YAML, or a DynamoGraphDeployment. `-` reads the standard input.
+    /// Description of the graph: TOML, the same in YAML, or a DynamoGraphDeployment. `-` reads standard
+    /// input.
     file: PathBuf,
-    /// Where it is to run.
+    /// Target of the rendering.
     #[arg(long, value_enum, default_value = "kubernetes")]
     to: TargetName,
-    /// Objects of Kubernetes for the workers.
+    /// Kind of Kubernetes objects for the workers.
     #[arg(long, value_enum, default_value = "auto")]
     workload: WorkloadName,
-    /// Write files into this folder, which is made; without it they are printed.
+    /// Folder for the files, which is created. Without it they are printed.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq)]
 enum TargetName {
-    /// Plain manifests of Kubernetes.
+    /// Kubernetes manifests.
     Kubernetes,
     /// The same manifests as a Helm chart.
     Helm,
@@ -64,17 +66,17 @@ enum TargetName {
     Systemd,
     /// A shell script that runs everything on one machine until it is stopped.
     Processes,
-    /// The description itself, in TOML: what was taken of a DynamoGraphDeployment.
+    /// The description itself, in TOML: the values taken from a DynamoGraphDeployment.
     Description,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq)]
 enum WorkloadName {
-    /// Deployments; LeaderWorkerSets for workers of several machines.
+    /// Deployments; LeaderWorkerSets for workers that span several machines.
     Auto,
-    /// StatefulSets; LeaderWorkerSets for workers of several machines.
+    /// StatefulSets; LeaderWorkerSets for workers that span several machines.
     StatefulSet,
-    /// LeaderWorkerSets for all.
+    /// LeaderWorkerSets for all workers.
     LeaderWorkerSet,
     /// One PodCliqueSet of Grove.
     PodCliqueSet,
@@ -140,7 +142,7 @@ fn write_or_print(folder: Option<&Path>, files: &[File]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Problems of a description, each in a line of its own behind the file's name.
+/// Formats the problems of a description, one per line, each prefixed by the file name.
 fn problems(file: &Path, error: &str) -> anyhow::Error {
     let lines: Vec<String> = error.lines().map(|line| format!("{}: {line}", file.display())).collect();
     anyhow::anyhow!("{}", lines.join("\n"))
@@ -203,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of metrics in an expression, without the endings of samples.
+    /// Returns the names of metrics in an expression, without the suffixes of their samples.
     fn named(expression: &str) -> BTreeSet<&str> {
         let words = expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         let ours = words.filter(|word| word.starts_with("kvasir_") || word.starts_with("process_"));

@@ -1,6 +1,8 @@
-//! Discovery in a gateway: starts the sources of `[discovery]`, and makes the fleet equal to what they report.
+//! Discovery in a gateway: starts the sources of `[discovery]`, and updates the fleet to the workers that
+//! they report.
 //!
-//! The sources and the task that merges them run on the gateway's runtime, away from requests. They end with the fleet.
+//! The sources and the task that merges them run on the gateway's runtime, not on its serving threads. They
+//! end with the fleet.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -26,7 +28,7 @@ use crate::compose::some;
 use crate::etcd::Etcd;
 use crate::secret;
 
-/// Reasons for workers left out that an administrator is shown.
+/// Most reasons for omitted workers that are shown to an administrator.
 const REFUSED_SHOWN_MAX: usize = 20;
 
 enum Source {
@@ -59,20 +61,20 @@ impl Source {
     }
 }
 
-/// Pods that the command line names, with the flags of vLLM's and SGLang's routers and, as other names, those of vLLM's
-/// production-stack. They count before `[discovery]`.
+/// Pods given on the command line, with the flags of vLLM's and SGLang's routers and, as aliases, those of
+/// vLLM's production-stack. They take precedence over `[discovery]`.
 #[derive(Args, Clone, Default)]
 pub(crate) struct PodArgs {
-    /// Find workers among pods of Kubernetes. The selectors below say so as well.
+    /// Find workers among pods of Kubernetes. Any of the selectors below implies it.
     #[arg(long, value_name = "k8s", num_args = 0..=1, default_missing_value = "k8s", value_parser = ["k8s"])]
     service_discovery: Option<String>,
-    /// Labels of pods that are workers; may be given several times.
+    /// Label selector of pods that are workers. May be given several times.
     #[arg(long, alias = "k8s-label-selector", num_args = 1.., value_name = "KEY=VALUE")]
     selector: Vec<String>,
-    /// Labels of pods that compute prompts for others.
+    /// Label selector of pods that prefill for decode workers.
     #[arg(long, num_args = 1.., value_name = "KEY=VALUE")]
     prefill_selector: Vec<String>,
-    /// Labels of pods that generate from prompts computed elsewhere.
+    /// Label selector of pods that decode from prompts that prefill workers computed.
     #[arg(long, num_args = 1.., value_name = "KEY=VALUE")]
     decode_selector: Vec<String>,
     /// Namespace of those pods (default: this pod's own, or that of the kubeconfig's context).
@@ -84,7 +86,7 @@ pub(crate) struct PodArgs {
 }
 
 impl PodArgs {
-    /// `[discovery]` with what the command line says instead.
+    /// Returns `[discovery]`, overridden by the command line.
     fn over(&self, settings: &DiscoverySettings) -> Result<DiscoverySettings> {
         let mut settings = settings.clone();
         for (given, key) in [
@@ -109,7 +111,7 @@ impl PodArgs {
     }
 }
 
-/// The sources that a configuration names.
+/// Sources of workers that a configuration names.
 pub(crate) struct Discovery {
     settings: DiscoverySettings,
     sources: Vec<Source>,
@@ -129,7 +131,7 @@ struct Pods {
 
 fn pods(settings: &DiscoverySettings) -> Vec<Pods> {
     let roles = [
-        // Where two select one pod the first counts: the one that says its role.
+        // If two selections match one pod, the first one is used: it specifies the role.
         (&settings.prefill_selector, false, Some(Role::Prefill)),
         (&settings.decode_selector, false, Some(Role::Decode)),
         (&settings.selector, false, None),
@@ -139,7 +141,7 @@ fn pods(settings: &DiscoverySettings) -> Vec<Pods> {
     set.map(|(selection, is_pool, role)| Pods { selection: selection.clone(), is_pool, role }).collect()
 }
 
-/// The sources of pods. Only files are read: an API server that does not answer is no reason not to start.
+/// Connects the pod sources. Only files are read here: an unreachable API server does not prevent the start.
 #[cfg(feature = "kubernetes")]
 async fn connect(pods: &[Pods], settings: &DiscoverySettings) -> Result<Vec<Source>> {
     use control_kubernetes::{PodSource, PodSourceConfig, Selection, connect};
@@ -172,7 +174,7 @@ async fn connect(_: &[Pods], _: &DiscoverySettings) -> Result<Vec<Source>> {
 }
 
 impl Discovery {
-    /// The sources of `[discovery]`, of `[etcd]` and of the command line; `None` when there are none.
+    /// Collects the sources of `[discovery]`, `[etcd]` and the command line; `None` if there are none.
     pub(crate) fn new(settings: &Settings, given: &PodArgs) -> Result<Option<Self>> {
         let discovery = given.over(&settings.discovery)?;
         let mut sources = Vec::new();
@@ -196,10 +198,11 @@ impl Discovery {
         Ok((!is_empty).then_some(Self { settings: discovery, sources, etcd, pods, guard }))
     }
 
-    /// Starts the sources. To be called within a Tokio runtime.
+    /// Starts the sources. Must be called within a Tokio runtime.
     pub(crate) async fn start(mut self, gateway: &Arc<Gateway>, keys: EngineKeys) -> Result<()> {
         self.sources.extend(connect(&self.pods, &self.settings).await?);
-        // The last one: of two sources that name one address the first counts, and many may write into etcd.
+        // etcd is the last source: of two sources that name one address the first is used, and many processes
+        // may write to etcd.
         if let Some(etcd) = self.etcd.take() {
             let client = etcd.client()?;
             let source = control_etcd::EtcdSource::new(client, &etcd.prefix, self.settings.relist);
@@ -210,7 +213,7 @@ impl Discovery {
         let shown: Arc<Mutex<Shown>> = Arc::default();
         let metrics = Arc::clone(&shown);
         gateway.show_also(Box::new(move |out| lock(&metrics).render(out)));
-        // From now on an empty roster is one that is still to be found.
+        // From here on, an empty roster means that no worker has been found yet.
         gateway.show_discovery(lock(&shown).to_json());
         let publisher = Publisher { gateway: Arc::downgrade(gateway), keys, shown };
         let following =
@@ -221,18 +224,18 @@ impl Discovery {
     }
 }
 
-/// What discovery has done so far, for administrators and metrics.
+/// State of discovery that administrators and metrics see.
 #[derive(Default)]
 struct Shown {
     sources: Vec<SourceStatus>,
     refused: Vec<String>,
-    /// Publications, and the sum of their times from a source's report to the change of the fleet.
+    /// Number of publications, and total time from a source's report to the change of the fleet.
     published: u64,
     lag: Duration,
 }
 
 fn lock(shown: &Mutex<Shown>) -> std::sync::MutexGuard<'_, Shown> {
-    // Every field is whole at any time.
+    // Each update is complete, so a poisoned lock leaves no broken state.
     shown.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -282,7 +285,7 @@ impl Shown {
     }
 }
 
-/// Makes the fleet equal to what the sources report.
+/// Updates the fleet to the workers that the sources report.
 struct Publisher {
     gateway: Weak<Gateway>,
     keys: EngineKeys,
@@ -306,7 +309,7 @@ impl Publisher {
         gateway.show_discovery(shown.to_json());
     }
 
-    /// Why workers were left out.
+    /// Applies the endpoints to the fleet. Returns the reasons for omitted workers.
     fn apply(&self, fleet: &Arc<Fleet>, endpoints: Vec<Endpoint>) -> Vec<String> {
         let mut refused = Vec::new();
         let mut workers = Vec::with_capacity(endpoints.len());
@@ -347,8 +350,8 @@ impl Publisher {
     }
 }
 
-/// The pool that an endpoint's source names, else one that serves its model under this name, else the pool `gateway`: the fleet
-/// itself finds out whether the worker's model is the pool's.
+/// Returns the pool that the endpoint's source names, or else one with the endpoint's model name, or else the
+/// pool `gateway`. The fleet itself checks that the worker's model is the pool's.
 fn pool_of<'a>(pools: &'a [Arc<Pool>], endpoint: &Endpoint) -> Result<&'a Pool, String> {
     let named = |name: &str| pools.iter().find(|pool| pool.name == name);
     if let Some(name) = &endpoint.pool {

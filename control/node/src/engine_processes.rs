@@ -1,8 +1,8 @@
-//! Engines that run on this machine: by the address that gateways know, the network namespace and the processes behind it.
+//! Engines on this machine: the network namespace and the processes behind the address that gateways know.
 //!
-//! All from `/proc`. A pod has a network namespace of its own, and its address there; an engine on loopback is in this process's
-//! namespace. The listening process and all processes below it are the engine's: vLLM's and SGLang's schedulers and workers
-//! are children of their servers.
+//! All data comes from `/proc`. A pod has its own network namespace, with its address in it; an engine on
+//! loopback is in this process's namespace. The listening process and all its descendants belong to the
+//! engine: vLLM's and SGLang's schedulers and workers are children of their servers.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -21,7 +21,7 @@ struct Process {
     netns: u32,
 }
 
-/// The processes of this machine at one moment.
+/// Snapshot of the processes of this machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
     processes: Vec<Process>,
@@ -29,7 +29,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Reads `/proc`. Processes that this one may not look into are left out.
+    /// Reads `/proc`. Processes that this process may not inspect are omitted.
     pub(crate) fn read() -> Self {
         let netns =
             |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino() as u32);
@@ -45,10 +45,10 @@ impl Machine {
         Self { processes, own_netns: netns("self").unwrap_or(0) }
     }
 
-    /// The engine that listens at this address, if it is on this machine.
+    /// Returns the engine that listens at this address, if it is on this machine.
     pub(crate) fn engine(&self, host: IpAddr, port: u16) -> Option<WatchedEngine> {
         let mut seen = HashSet::new();
-        // One process of each namespace tells what its network is like.
+        // One process of each namespace is enough to read its network state.
         let namespaces = self.processes.iter().filter(|process| seen.insert(process.netns));
         namespaces.into_iter().find_map(|process| {
             let is_there = match host.is_loopback() {
@@ -60,7 +60,7 @@ impl Machine {
         })
     }
 
-    /// The process that listens on the port in the namespace of `of`.
+    /// Returns the process that listens on the port in the network namespace of `of`.
     fn listener(&self, of: &Process, port: u16) -> Option<u32> {
         let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{}/net/{table}", of.id)));
         let inodes: HashSet<String> = tables
@@ -79,7 +79,8 @@ impl Machine {
                     .is_ok_and(|link| link.to_str().is_some_and(|link| inodes.contains(link)))
             })
         };
-        // A server that has forked holds it several times: the first ancestor is the one that the others are below.
+        // After a fork several processes hold the socket: the holder whose parent is not a holder is the
+        // server.
         let holders: Vec<&Process> =
             self.processes.iter().filter(|process| process.netns == of.netns).filter(holds).collect();
         let ids: HashSet<u32> = holders.iter().map(|process| process.id).collect();
@@ -101,13 +102,13 @@ impl Machine {
     }
 }
 
-/// The parent's number from a `/proc/PID/stat`; the command in it may hold anything.
+/// Returns the parent's id from a `/proc/PID/stat`; the command name in it may contain any character.
 fn parent_of(stat: &str) -> Option<u32> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Inodes of the sockets of a `/proc/net/tcp` or `tcp6` that listen on the port.
+/// Returns the inodes of the listening sockets on the port in a `/proc/net/tcp` or `tcp6`.
 fn listening(table: &str, port: u16) -> Vec<u64> {
     let line = |line: &str| -> Option<u64> {
         let mut words = line.split_ascii_whitespace().skip(1);
@@ -128,7 +129,7 @@ fn has_address(process: u32, address: IpAddr) -> bool {
     }
 }
 
-/// Addresses of a namespace's own interfaces from its `fib_trie`.
+/// Returns the addresses of a namespace's own interfaces from its `fib_trie`.
 fn local_v4(table: &str) -> HashSet<Ipv4Addr> {
     let (mut all, mut last) = (HashSet::new(), None::<Ipv4Addr>);
     for line in table.lines() {
@@ -142,7 +143,7 @@ fn local_v4(table: &str) -> HashSet<Ipv4Addr> {
     all
 }
 
-/// The same from its `if_inet6`.
+/// Returns the addresses of a namespace's own interfaces from its `if_inet6`.
 fn local_v6(table: &str) -> HashSet<Ipv6Addr> {
     let address = |line: &str| u128::from_str_radix(line.split_ascii_whitespace().next()?, 16).ok();
     table.lines().filter_map(address).map(Ipv6Addr::from).collect()

@@ -1,4 +1,4 @@
-//! Why engines of this machine are slow: samples of what the kernel saw of them.
+//! Samples of kernel statistics of the engines on this machine, which explain slow answers.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -8,37 +8,37 @@ use serde_json::{Value, json};
 
 use crate::engine_processes::Machine;
 
-/// How often the processes of engines are looked for: they start again, and begin children.
+/// Interval between searches for the engines' processes, which may restart or fork.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// p99 from which a time is named as a reason for slow answers.
+/// p99 from which on a time is reported as a reason for slow answers.
 const RUN_QUEUE_SLOW: Duration = Duration::from_millis(10);
 const READ_SLOW: Duration = Duration::from_millis(50);
 const DISK_SLOW: Duration = Duration::from_millis(50);
-/// Retransmitted segments per second from which the network is named.
+/// Retransmitted segments per second from which on the network is reported.
 const RESENT_SLOW: f64 = 10.0;
 /// Fewest events for a p99.
 const EVENTS_MIN: u64 = 5;
 
-/// An engine that is on this machine.
+/// An engine found on this machine.
 struct Engine {
     name: String,
     processes: usize,
     before: EngineTimes,
 }
 
-/// The engines that are watched.
+/// The watched engines.
 pub(crate) struct EngineWatch {
     probe: EngineProbe,
-    /// Engines to look for: the gateway's name and the address.
+    /// Engines to search for: the gateway's name for the engine, and its address.
     wanted: Vec<(String, (IpAddr, u16))>,
-    /// Engines found on this machine, by their number in the probe.
+    /// Engines found on this machine, by their index in the probe.
     engines: Vec<Option<Engine>>,
     looked: Option<Instant>,
     sampled: Instant,
 }
 
-/// Times of an engine between two samples.
+/// Kernel times of an engine between two samples.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) name: String,
@@ -54,14 +54,14 @@ impl EngineWatch {
         Ok(Self { probe, wanted: Vec::new(), engines, looked: None, sampled: Instant::now() })
     }
 
-    /// Watches these engines, as far as they are on this machine and there is room.
+    /// Sets the engines to watch, as far as they are on this machine and the probe has free slots.
     pub(crate) fn set(&mut self, engines: Vec<(String, (IpAddr, u16))>) {
         if self.wanted != engines {
             (self.wanted, self.looked) = (engines, None);
         }
     }
 
-    /// Times of each engine of this machine since the last sample.
+    /// Returns the times of each engine of this machine since the last sample.
     pub(crate) fn sample(&mut self) -> Result<Vec<Sample>, Off> {
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
@@ -79,7 +79,7 @@ impl EngineWatch {
         Ok(samples)
     }
 
-    /// Looks for the engines and their processes: they come, start again, and begin children.
+    /// Searches for the engines and their processes, which may have appeared, restarted or forked.
     fn look(&mut self) -> Result<(), Off> {
         let machine = Machine::read();
         let here =
@@ -96,7 +96,7 @@ impl EngineWatch {
             let free = || self.engines.iter().position(Option::is_none);
             let Some(number) = self.engines.iter().position(is_its).or_else(free) else { break };
             self.probe.watch(number, &found)?;
-            // The number may have been another engine's: begin from its counts.
+            // Another engine may have used this index before: its counts are the baseline.
             let before = match self.engines[number].take() {
                 Some(engine) => engine.before,
                 None => self.probe.times(number)?,
@@ -121,7 +121,8 @@ impl Sample {
         self.times.retransmits as f64 / self.seconds.max(1e-3)
     }
 
-    /// Why its answers are late, as far as the kernel can tell; empty when nothing speaks for it.
+    /// Explains why the engine's answers are late, from the kernel's statistics; empty if these show no
+    /// reason.
     pub(crate) fn why(&self) -> String {
         let mut reasons = Vec::new();
         let mut slow = |histogram: &Histogram, from: Duration, text: &str| {
@@ -138,7 +139,7 @@ impl Sample {
         reasons.join("; ")
     }
 
-    /// As gateways take it.
+    /// Returns the sample in the format of the gateway's API.
     pub(crate) fn to_json(&self) -> Value {
         let times = &self.times;
         json!({
@@ -155,7 +156,7 @@ impl Sample {
     }
 }
 
-/// The samples as a table.
+/// Formats the samples as a table.
 pub(crate) fn table(samples: &[Sample]) -> String {
     let head = [
         "ENGINE",

@@ -1,4 +1,4 @@
-//! `[etcd]` into a client.
+//! Conversion of `[etcd]` into a client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use router_tls::{Alpn, ClientTls, ClientTlsConfig};
 use crate::compose::some;
 use crate::{secret, tls};
 
-/// How etcd is reached, read and checked.
+/// Connection settings, key prefix and credentials of etcd.
 pub(crate) struct Etcd {
     config: ClientConfig,
-    /// Beginning of all keys.
+    /// Prefix of all keys.
     pub(crate) prefix: String,
     tls: Option<Arc<ClientTls>>,
 }
 
 impl Etcd {
-    /// `None` when no endpoint is named.
+    /// Returns `None` if no endpoint is named.
     pub(crate) fn new(settings: &Settings) -> Result<Option<Self>> {
         let etcd = &settings.etcd;
         if etcd.endpoints.is_empty() {
@@ -43,7 +43,7 @@ impl Etcd {
             true => {
                 let files = ClientTlsConfig {
                     ca_file: file(&etcd.ca_file),
-                    // With an authority of its own no others are needed.
+                    // A given authority replaces those of the system.
                     system_roots: etcd.ca_file.is_empty(),
                     certificate_file: file(&etcd.certificate_file),
                     key_file: file(&etcd.key_file),
@@ -58,10 +58,10 @@ impl Etcd {
         Ok(Some(Self { config, prefix: etcd.prefix.clone(), tls }))
     }
 
-    /// A client. To be called within a Tokio runtime.
+    /// Creates a client. Must be called within a Tokio runtime.
     pub(crate) fn client(&self) -> Result<Client> {
         if let Some(tls) = &self.tls {
-            // It ends with the runtime: certificates are followed as long as there are connections.
+            // The task ends with the runtime: certificates are reloaded as long as there are connections.
             tokio::spawn(Arc::clone(tls).watch(tls::LOOK_EVERY));
         }
         Client::new(self.config.clone()).context("etcd.endpoints")

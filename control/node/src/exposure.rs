@@ -1,5 +1,5 @@
-//! What a role says at its start when others than this machine can reach it and it asks them for no key. One line for each
-//! matter, as a warning; nothing while everything listens on loopback.
+//! Start-up warnings of a role that other machines can reach and that requires no key. One line for each
+//! subject; none if all listeners are on loopback.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,11 +13,11 @@ fn is_beyond_loopback(address: &SocketAddr) -> bool {
     !address.ip().to_canonical().is_loopback()
 }
 
-/// Of a gateway that listens on this address.
+/// Returns the warning of a gateway that listens on this address.
 pub(crate) fn of_gateway(settings: &Settings, listen: SocketAddr) -> Option<String> {
     let asks_certificate = settings.tls.client_certificate == "required";
     let grpc = settings.gateway.grpc_listen.parse().ok();
-    // The picker asks for certificates only over the gateway's own TLS.
+    // The picker requires certificates only with the gateway's own TLS.
     let picker = settings.picker.listen.parse().ok();
     let picker = picker.filter(|_| !(asks_certificate && settings.picker.tls == "gateway"));
     let clients = [Some(listen), grpc].into_iter().flatten().filter(|_| !asks_certificate);
@@ -34,7 +34,7 @@ pub(crate) fn of_gateway(settings: &Settings, listen: SocketAddr) -> Option<Stri
     ))
 }
 
-/// Of a control service.
+/// Returns the warning of a control service.
 pub(crate) fn of_control(settings: &Settings) -> Option<String> {
     let has_keda = settings.planner.mode == "act" && settings.planner.actuator == "keda";
     let keda = settings.control.keda_listen.parse().ok().filter(|_| has_keda);
@@ -53,7 +53,7 @@ pub(crate) fn of_control(settings: &Settings) -> Option<String> {
     })
 }
 
-/// Of an open gateway whose listener for administrators is there.
+/// Returns the warning of a gateway without keys that has an administrators' listener.
 pub(crate) fn of_admin(settings: &Settings, place: Option<&Place>) -> Option<String> {
     let address = place?.address().filter(is_beyond_loopback)?;
     (!compose::is_closed(settings)).then(|| {
@@ -64,7 +64,7 @@ pub(crate) fn of_admin(settings: &Settings, place: Option<&Place>) -> Option<Str
     })
 }
 
-/// Of a gateway with peers and without the key that they show each other.
+/// Returns the warning of a gateway with peers and without their shared key.
 pub(crate) fn of_peers(settings: &Settings, has_key: bool) -> Option<String> {
     let is_local = |peer: &String| {
         let host = host_of(peer);
@@ -79,7 +79,7 @@ pub(crate) fn of_peers(settings: &Settings, has_key: bool) -> Option<String> {
     ))
 }
 
-/// Of a worker that listens on this address; with a key, or behind certificates, it asks.
+/// Returns the warning of a worker that listens on this address; none with a key or client certificates.
 pub(crate) fn of_worker(settings: &Settings, listen: SocketAddr, has_key: bool) -> Option<String> {
     let worker = &settings.worker;
     let mut said = Vec::new();
@@ -100,7 +100,7 @@ pub(crate) fn of_worker(settings: &Settings, listen: SocketAddr, has_key: bool) 
     (!said.is_empty()).then(|| said.join("; "))
 }
 
-/// Of a process that opens transports of its own: with a secret, strangers are not admitted.
+/// Returns the warning of a process with its own transports; a shared secret keeps out unknown peers.
 pub(crate) fn of_transfer(settings: &Settings, listen: SocketAddr, has_secret: bool) -> Option<String> {
     let open: Vec<String> = [listen, settings.rdma.listen]
         .iter()
@@ -116,7 +116,8 @@ pub(crate) fn of_transfer(settings: &Settings, listen: SocketAddr, has_secret: b
     })
 }
 
-/// Of a store. The Redis protocol is not listed: beyond loopback it does not start without a password.
+/// Returns the warning of a store. The Redis protocol is not included: beyond loopback it does not start
+/// without a password.
 pub(crate) fn of_store(settings: &Settings, has_secret: bool) -> Option<String> {
     let store = &settings.store;
     let mut said = Vec::new();

@@ -1,4 +1,4 @@
-//! `kvasir gateway`.
+//! `kvasir gateway`: runs the gateway process.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -68,7 +68,7 @@ pub(crate) fn run(
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        // A gateway of `serve` has no load balancer of its own to wait for.
+        // A gateway of `serve` has no load balancer in front of it.
         let unready_for = if common.supervised { Duration::ZERO } else { settings.drain.unready_for };
         let Signals { mut is_leaving, stop } =
             http::listen_for_stop(stop_source, settings.serve.drain, unready_for)?;
@@ -133,7 +133,7 @@ pub(crate) fn run(
             shard.ended().await?;
         }
         if let Some(serving) = administration {
-            // It ends with its drain time at the latest. A panic in there has been told.
+            // The task ends after the drain time at the latest. A panic in it has been logged.
             let _ended = serving.await;
         }
         for serving in grpc.into_iter().chain(picker) {
@@ -148,12 +148,12 @@ pub(crate) fn run(
         gateway.finish_traces().await;
         anyhow::Ok(())
     })?;
-    // Health tasks of workers may be asleep; the process does not wait for them.
+    // Workers' health tasks may be sleeping; the process does not wait for them.
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sends the gateway's metrics to a collector, if that is wanted.
+/// Sends the gateway's metrics to a collector, if `trace.metrics_interval` is set.
 fn metrics(
     settings: &Settings,
     gateway: &Arc<Gateway>,
@@ -168,7 +168,8 @@ fn metrics(
     Ok(Some(MetricsExporter::start(&config, interval, render)?))
 }
 
-/// The workers of these settings; an error when a start would refuse them, as far as they alone say it.
+/// Returns the workers of these settings, or an error if a start with them would fail, as far as the settings
+/// alone show it.
 fn could_start(
     settings: &Settings,
     given: &Workers,
@@ -193,7 +194,7 @@ fn grpc_address(settings: &Settings) -> Result<Option<SocketAddr>> {
     compose::some(&settings.gateway.grpc_listen).map(address).transpose()
 }
 
-/// Ports of the workers that are on this host.
+/// Returns the ports of the workers on this host.
 fn local_ports(workers: &[WorkerSpec]) -> Vec<u16> {
     let address = |worker: &WorkerSpec| {
         let (_, rest) = worker.url.split_once("://")?;
@@ -203,7 +204,7 @@ fn local_ports(workers: &[WorkerSpec]) -> Vec<u16> {
     local.map(|address| address.port()).collect()
 }
 
-/// Threads that serve requests.
+/// Returns the number of serving threads.
 fn threads(settings: &Settings) -> usize {
     match settings.gateway.threads {
         0 => process::available_cores(),
@@ -211,7 +212,7 @@ fn threads(settings: &Settings) -> usize {
     }
 }
 
-/// Starts the KServe gRPC service, if it is wanted.
+/// Starts the KServe gRPC service, if `gateway.grpc_listen` is set.
 async fn grpc(
     settings: &Settings,
     gateway: &Arc<Gateway>,
@@ -237,7 +238,7 @@ async fn grpc(
     Ok(Some(serving))
 }
 
-/// Where the endpoint picker listens, and its health service.
+/// Returns the addresses of the endpoint picker and of its health service.
 fn picker_addresses(settings: &Settings) -> Result<[Option<SocketAddr>; 2]> {
     let address = |key: &str, listen: &String| -> Result<Option<SocketAddr>> {
         let parse =
@@ -248,7 +249,7 @@ fn picker_addresses(settings: &Settings) -> Result<[Option<SocketAddr>; 2]> {
     Ok([address("picker.listen", &picker.listen)?, address("picker.health_listen", &picker.health_listen)?])
 }
 
-/// Starts the endpoint picker, if it is wanted.
+/// Starts the endpoint picker, if `picker.listen` is set.
 async fn picker(
     settings: &Settings,
     gateway: &Arc<Gateway>,
@@ -283,7 +284,7 @@ async fn picker(
     Ok(Some(serving))
 }
 
-/// On SIGHUP files are read again and the audit log is opened anew, as log rotation wants it.
+/// On SIGHUP, reads files again and reopens the audit log, as log rotation requires.
 fn hang_ups(gateway: Arc<Gateway>, live: Option<Arc<LiveConfig>>) -> Result<impl Future<Output = ()>> {
     let mut hang_up = signal(SignalKind::hangup())?;
     Ok(async move {
@@ -296,7 +297,7 @@ fn hang_ups(gateway: Arc<Gateway>, live: Option<Arc<LiveConfig>>) -> Result<impl
                     live.read();
                 }
             };
-            // A panic in there has been told.
+            // A panic in it has been logged.
             let _read = tokio::task::spawn_blocking(read).await;
         }
     })

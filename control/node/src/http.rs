@@ -1,4 +1,4 @@
-//! Listeners, the signals that end a server, and how long it may take then.
+//! Listeners, the signals that stop a server, and its shutdown deadline.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Connections that wait to be accepted, per listener; the kernel may allow fewer.
+/// Most connections that wait to be accepted, per listener; the kernel may allow fewer.
 const BACKLOG: u32 = 4096;
 
 /// Binds the address; the error names it.
@@ -21,8 +21,9 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
-/// Binds an address once for each of several threads: the kernel spreads connections over the listeners. The first binds
-/// alone, so that it fails when another process has the address, unless `takes_over`: then it joins one of the same user.
+/// Binds an address once for each of several threads: the kernel spreads connections over the listeners. The
+/// first listener binds alone, so that the call fails if another process has the address. With `takes_over`
+/// it shares the address with a process of the same user.
 pub(crate) fn bind_shared(
     address: SocketAddr,
     listeners: usize,
@@ -37,9 +38,9 @@ pub(crate) fn bind_shared(
         let first = socket()?;
         first.set_reuseport(takes_over)?;
         first.bind(address)?;
-        // From here on the others may join.
+        // The other listeners can bind from here on.
         first.set_reuseport(true)?;
-        // With port 0 the first has decided.
+        // The address with the actual port, if port 0 was given.
         let address = first.local_addr()?;
         let mut all = vec![first.listen(BACKLOG)?.into_std()?];
         for _ in 1..listeners {
@@ -53,28 +54,28 @@ pub(crate) fn bind_shared(
     bind().with_context(|| format!("cannot listen on {address}"))
 }
 
-/// When a server has to be over: `None` while nobody has told it to stop.
+/// Deadline by which a server must have ended; `None` until it is told to stop.
 pub(crate) type Stop = watch::Receiver<Option<Instant>>;
 
-/// A signal that ends a server.
+/// A signal that stops a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopSignal {
-    /// As SIGTERM.
+    /// Behaves like SIGTERM.
     Terminate,
-    /// As SIGINT.
+    /// Behaves like SIGINT.
     Interrupt,
 }
 
-/// Where the signals that end a server come from.
+/// Source of stop signals.
 #[derive(Debug)]
 pub enum StopSource {
     /// SIGTERM and SIGINT of this process.
     Process,
-    /// A caller that runs several servers in one process.
+    /// A channel from a caller that runs several servers in one process.
     Channel(mpsc::UnboundedReceiver<StopSignal>),
 }
 
-/// Stop signals that are listened to.
+/// Receiver of stop signals.
 enum StopListener {
     Process { terminate: Signal, interrupt: Signal },
     Channel(mpsc::UnboundedReceiver<StopSignal>),
@@ -99,30 +100,31 @@ impl StopListener {
             },
             Self::Channel(channel) => match channel.recv().await {
                 Some(signal) => signal,
-                // Every sender was dropped: no signal can come.
+                // Every sender was dropped, so no signal can arrive.
                 None => std::future::pending().await,
             },
         }
     }
 }
 
-/// What the signals say: first, perhaps, that no new requests are wanted, then when to be over.
+/// Shutdown state: whether load balancers should leave, and then the deadline.
 pub(crate) struct Signals {
     /// True from the first signal on.
     pub(crate) is_leaving: watch::Receiver<bool>,
     pub(crate) stop: Stop,
 }
 
-/// Listens to stop signals from now on: the first gives requests in flight `drain` to end, the second nothing. After
-/// SIGTERM alone the server goes on accepting for `unready_for`, so that load balancers can leave it first; a second signal
-/// within that time ends it, and a third one gives nothing.
+/// Starts to listen for stop signals: the first gives requests in flight `drain` to end, the second ends them
+/// at once. After a single SIGTERM the server continues to accept for `unready_for`, so that load balancers
+/// can leave first; a second signal within that time starts the drain, and a third one ends all requests at
+/// once.
 pub(crate) fn listen_for_stop(source: StopSource, drain: Duration, unready_for: Duration) -> Result<Signals> {
     let mut signals = StopListener::new(source)?;
     let (stop, stopped) = watch::channel(None);
     let (leave, is_leaving) = watch::channel(false);
     tokio::spawn(async move {
         let is_terminated = signals.recv().await == StopSignal::Terminate;
-        // Without a receiver there is nothing to be told.
+        // Without receivers the value is not needed.
         let _unheard = leave.send(true);
         if is_terminated && !unready_for.is_zero() {
             tokio::select! {
@@ -138,12 +140,12 @@ pub(crate) fn listen_for_stop(source: StopSource, drain: Duration, unready_for: 
     Ok(Signals { is_leaving, stop: stopped })
 }
 
-/// The signals of a server that no load balancer stands before.
+/// Listens for the stop signals of a server without a load balancer in front of it.
 pub(crate) fn stop_signals(source: StopSource, drain: Duration) -> Result<Stop> {
     Ok(listen_for_stop(source, drain, Duration::ZERO)?.stop)
 }
 
-/// Waits until everything has to be over.
+/// Waits until the deadline.
 pub(crate) async fn deadline(mut stop: Stop) {
     loop {
         let until = *stop.borrow_and_update();
@@ -160,7 +162,7 @@ pub(crate) async fn deadline(mut stop: Stop) {
     }
 }
 
-/// Serves until it is told to stop, then finishes what is in flight until it has to be over.
+/// Serves until `stop` has a deadline, then completes requests in flight until the deadline.
 pub(crate) async fn serve<L>(listener: L, router: Router, stop: Stop)
 where
     L: Listener<Addr = PeerAddr>,
@@ -168,7 +170,7 @@ where
     serve_with(listener, router, stop, ServeConfig::default()).await;
 }
 
-/// The same, with bounds of its own.
+/// Serves as [`serve`] does, with the given limits.
 pub(crate) async fn serve_with<L>(listener: L, router: Router, stop: Stop, config: ServeConfig)
 where
     L: Listener<Addr = PeerAddr>,
@@ -194,7 +196,7 @@ mod tests {
         (sender, signals.expect("a channel needs nothing of the system"))
     }
 
-    /// Time from now until everything has to be over, once the listener has heard what was sent.
+    /// Returns the time left until the deadline, once the listener has received the stop.
     async fn time_left(stop: &Stop) -> Option<Duration> {
         tokio::time::sleep(Duration::from_millis(1)).await;
         stop.borrow().map(|until| until.saturating_duration_since(Instant::now()))

@@ -1,4 +1,4 @@
-//! `kvasir inspect`.
+//! `kvasir inspect`: shows the contents of captures and of disk tier files.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -12,23 +12,25 @@ use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use tools_inspect::{audit, events};
 
-/// How long a disk may take for one answer.
+/// Longest time for one answer of a disk.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// What to look into.
+/// Objects that can be inspected.
 #[derive(Subcommand)]
 pub(crate) enum InspectCommand {
-    /// Each line of a capture of KV events, as it is understood.
+    /// Show each line of a capture of KV events as the parser reads it.
     Events {
         /// JSON lines with `payload_hex` or `frames_hex`; may be gzip.
         file: PathBuf,
     },
-    /// What lies in the files of a disk tier: blocks, damage, age, and how much was written. The tier must not be in use.
+    /// Show the contents of the files of a disk tier: blocks, damage, age, and bytes written. The tier must
+    /// not be in use.
     Segments {
-        /// The folder of the files (`disk_tier.path`, and the worker's folder in it).
+        /// Folder of the files (`disk_tier.path`, and the worker's folder in it).
         folder: PathBuf,
     },
-    /// Predicted against reported cached tokens: events and requests of live engines, replayed in time order.
+    /// Compare predicted with reported cached tokens: events and requests of live engines, replayed in time
+    /// order.
     Audit {
         /// JSON lines with `t`, `topic`, `seq` and `payload_hex`; may be gzip.
         events: PathBuf,

@@ -1,5 +1,6 @@
-//! Programs in the kernel (`[ebpf]`): attached here, counted here, gone with the process. Each is off unless asked for; one
-//! that was asked for and cannot be had says why and is done without, since none of them is needed.
+//! eBPF programs (`[ebpf]`): attachment and counters. The programs are detached when the process ends. Each
+//! is off by default; if a requested program cannot be attached, the reason is logged and the process
+//! continues without it, because none is required.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -14,12 +15,12 @@ use dataplane_ebpf::{
 use router_engines::exposition;
 use router_gateway::Gateway;
 
-/// How often the share of dropped connections follows the load.
+/// Interval at which the share of dropped connections is adjusted to the load.
 const OVERLOAD_PERIOD: Duration = Duration::from_millis(200);
-/// From this share of `gateway.requests_max` on, new connections are dropped in the kernel.
+/// Share of `gateway.requests_max` from which on new connections are dropped in the kernel.
 const OVERLOAD_FROM: f64 = 0.9;
 
-/// What is attached. Dropping it detaches everything.
+/// The attached programs. Dropping this value detaches all of them.
 pub(crate) struct KernelPrograms {
     redirect: Option<Redirect>,
     admission: Option<Mutex<Admission>>,
@@ -40,8 +41,9 @@ fn or_off<T>(name: &str, attached: Result<T, Off>) -> Option<T> {
 }
 
 impl KernelPrograms {
-    /// Attaches what `[ebpf]` asks for. `own_ports` are judged by admission, `local_ports` are short-circuited. An error
-    /// when admission is asked for and cannot be had: who may connect is not left open by accident.
+    /// Attaches the programs of `[ebpf]`. Admission filters `own_ports`; redirection short-circuits
+    /// `local_ports`. Returns an error if admission is requested and cannot be attached, so that the ports
+    /// are not left open by accident.
     pub(crate) fn attach(
         settings: &Settings,
         own_ports: &[u16],
@@ -70,7 +72,7 @@ impl KernelPrograms {
         Ok(Self { redirect: redirect.flatten(), admission, latency: latency.flatten() })
     }
 
-    /// Appends the counters.
+    /// Appends the counters in the format of `/metrics`.
     fn render(&self, out: &mut String) {
         if let Some(counters) = self.redirect.as_ref().and_then(|redirect| redirect.counters().ok()) {
             let series = [
@@ -125,8 +127,8 @@ impl KernelPrograms {
         }
     }
 
-    /// Shows the counters in the gateway's metrics, and drops up to `overload_max` percent of new connections in the
-    /// kernel while it is nearly full.
+    /// Adds the counters to the gateway's metrics, and drops up to `overload_max` percent of new connections
+    /// in the kernel while the gateway is nearly full.
     pub(crate) fn serve(self, gateway: &Arc<Gateway>, requests_max: usize, overload_max: u32) {
         let programs = Arc::new(self);
         let shown = Arc::clone(&programs);
@@ -162,7 +164,7 @@ fn admission_config(settings: &Settings, own_ports: &[u16]) -> anyhow::Result<Ad
     })
 }
 
-/// The share of new connections to drop, in percent, when so much of the room is taken.
+/// Returns the share of new connections to drop, in percent, for `inside` of `requests_max` requests.
 fn overload_percent(inside: usize, requests_max: usize) -> u32 {
     let taken = inside as f64 / requests_max.max(1) as f64;
     let over = (taken - OVERLOAD_FROM) / (1.0 - OVERLOAD_FROM);
@@ -185,14 +187,14 @@ async fn follow_load(
         }
         let admission = programs.admission.as_ref().and_then(|admission| admission.lock().ok());
         match admission.map(|mut admission| admission.set_overload(percent)) {
-            // Tried again with the next look.
+            // Retried in the next period.
             Some(Err(error)) => tracing::warn!("ebpf: the overload level cannot be set: {error}"),
             _ => present = percent,
         }
     }
 }
 
-/// A count since the start.
+/// Appends a counter without labels.
 fn plain(out: &mut String, name: &str, help: &str, value: u64) {
     exposition::metric(out, &format!("kvasir_kernel_{name}"), help, value);
 }

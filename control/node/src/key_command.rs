@@ -1,4 +1,4 @@
-//! `kvasir key`: keys of clients.
+//! `kvasir key`: manages keys of clients.
 
 use std::process::ExitCode;
 
@@ -7,14 +7,14 @@ use clap::Subcommand;
 
 #[derive(Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make a key: shown once, and the lines for the keys file, which holds its digest alone.
+    /// Create a key. The key is shown once, with the lines for the keys file, which holds only its digest.
     New {
         /// Name of the key, for logs and limits.
         name: String,
-        /// Whose it is.
+        /// Tenant that the key belongs to.
         #[arg(long, default_value = "default")]
         tenant: String,
-        /// It may ask about the gateway itself: status, metrics, decisions.
+        /// Allow the key to query the gateway itself: status, metrics, decisions.
         #[arg(long)]
         admin: bool,
     },

@@ -64,16 +64,16 @@ struct Cli {
 
 #[derive(Args, Clone)]
 struct Common {
-    /// The configuration file; without one, the defaults hold.
+    /// The configuration file. Without a file, the defaults apply.
     #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What to log: error, warn, info, debug, or per module as in `info,router_events=debug`.
+    /// Log level: error, warn, info, debug, or per module as in `info,router_events=debug`.
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     log: String,
-    /// How to log: as text, or one JSON object a line.
+    /// Log format: text, or one JSON object per line.
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
     log_format: LogFormat,
-    /// Stop when the parent process is gone (set by `serve` for its children).
+    /// Stop when the parent process has exited (set by `serve` for its children).
     #[arg(long, hide = true)]
     supervised: bool,
     /// Run on these cores only, as in `0-3,8`.
@@ -81,22 +81,22 @@ struct Common {
     cores: Option<String>,
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// For machines.
+    /// One JSON object per line.
     Json,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run everything on this machine: a gateway, prefill and decode workers.
+    /// Run a gateway and prefill and decode workers on this machine.
     Serve {
         #[command(flatten)]
         common: Common,
-        /// Where the gateway listens (default: `gateway.listen` of the configuration).
+        /// Address of the gateway (default: `gateway.listen` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
     },
@@ -104,10 +104,11 @@ enum Command {
     Gateway {
         #[command(flatten)]
         common: Common,
-        /// Where it listens.
+        /// Address of the gateway (default: `gateway.listen` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
-        /// A second listener without encryption (set by `serve`, which asks it how the gateway is).
+        /// Address of a second listener without encryption (set by `serve`, which queries the gateway's
+        /// status on it).
         #[arg(long, hide = true, value_name = "IP:PORT")]
         aside: Option<SocketAddr>,
         #[command(flatten)]
@@ -119,52 +120,54 @@ enum Command {
     Worker {
         #[command(flatten)]
         common: Common,
-        /// What it does.
+        /// Phases that the worker computes.
         #[arg(long, value_enum)]
         role: Role,
-        /// Where its HTTP surface listens.
+        /// Address of the worker's HTTP API (default: `worker.listen` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
         /// Threads for matrix products (default: `engine.threads` of the configuration).
         #[arg(long)]
         threads: Option<usize>,
-        /// Its name among workers with the same configuration, for its folder of the disk tier (set by `serve`).
+        /// Name of the worker among workers with the same configuration, for its folder of the disk tier (set
+        /// by `serve`).
         #[arg(long, hide = true)]
         instance: Option<String>,
     },
     /// Plan how many workers there should be behind running gateways.
     Control(control_role::ControlArgs),
-    /// How many workers a demand needs, and why.
+    /// Show how many workers a demand needs, and why.
     Plan {
         #[command(subcommand)]
         command: plan_command::PlanCommand,
     },
-    /// Measure a running engine, and print the `[planner]` values that it is planned with.
+    /// Measure a running engine, and print the `[planner]` values for it.
     Profile(profile_command::ProfileArgs),
-    /// Describe a model with its workers once, and run it anywhere.
+    /// Deploy a model and its workers from one description.
     Deploy {
         #[command(subcommand)]
         command: deploy_command::DeployCommand,
     },
-    /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory and disk.
+    /// Store blocks for workers on other nodes: a pool of host memory over the data plane, and the Redis
+    /// protocol over memory and disk.
     Store {
         #[command(flatten)]
         common: Common,
-        /// Where `/metrics` and `/health` are (default: `store.http` of the configuration).
+        /// Address of `/metrics` and `/health` (default: `store.http` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
     },
-    /// Run mock engines: no model, simulated time, the contract of a real engine.
+    /// Run mock engines with simulated time and without a model, which behave like real engines.
     Mock(mock_command::MockArgs),
     /// Watch a gateway in the terminal.
     Top(top_command::TopArgs),
     /// Show the workers of a running gateway, add or remove one.
     Workers(workers_command::WorkersArgs),
-    /// Give a worker no new requests; those that it has go on.
+    /// Drain a worker: it gets no new requests, and its running requests continue.
     Drain(workers_command::DrainArgs),
-    /// Put an engine into etcd while it answers, so that gateways find it.
+    /// Register an engine in etcd while it answers, so that gateways find it.
     Register(register_command::RegisterArgs),
-    /// Keys of clients.
+    /// Manage keys of clients.
     Key {
         #[command(subcommand)]
         command: key_command::KeyCommand,
@@ -174,13 +177,14 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Show what this machine offers and what Kvasir will use of it.
+    /// Show what this machine offers and which parts Kvasir will use.
     Doctor(doctor::DoctorArgs),
-    /// Show which way bytes take between two places, and why: `kvasir explain-path gpu0 node2:gpu0`.
+    /// Show the path that bytes take between two endpoints, and the reason: `kvasir explain-path gpu0
+    /// node2:gpu0`.
     ExplainPath(path_command::PathArgs),
-    /// Microbenchmarks.
+    /// Run microbenchmarks.
     Bench(bench::BenchArgs),
-    /// Look into captures of engines.
+    /// Inspect captures of engines.
     Inspect {
         #[command(subcommand)]
         command: inspect_command::InspectCommand,
@@ -191,23 +195,23 @@ enum Command {
 
 #[derive(Subcommand)]
 enum ConfigCommand {
-    /// Check a file; every problem is listed with its line.
+    /// Check a configuration file. Every problem is listed with its line.
     Check {
-        /// The file.
+        /// The configuration file.
         #[arg(env = "KVASIR_CONFIG")]
         file: PathBuf,
-        /// Look also at what it names: files, folders, permissions, room on disks.
+        /// Also check what the file names: files, folders, permissions, free space on disks.
         #[arg(long)]
         deep: bool,
     },
-    /// Explain a key or a section, for example `router.temperature`; without a name, all.
+    /// Explain a key or a section, for example `router.temperature`. Without a name, explain all.
     Explain {
         /// `section` or `section.key`.
         name: Option<String>,
     },
-    /// Print what is generated from the declarations.
+    /// Print a document generated from the declarations of the keys.
     Schema {
-        /// In which form.
+        /// Format of the document.
         #[arg(long, value_enum, default_value = "json")]
         format: SchemaFormat,
     },
@@ -223,14 +227,14 @@ enum SchemaFormat {
     Example,
 }
 
-/// What a worker does.
+/// Phases that a worker computes.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// Computes prompts and sends their blocks to decode workers.
+    /// Prefills prompts and sends their blocks to decode workers.
     Prefill,
-    /// Generates tokens; computes short prompts itself.
+    /// Decodes; prefills only short prompts itself.
     Decode,
-    /// Computes and generates; never fetches.
+    /// Prefills and decodes; never fetches blocks from another worker.
     Both,
 }
 
@@ -244,13 +248,14 @@ impl Role {
     }
 }
 
-/// Runs a command line, the program's name first, to its end. A command line with mistakes, `--help` and `--version` end the process.
+/// Runs a command line, whose first argument is the program's name. An invalid command line, `--help` and
+/// `--version` end the process.
 pub fn run<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
     run_with_stop_source(arguments, StopSource::Process)
 }
 
-/// Runs a command line as [`run`] does. A gateway, a worker, a store and a control service take their stop signals from this
-/// source; other commands have no use for it.
+/// Runs a command line as [`run`] does. A gateway, a worker, a store and a control service take their stop
+/// signals from `stop_source`; other commands ignore it.
 pub fn run_with_stop_source<A: Into<OsString> + Clone>(
     arguments: impl IntoIterator<Item = A>,
     stop_source: StopSource,

@@ -1,9 +1,10 @@
-//! The configuration of a running gateway: when its file has changed, live keys are put in force, and what waits for the
-//! next start is said. A file with mistakes, or with which the gateway could not start, changes nothing, and is told.
+//! Configuration of a running gateway. When its file changes, live keys take effect, and the keys that wait
+//! for the next start are logged. A file with mistakes, or with which the gateway could not start, is logged
+//! and has no effect.
 //!
-//! The file is looked at every second and read once it has stayed as it is for a look; on SIGHUP it is read at once. One
-//! that changes while it is read, or is empty, is being written: it is left for the next look. Not on the way of any
-//! request.
+//! The file is polled every second and read once it is unchanged between two polls; on SIGHUP it is read at
+//! once. A file that changes while it is read, or is empty, is still being written and is left for the next
+//! poll. No request waits for this.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,17 +20,17 @@ use crate::{compose, process};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What tells two states of a file apart: device, inode, size, time of the last change in seconds and nanoseconds. Links on
-/// the way are followed.
+/// Fingerprint of a file's state: device, inode, size, time of the last change in seconds and nanoseconds.
+/// Symbolic links are followed.
 type Stamp = [i64; 5];
 
-/// `None`: there is no file, or nothing in it.
+/// Returns `None` if there is no file or it is empty.
 fn stamp(path: &Path) -> Option<Stamp> {
     let found = std::fs::metadata(path).ok().filter(|found| found.size() > 0)?;
     Some([found.dev() as i64, found.ino() as i64, found.size() as i64, found.mtime(), found.mtime_nsec()])
 }
 
-/// The workers of a file, or what a start would refuse beyond the file's own mistakes.
+/// Returns the workers of a file, or the error with which a start would fail beyond the file's own mistakes.
 pub(crate) type Check = Box<dyn Fn(&Settings) -> Result<Vec<WorkerSpec>> + Send + Sync>;
 
 /// Watches the configuration file of a gateway and applies its live keys.
@@ -38,21 +39,21 @@ pub(crate) struct LiveConfig {
     is_supervised: bool,
     check: Check,
     gateway: Arc<Gateway>,
-    /// As the process was started.
+    /// Settings with which the process was started.
     started: Settings,
     seen: Mutex<Seen>,
 }
 
 struct Seen {
-    /// As the file was when it was taken last.
+    /// Settings that were last accepted from the file.
     settings: Settings,
-    /// The file that was read last, whether it was taken or not.
+    /// State of the file that was last read, whether accepted or not.
     read: Option<Stamp>,
     is_refused: bool,
 }
 
 impl LiveConfig {
-    /// For a gateway that was started with these settings, which came from that file.
+    /// Creates the watcher of a gateway that was started with the settings of this file.
     pub(crate) fn new(
         path: PathBuf,
         is_supervised: bool,
@@ -60,19 +61,20 @@ impl LiveConfig {
         check: Check,
         gateway: Arc<Gateway>,
     ) -> Self {
-        // No stamp: what was changed while the gateway was starting is read at the first look.
+        // Without a stamp the first poll reads the file, including changes made while the gateway was
+        // starting.
         let seen = Seen { settings: started.clone(), read: None, is_refused: false };
         Self { path, is_supervised, check, gateway, started, seen: Mutex::new(seen) }
     }
 
-    /// Reads the file whenever it has changed. Without end.
+    /// Reads the file whenever it has changed. Never returns.
     pub(crate) async fn watch(self: Arc<Self>) {
         let mut last = None;
         loop {
             let now = stamp(&self.path);
             if now.is_some() && now == last && now != self.seen().read {
                 let this = Arc::clone(&self);
-                // A panic in there has been told.
+                // A panic in it has been logged.
                 let _read = tokio::task::spawn_blocking(move || this.read()).await;
             }
             last = now;
@@ -81,11 +83,11 @@ impl LiveConfig {
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
-        // After a panic it is as it was before that file, which is then compared once more.
+        // A panic leaves the state from before that file; the file is then compared again.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the file and puts in force what can be. Blocking.
+    /// Reads the file and applies its live keys. Blocking.
     pub(crate) fn read(&self) {
         let mut seen = self.seen();
         let before = stamp(&self.path);
@@ -102,8 +104,8 @@ impl LiveConfig {
         }
     }
 
-    /// The workers of a file whose pools this gateway has, and as they were those of pools that are no longer in the file:
-    /// pools come and go with the next start.
+    /// Returns the file's workers of the pools that this gateway has, plus the present workers of pools that
+    /// the file no longer has: pools are added and removed only at the next start.
     fn workers_in_force(&self, mut workers: Vec<WorkerSpec>, new: &Settings) -> Vec<WorkerSpec> {
         let fleet = self.gateway.fleet();
         workers.retain(|worker| fleet.pool(&worker.pool).is_some());
@@ -158,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// The settings in which one key has another value than its default; `None` when none of these fits.
+    /// Returns settings in which one key differs from its default; `None` if no candidate value fits.
     fn with_another(section: &str, key: &str, schema: &serde_json::Value) -> Option<Settings> {
         let words = schema["enum"].as_array().into_iter().flatten().map(ToString::to_string);
         let plain =
@@ -168,7 +170,7 @@ mod tests {
         settings.into_iter().find(|settings| !changes(&Settings::default(), settings).is_empty())
     }
 
-    /// A key that is declared live and not put in force would be told as in force.
+    /// A key that is declared live but not applied would be reported as in force.
     #[test]
     fn live_keys_are_those_that_are_put_in_force() {
         let in_force = |settings: &Settings| {
@@ -178,7 +180,7 @@ mod tests {
         let (schema, default) = (json_schema(), in_force(&Settings::default()));
         let (mut live, mut tried) = (0, 0);
         for (section, described) in schema["properties"].as_object().expect("sections") {
-            // Those of pools are in tables of which there may be several.
+            // The keys of pools are in tables that may be repeated.
             let Some(keys) = described["properties"].as_object() else { continue };
             for (key, schema) in keys {
                 let Some(settings) = with_another(section, key, schema) else { continue };

@@ -1,4 +1,4 @@
-//! What the memory goes to, as a sum that can be checked.
+//! Memory plan of a node: each pool, and the sum.
 
 use anyhow::Result;
 use control_config::{Bytes, Settings};
@@ -13,7 +13,7 @@ struct Line {
     bytes: u64,
 }
 
-/// The plan of `workers` worker processes, one line for each pool, and the sum.
+/// Returns the plan of `workers` worker processes, one line for each pool, and the sum.
 pub(crate) fn render(settings: &Settings, workers: u64) -> Result<String> {
     let model = compose::model_config(settings)?;
     let layout = KvPool::layout_of(&model, settings.engine.block_tokens as usize)?;

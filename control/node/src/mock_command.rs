@@ -1,4 +1,4 @@
-//! `kvasir mock`: engines without a model, to try and to measure gateways with.
+//! `kvasir mock`: engines without a model, for tests and measurements of gateways.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,19 +18,19 @@ enum DialectName {
 
 #[derive(Args)]
 pub(crate) struct MockArgs {
-    /// How many workers.
+    /// Number of workers.
     #[arg(long, default_value_t = 1)]
     workers: u16,
-    /// Where the first listens; the others follow on the next ports (0 lets the system choose them all).
+    /// Address of the first worker; the others use the following ports (0 lets the system choose all ports).
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
-    /// Whose surface they speak.
+    /// Engine whose API the workers imitate.
     #[arg(long, value_enum, default_value = "vllm")]
     dialect: DialectName,
-    /// What they do.
+    /// Phases that the workers compute.
     #[arg(long, value_enum, default_value = "both")]
     role: crate::Role,
-    /// With the surface of vLLM with KvasirConnector: where they hand blocks over is in their metrics.
+    /// Imitate vLLM with KvasirConnector: the workers report their hand-off address in their metrics.
     #[arg(long)]
     kvasir_connector: bool,
     /// Name of the model.
@@ -51,28 +51,29 @@ pub(crate) struct MockArgs {
     /// Publish KV events.
     #[arg(long)]
     events: bool,
-    /// Prompt tokens computed in a second; 0 is without end, and with `--step-ms 0` answers come at once.
+    /// Prompt tokens computed per second. 0: unlimited; with `--step-ms 0`, answers then come at once.
     #[arg(long, default_value_t = 0.0)]
     prefill_rate: f64,
-    /// Milliseconds of a step.
+    /// Time of a step, in milliseconds.
     #[arg(long, default_value_t = 0.0)]
     step_ms: f64,
-    /// Microseconds that a running request adds to a step.
+    /// Time that each running request adds to a step, in microseconds.
     #[arg(long, default_value_t = 0.0)]
     request_us: f64,
-    /// Microseconds that a token of KV adds to a step.
+    /// Time that each token of KV cache adds to a step, in microseconds.
     #[arg(long, default_value_t = 0.0)]
     kv_token_us: f64,
-    /// Microseconds of a prompt for the square of its tokens.
+    /// Time that a prompt adds to a step for the square of its token count, in microseconds.
     #[arg(long, default_value_t = 0.0)]
     prompt_square_us: f64,
-    /// Can be put to sleep, and takes so many milliseconds to wake.
+    /// Support sleep, and take this time to wake, in milliseconds.
     #[arg(long, value_name = "MILLISECONDS")]
     wake_ms: Option<u64>,
-    /// A fault from the start, as `POST /mock/faults` takes it; may be given several times.
+    /// A fault that is active from the start, in the format of `POST /mock/faults`. May be given several
+    /// times.
     #[arg(long = "fault", value_name = "JSON")]
     faults: Vec<String>,
-    /// Seed of the draws.
+    /// Random seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }

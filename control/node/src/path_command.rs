@@ -1,4 +1,4 @@
-//! `kvasir explain-path A B`: which way bytes take between two places, and why.
+//! `kvasir explain-path A B`: the path that bytes take between two endpoints, and the reason for it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,33 +12,35 @@ use dataplane_topology::{Needs, NodeDescription, Place, Topology, Transports, re
 
 use crate::compose;
 
-/// Two places: `gpu0`, `0000:17:00.0`, `host`, `host:1` (a NUMA node), `mlx5_0`, or on a described node `node2:gpu0`.
+/// Two endpoints: `gpu0`, `0000:17:00.0`, `host`, `host:1` (a NUMA node), `mlx5_0`, or `node2:gpu0` on a
+/// described node.
 #[derive(Args)]
 pub(crate) struct PathArgs {
-    /// The configuration; without one, the defaults.
+    /// The configuration file. Without a file, the defaults apply.
     #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where the bytes are, on this node.
+    /// Source endpoint, on this node.
     from: String,
-    /// Where they shall go.
+    /// Destination endpoint.
     to: String,
-    /// What another node says of itself: the output of `kvasir doctor --describe` there. May be given several times.
+    /// Description of another node: the output of `kvasir doctor --describe` there. May be given several
+    /// times.
     #[arg(long = "node", value_name = "FILE")]
     nodes: Vec<PathBuf>,
-    /// Also draw the machine with the chosen way.
+    /// Also draw the machine with the chosen path, as SVG.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// Time to a peer and back within a cluster.
+/// Round-trip time to a peer within a cluster.
 const ROUND_TRIP: Duration = Duration::from_micros(200);
 
-/// The settings that a look at the machine goes by.
+/// Reads the settings, or takes the defaults without a file.
 pub(crate) fn settings(config: Option<&Path>) -> Result<Settings> {
     Ok(config.map(control_config::load).transpose()?.unwrap_or_default())
 }
 
-/// This machine, as a node with these settings shares it: by the folder of its sockets.
+/// Reads the topology of this machine, with the identity of the socket folder that shared memory uses.
 pub(crate) fn topology(settings: &Settings) -> Topology {
     let mut topology = Topology::read(Path::new("/"));
     let folder = compose::socket_folder(settings).display().to_string();
@@ -46,13 +48,13 @@ pub(crate) fn topology(settings: &Settings) -> Topology {
     topology
 }
 
-/// What a node with these settings needs of its links and memory.
+/// Returns the requirements of a node with these settings on its links and memory.
 pub(crate) fn needs(settings: &Settings) -> Needs {
     let slab_bytes = compose::slab_bytes(settings).unwrap_or(Needs::default().slab_bytes);
     Needs { slab_bytes, round_trip: ROUND_TRIP }
 }
 
-/// What this node tells others of itself.
+/// Returns the description of this node for other nodes.
 pub(crate) fn describe(settings: &Settings) -> String {
     let tcp = settings.transfer.listen.ip();
     let is_reachable = !tcp.is_loopback() && !tcp.is_unspecified();

@@ -1,5 +1,5 @@
-//! `kvasir plan`: how many workers a demand needs, how scaling laws would have served it, and why a running planner wants
-//! what it wants.
+//! `kvasir plan`: sizes a fleet for a demand, replays demand through scaling laws, and explains the decisions
+//! of a running planner.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use crate::{planning, process};
 
 #[derive(Subcommand)]
 pub(crate) enum PlanCommand {
-    /// Show what the planner of a running gateway wants, and why.
+    /// Show the decisions of a running gateway's planner, and the reasons.
     Explain {
         /// The gateway, as HOST:PORT or https://HOST:PORT.
         #[arg(default_value = "127.0.0.1:8000")]
@@ -28,24 +28,25 @@ pub(crate) enum PlanCommand {
         #[command(flatten)]
         credentials: Credentials,
     },
-    /// Recorded demand through scaling laws, simulated: the headroom is chosen on the first half, laws are judged on the
-    /// second.
+    /// Replay recorded demand through scaling laws in simulation: the headroom is chosen on the first half of
+    /// the trace, the laws are compared on the second half.
     Replay(ReplayArgs),
-    /// How many workers a demand needs, each doing both phases or one.
+    /// Show how many workers a demand needs, with combined workers and with separate prefill and decode
+    /// workers.
     Size(SizeArgs),
 }
 
-/// Service level of the fleet; step times, limits and `down_after` are those of `[planner]`. A replay knows no seasons, and
-/// clears what waits in a minute.
+/// Service level of the fleet; step times, limits and `down_after` come from `[planner]`. A replay uses no
+/// seasons, and clears queued requests within one minute.
 #[derive(Args)]
 struct FleetArgs {
-    /// The configuration file; without one, the defaults hold.
+    /// The configuration file. Without a file, the defaults apply.
     #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Seconds to the first token (default: `planner.ttft`).
+    /// Time to first token, in seconds (default: `planner.ttft`).
     #[arg(long, value_name = "SECONDS")]
     ttft: Option<f64>,
-    /// Mean seconds between tokens (default: `planner.itl`).
+    /// Mean inter-token latency, in seconds (default: `planner.itl`).
     #[arg(long, value_name = "SECONDS")]
     itl: Option<f64>,
 }
@@ -54,22 +55,22 @@ struct FleetArgs {
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     fleet: FleetArgs,
-    /// The trace: Mooncake's JSON lines, or Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`.
+    /// Trace file: Mooncake's JSON lines, or Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Workers at least (default: `planner.decode_min`).
+    /// Fewest workers (default: `planner.decode_min`).
     #[arg(long)]
     min: Option<u32>,
-    /// Workers at most (default: `planner.decode_max`).
+    /// Most workers (default: `planner.decode_max`).
     #[arg(long)]
     max: Option<u32>,
     /// Seconds that a worker takes to start (default: `planner.start_time`).
     #[arg(long, value_name = "SECONDS")]
     start_time: Option<f64>,
-    /// How many times as fast as recorded the trace runs.
+    /// Factor by which the trace runs faster than recorded.
     #[arg(long, default_value_t = 1.0)]
     speedup: f64,
-    /// Where to draw attainment over workers, as SVG.
+    /// Path of an SVG plot of attainment over workers.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -78,10 +79,10 @@ pub(crate) struct ReplayArgs {
 pub(crate) struct SizeArgs {
     #[command(flatten)]
     fleet: FleetArgs,
-    /// The trace: Mooncake's JSON lines, or Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`.
+    /// Trace file: Mooncake's JSON lines, or Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "output", "rate"])]
     trace: Option<PathBuf>,
-    /// Prompt tokens of a request, where no trace is given.
+    /// Prompt tokens of a request, if no trace is given.
     #[arg(long, default_value_t = 4000.0)]
     prompt: f64,
     /// Tokens of an answer.
@@ -137,7 +138,7 @@ fn explain(gateway: &str, credentials: &Credentials) -> Result<ExitCode> {
 }
 
 impl FleetArgs {
-    /// The planner's settings, the engine, and the service level.
+    /// Returns the planner's settings, the engine and the service level.
     fn read(&self) -> Result<(control_config::PlannerSettings, Engine, ServiceLevel)> {
         let settings = process::read(self.config.as_deref(), false)?.planner;
         let level = planning::level(&settings);
@@ -152,7 +153,7 @@ impl FleetArgs {
     }
 }
 
-/// Reads a trace; Azure's begin with their headings.
+/// Reads a trace. Azure's traces begin with a header line.
 fn read_trace(path: &Path, speedup: f64) -> Result<Vec<Request>> {
     ensure!(speedup.is_finite() && speedup > 0.0, "--speedup must be above 0");
     let head = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -238,8 +239,8 @@ fn replay(arguments: &ReplayArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How far the planner's rate of the last seconds is from the demand of the next ones, beside a rate of five minutes, which
-/// knows steady demand better and a step later.
+/// Prints the error of the planner's forecast, which takes the rate of the last seconds for the next seconds,
+/// and that of a rate over five minutes, which is better for steady demand and slower after a step.
 fn print_forecast_errors(requests: &[Request]) {
     let arrivals: Vec<f64> = requests.iter().map(|request| request.at).collect();
     println!("demand of the next seconds, forecast by a rate of the last ones; errors over demand (WAPE):");
@@ -253,7 +254,7 @@ fn print_forecast_errors(requests: &[Request]) {
 }
 
 fn size(arguments: &SizeArgs) -> Result<ExitCode> {
-    /// The busiest stretch of a trace is looked for in windows of so many seconds.
+    /// Window in which the busiest part of a trace is searched, in seconds.
     const WINDOW: f64 = 60.0;
     let (settings, engine, level) = arguments.fleet.read()?;
     let requests = match &arguments.trace {
@@ -307,7 +308,7 @@ fn size(arguments: &SizeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Requests per second of the busiest window.
+/// Returns the requests per second of the busiest window.
 fn busiest(requests: &[Request], window: f64) -> f64 {
     let most = requests
         .iter()
@@ -316,7 +317,8 @@ fn busiest(requests: &[Request], window: f64) -> f64 {
     most.max().unwrap_or(0) as f64 / window
 }
 
-/// Tokens of one user and of a worker by batch: a decode worker at the middle of its answers.
+/// Prints tokens per second of one user and of a worker by batch size, for a decode worker halfway through
+/// its answers.
 fn pareto(engine: &Engine, lengths: &[Lengths]) {
     let mean = |of: fn(&Lengths) -> f64| lengths.iter().map(of).sum::<f64>() / lengths.len() as f64;
     let context = mean(|lengths| lengths.prompt) + mean(|lengths| lengths.output) / 2.0;

@@ -1,4 +1,4 @@
-//! What a process does to itself before it starts threads: logging, cores, and the tie to its parent.
+//! Process set-up before threads are started: logging, cores, and the link to the parent process.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{Common, LogFormat};
 
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Sets the process up and reads its settings.
+/// Sets up the process and reads its settings.
 pub(crate) fn start(common: &Common) -> Result<Settings> {
     let filter = log_filter(&common.log).with_context(|| format!("--log {:?}", common.log))?;
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -20,7 +20,7 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
         .with_env_filter(filter)
         .with_ansi(!is_plain && std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    // A subscriber that is set already is kept: a simulation runs several nodes in one process.
+    // A subscriber that is already set is kept: a simulation runs several nodes in one process.
     let _kept = match common.log_format {
         LogFormat::Text => log.try_init(),
         LogFormat::Json => log.json().try_init(),
@@ -36,11 +36,11 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
     Ok(read(common.config.as_deref(), common.supervised)?)
 }
 
-/// The settings of a file, or the defaults.
+/// Returns the settings of a file, or the defaults.
 pub(crate) fn read(path: Option<&Path>, is_supervised: bool) -> Result<Settings, ConfigError> {
     let mut settings = path.map_or_else(|| Ok(Settings::default()), control_config::load)?;
     if is_supervised {
-        // One file for several workers of one machine: each takes ports of its own.
+        // Several workers of one machine share one file: each gets its own ports.
         for address in [
             &mut settings.worker.events,
             &mut settings.worker.replay,
@@ -53,7 +53,7 @@ pub(crate) fn read(path: Option<&Path>, is_supervised: bool) -> Result<Settings,
     Ok(settings)
 }
 
-/// The filter that `--log` describes. A word that is no level would be taken for a module's name and silence everything
+/// Parses the filter of `--log`. An unknown level would be taken for a module name and silence everything
 /// else, so a bare word must be a level.
 fn log_filter(text: &str) -> Result<EnvFilter> {
     for directive in text.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
@@ -65,7 +65,7 @@ fn log_filter(text: &str) -> Result<EnvFilter> {
     Ok(EnvFilter::try_new(text)?)
 }
 
-/// Number of cores that this process may use.
+/// Returns the number of cores that this process may use.
 pub(crate) fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -1,7 +1,8 @@
-//! `kvasir profile`: measures a running engine, and writes the `[planner]` values that it is planned with.
+//! `kvasir profile`: measures a running engine, and writes the `[planner]` values for it.
 //!
-//! Prompts of random words, of which nothing is cached, one at a time, for times to the first token; then several answers side by
-//! side, with short and long prompts, for times between tokens. Other requests at the same time spoil it.
+//! First, prompts of random words, of which nothing is cached, run one at a time to measure times to first
+//! token; then several requests run concurrently, with short and long prompts, to measure inter-token
+//! latencies. Other requests at the same time distort the results.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,11 +23,11 @@ use serde_json::{Value, json};
 
 use crate::secret;
 
-/// Tokens of the prompts, one at a time: what a step of most engines takes at once.
+/// Tokens of the prompts that run one at a time: within the tokens that most engines compute in one step.
 const PROMPTS: [usize; 6] = [256, 512, 1024, 2048, 4096, 8000];
-/// Each is measured so many times; the least counts, for nothing makes an engine faster than it is.
+/// Measurements of each prompt; the smallest is used, because disturbances only add time.
 const REPEATS: usize = 4;
-/// Requests side by side, and tokens of each one's prompt.
+/// Concurrent requests, and tokens of the prompt of each.
 const LOADS: [(usize, usize); 6] = [(1, 128), (8, 128), (32, 128), (4, 4000), (16, 2000), (32, 4000)];
 /// Tokens of each answer.
 const ANSWER: usize = 96;
@@ -35,12 +36,12 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Args)]
 pub(crate) struct ProfileArgs {
-    /// The engine, as http://HOST:PORT. It should have nothing else to do.
+    /// The engine, as http://HOST:PORT. It should have no other requests.
     engine: String,
     /// Model to measure, if the engine serves several.
     #[arg(long)]
     model: Option<String>,
-    /// Write the values into this file as well.
+    /// Also write the values into this file.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -97,12 +98,12 @@ async fn profile(arguments: &ProfileArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Another one for each run, so that nothing of an earlier run is cached.
+/// Returns a different seed for each run, so that no prompt of an earlier run is cached.
 fn seed() -> u64 {
     router_gateway::random_number()
 }
 
-/// The values in the form of `kvasir.toml`.
+/// Formats the values as in `kvasir.toml`.
 fn settings(arguments: &ProfileArgs, measured: &MeasuredEngine, kv_tokens: usize) -> String {
     let step = &measured.step;
     let [prompts, decodes] = measured.errors.map(|error| error * 100.0);
@@ -120,7 +121,7 @@ fn settings(arguments: &ProfileArgs, measured: &MeasuredEngine, kv_tokens: usize
         ("step_per_prompt_square_us", step.per_prompt_square),
     ];
     for (name, seconds) in terms {
-        // Six digits are more than was measured.
+        // Six digits exceed the precision of the measurement.
         let micros = format!("{:.6}", seconds * 1e6);
         let micros = micros.trim_end_matches('0');
         let whole = if micros.ends_with('.') { "0" } else { "" };
@@ -132,27 +133,27 @@ fn settings(arguments: &ProfileArgs, measured: &MeasuredEngine, kv_tokens: usize
     text
 }
 
-/// One answer.
+/// Measured times of one answer.
 #[derive(Debug, Clone)]
 struct Timed {
-    /// Tokens of the prompt, by the engine's count.
+    /// Tokens of the prompt, as counted by the engine.
     prompt: usize,
-    /// From the request to the first token.
+    /// Time from the request to the first token.
     first: Duration,
-    /// When each token came.
+    /// Arrival time of each token.
     tokens: Vec<Instant>,
 }
 
 struct Probe {
     upstream: Arc<Upstream>,
     model: String,
-    /// Words of a token.
+    /// Words per token.
     words: f64,
     seed: u64,
 }
 
 impl Probe {
-    /// Learns how many tokens random words are.
+    /// Measures how many tokens random words are.
     async fn learn_words(&mut self) -> Result<()> {
         let timed = self.ask(256, 1).await?;
         ensure!(timed.prompt > 16, "the engine counts {} tokens for 256 words", timed.prompt);
@@ -166,7 +167,7 @@ impl Probe {
         for _ in 0..count {
             self.seed =
                 self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Words that are usual in themselves, in an order that no cache knows.
+            // Common words in a random order that no cache holds.
             const WORDS: [&str; 16] = [
                 "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world",
                 "school", "state", "family", "student", "group",
@@ -186,7 +187,7 @@ impl Probe {
         timed(upstream, call).await
     }
 
-    /// The median time between tokens while all of so many answers were under way.
+    /// Returns the median inter-token latency while all of `requests` answers were running.
     async fn side_by_side(&mut self, requests: usize, tokens: usize) -> Result<DecodeSample> {
         let calls: Vec<(Arc<Upstream>, Call)> = (0..requests).map(|_| self.request(tokens, ANSWER)).collect();
         let answers = try_join_all(calls.into_iter().map(|(upstream, call)| timed(upstream, call))).await?;
@@ -211,7 +212,7 @@ impl Probe {
     }
 }
 
-/// Sends a request, and notes when its tokens come.
+/// Sends a request, and records the arrival times of its tokens.
 async fn timed(upstream: Arc<Upstream>, call: Call) -> Result<Timed> {
     let sent = Instant::now();
     let answer = async {

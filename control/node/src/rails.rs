@@ -1,4 +1,4 @@
-//! The transports of a process, as the settings ask for them.
+//! The transports of a process, as configured.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -22,8 +22,9 @@ use control_config::Settings;
 
 use crate::{compose, path_command};
 
-/// Opens what the settings ask for. With `auto`, what this machine has not is passed over with a word in the log. What was
-/// named (a transport, a device, an address other than loopback) must be there, and what makes no sense is an error.
+/// Opens the configured transports. With `auto`, a transport that this machine lacks is skipped and logged.
+/// An explicitly named transport, device or address other than loopback must be available, and contradictory
+/// settings are an error.
 pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
     open_as(settings, slab, PeerRole::Worker)
 }
@@ -35,29 +36,29 @@ fn open_as(settings: &Settings, slab: &Arc<Slab>, role: PeerRole) -> Result<Rail
     Ok(rails)
 }
 
-/// Transports of a client that registers memory of its own: those that reach these nodes.
+/// Opens the transports of a client with its own registered memory: those that reach these nodes.
 pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, nodes: &[PoolNode]) -> Result<Rails> {
     let mut settings = settings.clone();
     settings.transfer.transport = PoolNode::only_transport(nodes).unwrap_or("auto").to_owned();
-    // Nobody connects to a client: it does not listen.
+    // Peers never connect to a client, so it does not listen.
     settings.transfer.listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     open_as(&settings, slab, PeerRole::Client)
 }
 
-/// Transports of a node that serves its memory.
+/// Opens the transports of a node that serves its memory.
 pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketAddr) -> Result<Rails> {
     let mut settings = settings.clone();
     settings.transfer.listen = listen;
     open_as(&settings, slab, PeerRole::Store)
 }
 
-/// As a gateway tells it to the workers that are to connect.
+/// Returns the address in the form in which a gateway passes it to the workers that connect.
 pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
     let Addresses { host, cuda_ipc, shm, tcp, rdma } = address;
     DataPlaneAddress { host, cuda_ipc, shm, tcp, rdma, processes: 1 }
 }
 
-/// When the threads that move blocks sleep, and where they run.
+/// Returns the wait policy and the cores of the threads that move blocks.
 pub(crate) fn thread_policy(settings: &Settings) -> Result<ThreadPolicy> {
     let transfer = &settings.transfer;
     let wait = if transfer.busy_poll { WaitPolicy::Busy } else { WaitPolicy::Sleep(transfer.spin) };
@@ -74,9 +75,9 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
     let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
-            // The engine of this binary has its slots in host memory.
+            // The reference engine's slots are in host memory.
             Transport::CudaIpc => false,
-            // A pool whose name is another's would serve the other's clients.
+            // A pool with another pool's name would serve that pool's clients.
             Transport::Shm => !transfer.socket_folder.is_empty() || role == PeerRole::Store,
             Transport::Rdma => {
                 let rdma = &settings.rdma;
@@ -117,7 +118,7 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
     })
 }
 
-/// Says that only this host's peers use rails that listen on loopback: aloud where others could be meant.
+/// Logs that rails on loopback serve this host's peers only: as a warning if other hosts may be meant.
 fn mention_loopback(settings: &Settings, address: &Addresses, role: PeerRole) {
     if !address.rdma.iter().any(|address| is_loopback(address)) {
         return;
@@ -161,8 +162,8 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
     Ok(config)
 }
 
-/// A process may have transports in several roles: their sockets differ. A pool's is named by its node, so that clients find it
-/// again when it was started anew.
+/// Returns the socket of a role: a process may have transports in several roles. A pool's socket is named
+/// after its node, so that clients find it again after a restart.
 fn shm_socket(settings: &Settings, role: PeerRole) -> PathBuf {
     let name = match role {
         PeerRole::Worker => std::process::id().to_string(),
@@ -179,7 +180,8 @@ fn shm_socket(settings: &Settings, role: PeerRole) -> PathBuf {
     worker_socket(&compose::socket_folder(settings), &name)
 }
 
-/// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.
+/// Returns an identity that is equal for processes that can share memory: one boot of one machine, and one
+/// socket folder.
 fn host_identity(settings: &Settings) -> String {
     let host = path_command::topology(settings).host;
     let boot = host.boot_id.clone().unwrap_or_else(|| format!("unknown-{}", std::process::id()));

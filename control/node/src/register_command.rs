@@ -1,8 +1,8 @@
-//! `kvasir register`: puts an engine into etcd while it answers, so that gateways find it.
+//! `kvasir register`: registers an engine in etcd while it answers, so that gateways find it.
 //!
-//! The engine is asked every few seconds. Its key is written when it answers for the first time, goes when it has refused to
-//! answer for `--gone-after`, and is written again when it answers. SIGTERM and SIGINT tell gateways that it takes no more
-//! requests, wait for `--drain`, and delete the key.
+//! The engine is queried every few seconds. Its key is written on the first answer, deleted when the engine
+//! has not answered for `--gone-after`, and written again when it answers. On SIGTERM and SIGINT the engine
+//! is marked as draining, and the key is deleted after `--drain`.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::etcd::Etcd;
 use crate::{Common, process, secret, tls};
 
-/// Interval between two questions to the engine, and the longest wait for an answer.
+/// Interval between two queries of the engine, and the longest wait for an answer.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -26,30 +26,30 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct RegisterArgs {
     #[command(flatten)]
     common: Common,
-    /// The engine as gateways reach it, as http://HOST:PORT.
+    /// URL of the engine as gateways reach it, as http://HOST:PORT.
     url: String,
-    /// A member of etcd, as http://HOST:PORT; may be given several times (default: `etcd.endpoints`).
+    /// A member of etcd, as http://HOST:PORT. May be given several times (default: `etcd.endpoints`).
     #[arg(long = "etcd", value_name = "URL")]
     endpoints: Vec<String>,
-    /// Name of its key (default: HOST:PORT).
+    /// Name of the engine's key (default: HOST:PORT).
     #[arg(long)]
     name: Option<String>,
-    /// What it does: prefill, decode or both; else what it says itself.
+    /// Role of the engine: prefill, decode or both (default: as the engine reports).
     #[arg(long)]
     role: Option<String>,
-    /// The pool that it belongs to.
+    /// Pool that the engine belongs to.
     #[arg(long)]
     pool: Option<String>,
-    /// The model that it serves, where a pool is named by it.
+    /// Model that the engine serves, for a pool that is chosen by model name.
     #[arg(long)]
     model: Option<String>,
-    /// Version of what it runs: prefill and decode workers of two generations are not paired.
+    /// Version of the deployment: prefill and decode workers of different generations are not paired.
     #[arg(long)]
     generation: Option<String>,
-    /// Delete its key when it has not answered for so many seconds.
+    /// Seconds without an answer after which the key is deleted.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     gone_after: u64,
-    /// How many seconds before the end gateways are told.
+    /// Seconds between the notice to gateways and the deletion of the key.
     #[arg(long, default_value_t = 2, value_name = "SECONDS")]
     drain: u64,
 }
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &RegisterArgs) -> Result<ExitCode> {
         generation: arguments.generation.clone(),
         ..Worker::default()
     };
-    // As gateways will read it.
+    // Parsed in the same way as by gateways.
     let worker = Worker::parse(worker.to_value().as_bytes()).map_err(anyhow::Error::msg)?;
     let (_, address) = worker.url.split_once("://").unwrap_or_default();
     let name = arguments.name.clone().unwrap_or_else(|| address.to_owned());
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &RegisterArgs) -> Result<ExitCode> {
     })
 }
 
-/// Keeps the engine registered until a signal comes.
+/// Keeps the engine registered until a stop signal.
 async fn register(
     arguments: &RegisterArgs,
     engine: &EngineClient,
@@ -96,7 +96,7 @@ async fn register(
     let gone_after = Duration::from_secs(arguments.gone_after);
     let mut questions = tokio::time::interval(ASK_EVERY);
     questions.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // Since when it has not answered; whether its key is to be there.
+    // Time since which the engine has not answered, and whether its key should exist.
     let (mut silent_since, mut is_wanted) = (Some(Instant::now()), false);
     let mut problem = None;
     say(format_args!("waits for {} to answer", engine.base()));
@@ -152,18 +152,18 @@ async fn register(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a line; a registration goes on when nobody reads it any more.
+/// Prints a line. A closed output does not end the registration.
 fn say(line: std::fmt::Arguments<'_>) {
     let _nobody_reads = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Whether an engine is there. One that sleeps may not answer how it is (SGLang), and is there all the same.
+/// Whether the engine is up. A sleeping engine may not answer health checks (SGLang) and still counts as up.
 async fn answers(engine: &EngineClient) -> bool {
     answers_at(engine, "/health").await || answers_at(engine, "/v1/models").await
 }
 
 async fn answers_at(engine: &EngineClient, path: &str) -> bool {
     let asked = tokio::time::timeout(ANSWER_MAX, engine.status(path)).await;
-    // An engine that asks for a key, or has no such route, is there.
+    // An engine that requires a key, or has no such route, is up.
     matches!(asked, Ok(Ok(status)) if status.as_u16() < 500)
 }

@@ -12,37 +12,38 @@ use tools_replay::worker::WorkerModel;
 use tools_replay::{Setup, report, simulate};
 use tools_workload::mooncake;
 
-/// What to replay, and on what.
+/// Arguments of `kvasir replay`.
 #[derive(Args)]
 pub(crate) struct ReplayArgs {
-    /// In a simulated fleet (the only way so far).
+    /// Replay in a simulated fleet (the only mode so far).
     #[arg(long)]
     simulate: bool,
-    /// The trace: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids` (512-token blocks).
+    /// Trace file: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`
+    /// (512-token blocks).
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Workers.
+    /// Number of workers.
     #[arg(long, default_value_t = 8)]
     workers: usize,
     /// Blocks (of 512 tokens) in each worker's pool.
     #[arg(long, default_value_t = WorkerModel::default().pool_blocks)]
     pool_blocks: usize,
-    /// Prompt tokens that a worker computes in a second, one prompt at a time.
+    /// Prompt tokens that a worker computes per second, one prompt at a time.
     #[arg(long, default_value_t = 1.0 / WorkerModel::default().per_token)]
     tokens_per_second: f64,
-    /// Policies, separated by commas; all of them if not given.
+    /// Policies to compare, separated by commas (default: all).
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     policies: Vec<String>,
-    /// How many times as fast as recorded the trace runs, separated by commas.
+    /// Factors by which the trace runs faster than recorded, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
     speedups: Vec<f64>,
-    /// How often the trace comes, each time with prompts of its own.
+    /// Repetitions of the trace, each with different prompts.
     #[arg(long, default_value_t = 1)]
     repeat: usize,
-    /// Equal seed, equal run.
+    /// Random seed. Equal seeds give equal runs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where to draw times to the first token over the load, as SVG.
+    /// Path of an SVG plot of times to first token over the load.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }

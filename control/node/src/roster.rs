@@ -15,29 +15,31 @@ use router_tokens::ModelText;
 use crate::compose::some;
 use crate::{compose, secret};
 
-/// Workers as the command line names them.
+/// Workers given on the command line.
 #[derive(Args, Clone, Default)]
 pub(crate) struct Workers {
-    /// URL of a worker; may be given several times.
+    /// URL of a worker. May be given several times.
     #[arg(long = "worker", value_name = "URL")]
     workers: Vec<String>,
-    /// URL of a worker that computes prompts for decode workers, when its engine does not say so itself (vLLM).
+    /// URL of a worker that prefills for decode workers, if its engine does not report this itself (vLLM).
     #[arg(long = "prefill-worker", value_name = "URL")]
     prefill: Vec<String>,
-    /// URL of a worker that generates from prompts computed elsewhere, when its engine does not say so itself.
+    /// URL of a worker that decodes from prompts that prefill workers computed, if its engine does not report
+    /// this itself.
     #[arg(long = "decode-worker", value_name = "URL")]
     decode: Vec<String>,
 }
 
 impl Workers {
-    /// All of them.
+    /// Returns the URLs of all workers.
     pub(crate) fn urls(&self) -> Vec<&str> {
         let all = [&self.workers, &self.prefill, &self.decode].into_iter().flatten();
         all.map(String::as_str).collect()
     }
 }
 
-/// The workers of the command line, or of `[gateway]` if it names none, and those of the pools, with their engines' keys.
+/// Returns the workers of the command line, or else of `[gateway]`, and those of the pools, with their
+/// engines' keys.
 pub(crate) fn workers(settings: &Settings, given: &Workers, keys: &EngineKeys) -> Result<Vec<WorkerSpec>> {
     let gateway = &settings.gateway;
     let of_gateway = if given.workers.len() + given.prefill.len() + given.decode.len() > 0 {
@@ -70,7 +72,7 @@ pub(crate) fn workers(settings: &Settings, given: &Workers, keys: &EngineKeys) -
     Ok(spec.workers)
 }
 
-/// An error when the configuration and the command line name no worker.
+/// Returns an error if the configuration and the command line name no worker.
 pub(crate) fn must_have_workers(workers: &[WorkerSpec]) -> Result<()> {
     if workers.is_empty() {
         bail!(
@@ -80,12 +82,12 @@ pub(crate) fn must_have_workers(workers: &[WorkerSpec]) -> Result<()> {
     Ok(())
 }
 
-/// How requests are given to workers by `[router]`.
+/// Returns the routing policy of `[router]`.
 pub(crate) fn routing(settings: &Settings) -> RoutingPolicy {
     let router = &settings.router;
     RoutingPolicy {
         policy: Policy {
-            // The configuration allows no other names.
+            // The configuration admits only known names.
             strategy: Strategy::from_name(&router.strategy).unwrap_or_default(),
             block_cost: router_policy::BlockCost {
                 prefill: router.prefill_weight,
@@ -127,7 +129,7 @@ fn model_of(pool: &PoolSettings) -> String {
     some(&pool.model).unwrap_or_else(|| pool.name.clone())
 }
 
-/// The fleet that a gateway starts with, without its workers.
+/// Returns the fleet configuration of a gateway, without its workers.
 pub(crate) fn fleet(settings: &Settings, access: &AccessConfig, keys: EngineKeys) -> FleetConfig {
     let (gateway, router) = (&settings.gateway, &settings.router);
     FleetConfig {
@@ -148,7 +150,7 @@ pub(crate) fn fleet(settings: &Settings, access: &AccessConfig, keys: EngineKeys
     }
 }
 
-/// What the gateway itself knows of the model of each pool.
+/// Returns the models of all pools, as far as the gateway's configuration describes them.
 pub(crate) fn models(settings: &Settings) -> Result<Vec<ModelConfig>> {
     let gateway = &settings.gateway;
     let config = |pool: &str, text: ModelText, parsers: [&str; 2], requests_max: u64, fallback: &[String]| {
@@ -179,7 +181,7 @@ pub(crate) fn models(settings: &Settings) -> Result<Vec<ModelConfig>> {
     Ok(all)
 }
 
-/// The tokenizer and the chat template of the gateway's own workers.
+/// Returns the tokenizer and the chat template for the gateway's own workers.
 fn gateway_text(settings: &Settings) -> Result<ModelText> {
     let mut text = match settings.gateway.model_folder.as_str() {
         "" => compose::model_text(settings)?,
@@ -189,7 +191,8 @@ fn gateway_text(settings: &Settings) -> Result<ModelText> {
     Ok(text)
 }
 
-/// Names whose requests are split among pools. The configuration was checked when it was read.
+/// Returns the model names whose requests are split among pools. The configuration has already been
+/// validated.
 pub(crate) fn splits(settings: &Settings) -> Vec<Split> {
     let of = |split: &control_config::SplitSettings| {
         let sides = split.pools.iter().filter_map(|side| weight_of(side));

@@ -1,5 +1,5 @@
-//! Keys between a gateway and its workers: from files or the environment, never from the configuration itself. Messages
-//! name the file and the line, never a key.
+//! Keys between a gateway and its workers, read from files or the environment, never from the configuration
+//! itself. Messages name the file and the line, never a key.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -10,13 +10,13 @@ use router_fleet::WorkerSpec;
 
 use crate::compose;
 
-/// Environment variable with the key that all engines of a gateway ask for.
+/// Environment variable with the key that all engines of a gateway require.
 pub(crate) const ENGINE_KEY: &str = "KVASIR_ENGINE_KEY";
-/// Environment variable with the key that a worker asks for.
+/// Environment variable with the key that a worker requires.
 const WORKER_KEY: &str = "KVASIR_WORKER_KEY";
 const NO_KEY: &str = "a key is plain ASCII without blanks around it";
 
-/// The key that a worker's callers must show. A worker of `serve` always has one.
+/// Returns the key that a worker's callers must present. A worker of `serve` always has one.
 pub(crate) fn of_worker(settings: &Settings, is_supervised: bool) -> Result<Option<ApiKey>> {
     if let Some(path) = compose::some(&settings.worker.api_key_file) {
         let text = read("worker.api_key_file", &path)?;
@@ -28,34 +28,35 @@ pub(crate) fn of_worker(settings: &Settings, is_supervised: bool) -> Result<Opti
     }
 }
 
-/// The keys that the engines of a gateway ask for. `given` are the workers of the command line.
+/// Returns the keys that the engines of a gateway require. `given` are the workers of the command line.
 pub(crate) fn of_engines(settings: &Settings, is_supervised: bool, given: &[&str]) -> Result<EngineKeys> {
     let mut keys = match compose::some(&settings.gateway.engine_key_file) {
         Some(path) => parse(&read("gateway.engine_key_file", &path)?).with_context(|| path)?,
         None => EngineKeys { all: variable(ENGINE_KEY)?, ..EngineKeys::default() },
     };
     keys.trusts_added = compose::is_closed(settings);
-    // Workers of `serve` have the same settings and environment as this process. No other gets their key: it opens this
-    // gateway's closed routes, too.
+    // Workers of `serve` have the same settings and environment as this process. No other worker gets their
+    // key, which also opens this gateway's restricted routes.
     if is_supervised && let Some(key) = of_worker(settings, true)? {
         keys.own.extend(given.iter().map(|url| (plain(url).to_owned(), key.clone())));
     }
     Ok(keys)
 }
 
-/// The key for a worker of the configuration; a service outside the cluster gets none but its own.
+/// Returns the key for a worker of the configuration; a service outside the cluster gets only a key given for
+/// its URL.
 pub(crate) fn of_configured(keys: &EngineKeys, url: &str, is_outside: bool) -> Option<ApiKey> {
     if is_outside { keys.own_of(url).cloned() } else { keys.of(url).cloned() }
 }
 
-/// Says which keys are for no worker of the configuration: a URL may be misspelled.
+/// Logs the keys whose URL matches no worker of the configuration: the URL may be misspelled.
 pub(crate) fn warn_of_unused(keys: &EngineKeys, workers: &[WorkerSpec]) {
     for url in keys.own.keys().filter(|url| !workers.iter().any(|worker| plain(&worker.url) == *url)) {
         tracing::warn!(url, "gateway.engine_key_file has a key for a URL that is no configured worker's");
     }
 }
 
-/// Reads lines of `KEY` or `URL KEY`; empty ones and those that begin with `#` are left out.
+/// Parses lines of `KEY` or `URL KEY`; empty lines and those that begin with `#` are skipped.
 fn parse(text: &str) -> Result<EngineKeys> {
     let is_url = |text: &str| text.starts_with("http://") || text.starts_with("https://");
     let mut keys = EngineKeys::default();
@@ -91,7 +92,7 @@ pub(crate) fn read(name: &str, path: &str) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{name} = \"{path}\""))
 }
 
-/// The key in an environment variable; `None` when it is not set, or empty.
+/// Returns the key in an environment variable; `None` if it is unset or empty.
 pub(crate) fn variable(name: &str) -> Result<Option<ApiKey>> {
     let Some(text) = std::env::var(name).ok().filter(|text| !text.is_empty()) else { return Ok(None) };
     ApiKey::new(&text).with_context(|| format!("{name}: {NO_KEY}")).map(Some)

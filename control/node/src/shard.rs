@@ -1,7 +1,8 @@
-//! One of the gateway's threads: a listener of its own, a reactor of its own, and every connection that it accepts.
+//! A serving thread of the gateway: its own listener, its own reactor, and every connection that it accepts.
 //!
-//! A request is read, routed, sent to its engine and answered without leaving its thread, over connections to engines that
-//! belong to the thread: nobody else is woken for it, and nothing is stolen. The kernel spreads clients over the listeners.
+//! A request is read, routed, sent to its engine and answered on one thread, over engine connections that
+//! belong to the thread: no other thread is woken for it, and no work stealing takes place. The kernel
+//! spreads clients over the listeners.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,29 +18,30 @@ use tokio::sync::oneshot;
 
 use crate::http::{self, Stop};
 
-/// Steps between two looks at the sockets of a thread that never sleeps.
+/// Scheduler steps between two polls of the sockets on a thread that never sleeps.
 const BUSY_STEPS: u32 = 8;
 
-/// How often a thread's timer fires for nothing. Tokio wakes its reactor, with a system call and a turn of the loop for
-/// nothing, whenever a timer is set that is due before all others, as each request's is on a thread that has no other.
+/// Period of a timer that does nothing. Tokio wakes its reactor, with a system call and an idle turn of the
+/// loop, whenever a timer is set that is due before all others; without this timer, each request's timer
+/// would be such a timer.
 const TIMER_EVERY: Duration = Duration::from_millis(500);
 
-/// Threads of its own for what blocks: names to be looked up, snapshots. Requests are worked on by a pool that all shards
-/// share.
+/// Most threads for blocking work of a shard: name look-ups, snapshots. Parsing and tokenising run in a pool
+/// that all shards share.
 const BLOCKING_MAX: usize = 4;
 
-/// A thread that serves.
+/// A serving thread.
 pub(crate) struct Shard(oneshot::Receiver<Result<()>>);
 
 impl Shard {
-    /// Waits for its end: all its requests are over, or their time to drain is.
+    /// Waits until the thread ends: all its requests have ended, or the drain time is over.
     pub(crate) async fn ended(self) -> Result<()> {
         self.0.await.context("a thread of the gateway is gone")?
     }
 }
 
-/// Starts a thread that serves until it is told to stop. Each thread makes routes of its own: their counts of references would
-/// otherwise be written by all threads with each request.
+/// Starts a thread that serves until `stop`. Each thread builds its own routes: all threads would otherwise
+/// write the routes' reference counts with each request.
 pub(crate) fn start(
     listener: std::net::TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -51,7 +53,7 @@ pub(crate) fn start(
 ) -> Result<Shard> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     if busy_poll {
-        // Whatever else is ready, sockets are looked at after so many steps.
+        // Sockets are polled after this many steps, whatever else is ready.
         runtime.event_interval(BUSY_STEPS);
     }
     let runtime = runtime.max_blocking_threads(BLOCKING_MAX).enable_all().build()?;
@@ -74,7 +76,8 @@ pub(crate) fn start(
     let work = move || {
         router_engines::upstream::own_connections();
         if busy_poll {
-            // A task that is always ready keeps the thread from sleeping: it asks for events without waiting for them.
+            // A task that is always ready keeps the thread from sleeping: the runtime polls for events
+            // without waiting.
             runtime.spawn(async {
                 loop {
                     tokio::task::yield_now().await;
@@ -87,9 +90,9 @@ pub(crate) fn start(
             }
         });
         let served = runtime.block_on(serve);
-        // What was cut off is written down before the end is told.
+        // Requests that were cut off are logged before the end is reported.
         runtime.shutdown_background();
-        // Nobody waits any more when the process is on its way out.
+        // The receiver is dropped if the process is exiting.
         let _nobody = over.send(served);
     };
     thread::Builder::new().name("kvasir-serve".to_owned()).spawn(work).context("a thread to serve with")?;

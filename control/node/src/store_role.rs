@@ -1,10 +1,12 @@
-//! `kvasir store`: a node that keeps blocks for others, and named values for programs that speak the Redis protocol.
+//! `kvasir store`: a node that stores blocks for workers on other nodes, and named values for clients of the
+//! Redis protocol.
 //!
-//! Two things in one process, each with a store of its own: a pool that engines' and workers' stores reach over the data plane with
-//! one-sided reads (`store.pool` of memory), and values behind the Redis protocol (`host_tier` of memory). Both are cut into
-//! `store.slot`s. The disk (`disk_tier`) lies below the values, or, where the Redis protocol is off, below the pool. Values have
-//! names, not contents, for identities: they are not shared with other nodes, so the tiers of others are refused here.
-//! Gateways ask at `store.http` what the pool holds (`block_feed`).
+//! One process has two services, each with its own store: a pool that engines' and workers' stores reach over
+//! the data plane with one-sided reads (`store.pool` of memory), and values behind the Redis protocol
+//! (`host_tier` of memory). Both are divided into slots of `store.slot`. The disk (`disk_tier`) belongs to
+//! the values or, if the Redis protocol is off, to the pool. Values are identified by name, not by content,
+//! and are not shared with other nodes, so the tiers of other nodes are refused here. Gateways query the
+//! pool's blocks at `store.http` (`block_feed`).
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +33,7 @@ use crate::store_values::StoredValues;
 use crate::tiers::{self, Blocks, TierCounters};
 use crate::{Common, compose, exposure, http, process, rails, worker_role};
 
-/// Blocks that hold values have no tokens; a plan is never asked for.
+/// Blocks that hold values have no tokens; no plan is ever requested.
 const TOKENS: u32 = 1;
 
 pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, stop_source: StopSource) -> Result<ExitCode> {
@@ -47,7 +49,7 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, stop_source: Stop
     Ok(ExitCode::SUCCESS)
 }
 
-/// What runs, for the metrics.
+/// The running services, for the metrics.
 #[derive(Default)]
 struct Running {
     pool: Option<Pool>,
@@ -75,7 +77,7 @@ async fn keep(settings: &Settings, stop_source: StopSource) -> Result<()> {
         running.values = Some((store, counters, server.counters()));
         let mut stopping = stop.clone();
         serving = Some(tokio::spawn(server.run(async move {
-            // The sender lives as long as the process.
+            // The sender exists as long as the process.
             let _gone = stopping.wait_for(Option::is_some).await;
         })));
     }
@@ -92,7 +94,7 @@ async fn keep(settings: &Settings, stop_source: StopSource) -> Result<()> {
         router = pool.feed.router();
         let (feed, mut stopping) = (Arc::clone(&pool.feed), stop.clone());
         tokio::spawn(async move {
-            // The sender lives as long as the process.
+            // The sender exists as long as the process.
             let _gone = stopping.wait_for(Option::is_some).await;
             feed.close();
         });
@@ -105,7 +107,7 @@ async fn keep(settings: &Settings, stop_source: StopSource) -> Result<()> {
     if let Some(serving) = serving {
         serving.await?;
     }
-    // Blocks and values that the disk was given are put on stable storage.
+    // Flushes the disk writes of blocks and values to stable storage.
     let stores =
         [running.values.as_ref().map(|(store, ..)| store), running.pool.as_ref().map(|pool| &pool.store)];
     stores.into_iter().flatten().for_each(|store| store.close());
@@ -114,7 +116,7 @@ async fn keep(settings: &Settings, stop_source: StopSource) -> Result<()> {
 
 fn pool(settings: &Settings) -> Result<Pool> {
     let slot_bytes = settings.store.slot.0 as usize;
-    // Slots are whole pages.
+    // A slot has whole pages.
     let slots = settings.store.pool.0 as usize / slot_bytes.next_multiple_of(4096);
     ensure!(
         slots > 0,
@@ -136,7 +138,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
         instance: None,
     };
     let mut settings_of_pool = without_planning(settings);
-    // Each block is given once, and stays on this node.
+    // Each block is offered once, and stays on this node.
     settings_of_pool.disk_tier.write_frequency = 1;
     settings_of_pool.remote_tier.nodes.clear();
     settings_of_pool.object_tier.url.clear();
@@ -145,7 +147,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
     }
     let (news, moves) = std::sync::mpsc::channel();
     let tell = move |moved| {
-        // The feed's thread listens as long as the store runs.
+        // The receiver exists as long as the store runs.
         let _unheard = news.send(moved);
     };
     let opened = tiers::open(&settings_of_pool, &blocks, tell)
@@ -173,7 +175,8 @@ fn pool(settings: &Settings) -> Result<Pool> {
     Ok(Pool { service, counters, store: opened.store, tiers: opened.counters, feed })
 }
 
-/// Settings of a store without plans: neither values nor the blocks of a pool have tenants or conversations here.
+/// Settings of a store without prefetching and tenant shares: neither values nor pool blocks have tenants or
+/// conversations here.
 fn without_planning(settings: &Settings) -> Settings {
     let mut settings = settings.clone();
     settings.host_tier.tenant_share = 1.0;
@@ -199,7 +202,7 @@ async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>
         pages: compose::pages(settings),
         instance: None,
     };
-    // They are not announced anywhere.
+    // Value blocks are not announced to gateways.
     let opened = tiers::open(&without_planning(settings), &blocks, |_| {})?
         .context("store.resp is set, and host_tier.capacity holds not even one store.slot")?;
     let config = resp_config(settings)?;
@@ -255,7 +258,7 @@ fn resp_config(settings: &Settings) -> Result<RespConfig> {
     })
 }
 
-/// Commands and their new names; the server checks them.
+/// Parses the renamed commands. The server validates the names.
 fn renamed(settings: &[String]) -> Result<Vec<(String, String)>> {
     let pair = |text: &String| {
         let (from, to) = text.split_once('=').with_context(|| {
@@ -284,7 +287,7 @@ fn metrics(running: &Running) -> String {
         for (name, help, value) in pool.counters.snapshot() {
             exposition::metric(&mut out, &format!("kvasir_pool_{name}"), help, value);
         }
-        // With values in the process these names are theirs.
+        // If the process serves values, these metric names are used for the values' store.
         if running.values.is_none() {
             worker_role::store_metrics(&mut out, &pool.store);
             pool.tiers.render(&mut out);

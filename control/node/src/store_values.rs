@@ -1,13 +1,14 @@
 //! Named values of any length in the store's fixed blocks, for the Redis protocol.
 //!
-//! A value lies in as many blocks as its length takes. Their identities are chained hashes of (key, number of this `SET`,
-//! piece), so a value that replaces another has other blocks, and an old one that is still on its way somewhere can never
-//! be taken for the new one. Which keys there are, and which `SET` counts, is kept in memory, for at most as many keys as
-//! there are blocks; each value's first block carries its key, so that what the disk has kept is found again after a
-//! restart (a key of more than [`KEY_KEPT_MAX`] bytes is not, nor is what `EXPIRE` said later).
+//! A value is stored in as many blocks as its length takes. The block identities are chained hashes of (key,
+//! number of the `SET`, position), so a value that replaces another has other blocks, and an old value that
+//! is still in transfer can never be taken for the new one. The directory of keys and their latest `SET` is
+//! in memory, for at most as many keys as there are blocks. Each value's first block carries its key, so that
+//! values on disk are found again after a restart. Keys of more than [`KEY_KEPT_MAX`] bytes and later changes
+//! by `EXPIRE` do not survive a restart.
 //!
-//! A value of which a block has been evicted is absent. A `SET` that has begun goes on to its end though its client leaves,
-//! so that no block of it is left behind.
+//! A value of which a block has been evicted is absent. A `SET` that has begun runs to its end even if its
+//! client disconnects, so that no stray blocks remain.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,20 +23,23 @@ use kvstore_resp::{
 use kvstore_store::{Description, HostBlock, META_BYTES_MAX, Store, Survivor, TenantId};
 use tokio::sync::{Semaphore, oneshot};
 
-/// How long a `GET` waits for the tiers.
+/// Longest time that a `GET` waits for the tiers.
 const READ_MAX: Duration = Duration::from_secs(10);
-/// Blocks on their way into the store at a time: fewer than its queue holds, so that it is not full because of us.
+/// Most blocks in transfer into the store at a time: fewer than its queue holds, so that this service cannot
+/// fill the queue.
 const PUTS_MAX: usize = 512;
-/// Number of the `SET`, length of the value, and when it ends, each as little-endian u64, stand before the key.
+/// Bytes before the key: number of the `SET`, length of the value, and expiry time, each as little-endian
+/// u64.
 const META_FIXED: usize = 24;
-/// The longest key that outlives the process.
+/// Longest key that survives a restart, in bytes.
 const KEY_KEPT_MAX: usize = META_BYTES_MAX - META_FIXED;
 const KEY_CONTEXT: &str = "kvasir 2026-11 named values v1";
-/// Bytes of values that are read at a time, as a part of host memory: they are held there as a whole.
+/// Divisor of host memory that bounds the values being read at a time: a value is held there as a whole while
+/// it is read.
 const READS_SHARE: u64 = 2;
-/// Keys have at least so much memory.
+/// Least memory for keys, in bytes.
 const KEY_BYTES_MIN: u64 = 16 << 20;
-/// What a key costs in memory besides its bytes, for the bound on all of them.
+/// Memory that a key takes in addition to its bytes, for the bound on all keys.
 const KEY_OVERHEAD_BYTES: u64 = 256;
 
 #[derive(Debug, Clone)]
@@ -43,20 +47,21 @@ struct Named {
     key: Bytes,
     number: u64,
     bytes: u64,
-    /// Milliseconds since 1970.
+    /// Expiry time in milliseconds since 1970; `None`: the value does not expire.
     ends_at: Option<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Directory {
     by_key: HashMap<Bytes, usize>,
-    /// Stable places, so that a cursor over them means something. A free place is on `free`.
+    /// Slots with stable indices, so that a cursor over them stays valid. Indices of free slots are on
+    /// `free`.
     places: Vec<Option<Named>>,
     free: Vec<usize>,
-    /// The next place to look at when there are too many keys.
+    /// Next index for the eviction of keys.
     hand: usize,
     bytes: u64,
-    /// Memory of the keys themselves.
+    /// Memory of all keys, overhead included.
     key_bytes: u64,
     keys_max: usize,
     key_bytes_max: u64,
@@ -67,7 +72,7 @@ impl Directory {
         self.by_key.get(key).and_then(|&place| self.places[place].as_ref())
     }
 
-    /// Replaces what the key named, and gives back what that was. When there are too many keys, another goes.
+    /// Inserts a value and returns the values that it replaced or, if there are too many keys, evicted.
     fn insert(&mut self, named: Named) -> Vec<Named> {
         let mut gone: Vec<Named> = self.remove(&named.key.clone()).into_iter().collect();
         self.key_bytes += named.key.len() as u64 + KEY_OVERHEAD_BYTES;
@@ -98,7 +103,7 @@ impl Directory {
     }
 }
 
-/// See the module's documentation.
+/// Values of the Redis service, stored in the blocks of a [`Store`].
 pub(crate) struct StoredValues(Arc<Inner>);
 
 struct Inner {
@@ -108,19 +113,19 @@ struct Inner {
     value_bytes_max: u64,
     directory: Mutex<Directory>,
     next_number: AtomicU64,
-    /// Blocks on their way into the store.
+    /// Permits for blocks in transfer into the store.
     puts: Arc<Semaphore>,
-    /// Blocks of host memory that reads hold.
+    /// Permits for blocks of host memory that reads hold.
     reads: Semaphore,
 }
 
 impl StoredValues {
-    /// Values in a store with slots of `slot_bytes`, with those that it has kept.
+    /// Creates the values of a store with slots of `slot_bytes`, including the survivors of the previous run.
     pub(crate) fn new(store: Arc<Store>, slot_bytes: usize, survivors: Vec<Survivor>) -> Self {
         let [host_slots, disk_slots] = store.slots();
         let slots = host_slots + disk_slots;
         let mut kept: Vec<Named> = survivors.iter().filter_map(named_of).collect();
-        // The last `SET` of a key counts, if all of it is here.
+        // The last `SET` of a key is kept, if all its blocks are present.
         kept.sort_unstable_by_key(|named| named.number);
         let newest = kept.last().map_or(0, |named| named.number);
         let reads = (host_slots / READS_SHARE).max(1);
@@ -133,7 +138,8 @@ impl StoredValues {
                 key_bytes_max: (host_slots * slot_bytes as u64).max(KEY_BYTES_MIN),
                 ..Directory::default()
             }),
-            // Numbers of earlier processes are times of the past, unless the clock was set back.
+            // Larger than the numbers of earlier processes, which are earlier times, even if the clock was
+            // set back.
             next_number: AtomicU64::new((now_ms() << 20).max(newest + 1)),
             puts: Arc::new(Semaphore::new(PUTS_MAX)),
             reads: Semaphore::new(reads.min(Semaphore::MAX_PERMITS as u64) as usize),
@@ -153,12 +159,12 @@ impl StoredValues {
 }
 
 impl Inner {
-    /// Held for map operations only.
+    /// Locks the directory. Held for map operations only.
     fn directory(&self) -> MutexGuard<'_, Directory> {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the key names, if its time is not over.
+    /// Returns the key's value unless it has expired.
     fn find(&self, key: &[u8]) -> Option<Named> {
         let named = self.directory().get(key).cloned()?;
         if named.ends_at.is_some_and(|ends_at| ends_at <= now_ms()) {
@@ -168,7 +174,7 @@ impl Inner {
         Some(named)
     }
 
-    /// The same, if all of the value is here.
+    /// Returns the key's value if it has not expired and all its blocks are present.
     fn find_whole(&self, key: &[u8]) -> Option<Named> {
         self.find(key).filter(|named| self.is_whole(named))
     }
@@ -192,7 +198,7 @@ impl Inner {
         self.store.forget(self.chain(&named.key, named.number, named.bytes));
     }
 
-    /// Forgets a value; false when another has taken its name meanwhile.
+    /// Removes a value; returns false if the key has another value by now.
     fn drop_value(&self, named: &Named) -> bool {
         let mut directory = self.directory();
         let is_same = directory.get(&named.key).is_some_and(|now| now.number == named.number);
@@ -204,7 +210,7 @@ impl Inner {
         is_same
     }
 
-    /// A value from its blocks; one that is not what had been stored is thrown away.
+    /// Assembles a value from its blocks. A damaged value is removed.
     fn value_of(&self, named: &Named, blocks: &[HostBlock]) -> Option<Value> {
         let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
         let value = pieces.filter(|value| value.len() as u64 == named.bytes);
@@ -215,7 +221,8 @@ impl Inner {
         value
     }
 
-    /// Puts the blocks of a value; whether all of them are stored. Returns when none is on its way any more.
+    /// Writes the blocks of a value and returns whether all are stored. Returns only when no block is in
+    /// transfer.
     async fn put(&self, named: &Named, chain: &[BlockIdentity], value: &Value) -> bool {
         let mut waiting = Vec::with_capacity(chain.len());
         let mut all = true;
@@ -229,7 +236,7 @@ impl Inner {
             let Ok(permit) = Arc::clone(&self.puts).acquire_owned().await else { return false };
             let (done, is_stored) = oneshot::channel();
             let done = move |stored| {
-                // The permit goes back with the block, whoever waits for it or not.
+                // The permit is released with the block, even if the caller no longer waits.
                 drop(permit);
                 let _gone = done.send(stored);
             };
@@ -273,7 +280,8 @@ impl Inner {
         }
         let mut directory = self.directory();
         let other = directory.get(&named.key);
-        // Others may have set the key meanwhile: a condition counts now, and of two the one that began later.
+        // Other clients may have set the key meanwhile: the condition is checked now, and of two `SET`s the
+        // one that began later wins.
         let was_there = before.as_ref().map(|named| named.number);
         let is_changed = other.map(|other| other.number) != was_there;
         let is_unmet = is_changed && !is_met(other);
@@ -302,7 +310,7 @@ impl Values for StoredValues {
             inner.reads.acquire_many(wanted as u32).await.map_err(|_| failed("the store has stopped"))?;
         let (reply, blocks) = oneshot::channel();
         let sent = inner.store.hold(chain, Instant::now() + READ_MAX, move |blocks| {
-            // Whoever asked may have gone; the blocks go back with the answer.
+            // The caller may have gone; dropping the answer releases the blocks.
             let _gone = reply.send(blocks);
         });
         if sent.is_err() {
@@ -310,7 +318,7 @@ impl Values for StoredValues {
         }
         let blocks = blocks.await.unwrap_or_default();
         if blocks.len() < wanted {
-            // Evicted, or late: what is here stays until something else needs its place.
+            // A block was evicted or late; the blocks that are present stay until they are evicted.
             return Ok(None);
         }
         let value = inner.value_of(&named, &blocks);
@@ -320,7 +328,7 @@ impl Values for StoredValues {
 
     async fn set(&self, key: &[u8], value: Value, options: SetOptions) -> Result<SetOutcome, ValueError> {
         let (inner, key) = (Arc::clone(&self.0), Bytes::copy_from_slice(key));
-        // A task of its own: what has begun ends, though the client may leave.
+        // Runs in its own task, so that it completes even if the client disconnects.
         let set = tokio::spawn(async move { inner.set(key, value, options).await });
         set.await.map_err(|error| ValueError::Failed { operation: "SET", reason: error.to_string() })
     }

@@ -1,4 +1,4 @@
-//! The tiers of a store: chosen here, from the settings and from what the machine has.
+//! Construction of a store's tiers from the settings and the machine's capabilities.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use router_engines::exposition;
 
 use crate::rails;
 
-/// What is to be stored.
+/// Description of the blocks to store.
 pub(crate) struct Blocks<'a> {
-    /// Bytes of one.
+    /// Bytes of one block.
     pub(crate) bytes: usize,
-    /// Tokens of one.
+    /// Tokens of one block.
     pub(crate) tokens: u32,
-    /// Of model, weights and layout.
+    /// Fingerprint of model, weights and layout.
     pub(crate) fingerprint: u64,
     /// Slots of host memory.
     pub(crate) host_slots: usize,
@@ -35,14 +35,14 @@ pub(crate) struct Blocks<'a> {
     pub(crate) instance: Option<&'a str>,
 }
 
-/// A store that runs.
+/// A running store with its counters.
 pub(crate) struct Opened {
     pub(crate) store: Arc<Store>,
     pub(crate) survivors: Vec<Survivor>,
     pub(crate) counters: TierCounters,
 }
 
-/// What the tiers count.
+/// Counters of the tiers.
 #[derive(Default)]
 pub(crate) struct TierCounters {
     disk: Option<Arc<DiskCounters>>,
@@ -72,7 +72,7 @@ impl TierCounters {
     }
 }
 
-/// State and counters of each node of the remote tier.
+/// Appends state and counters of each node of the remote tier.
 fn node_metrics(out: &mut String, remote: &RemoteCounters) {
     let nodes = remote.nodes();
     let counted: Vec<_> =
@@ -84,7 +84,7 @@ fn node_metrics(out: &mut String, remote: &RemoteCounters) {
     }
 }
 
-/// Opens the tiers that the settings name; `None` without host memory, which all of them need.
+/// Opens the configured tiers; `None` without host memory, which all tiers need.
 pub(crate) fn open(
     settings: &Settings,
     blocks: &Blocks<'_>,
@@ -139,7 +139,7 @@ pub(crate) fn open(
     Ok(Some(Opened { store: Arc::new(store), survivors, counters }))
 }
 
-/// What each tier may take, by its place among the tiers.
+/// Returns the bandwidth limit of each tier, indexed by tier.
 fn bandwidth(settings: &Settings, block_bytes: usize) -> [Option<BandwidthLimit>; BandwidthTier::ALL.len()] {
     let limits = [
         (BandwidthTier::Disk, settings.disk_tier.bandwidth.0),
@@ -149,7 +149,7 @@ fn bandwidth(settings: &Settings, block_bytes: usize) -> [Option<BandwidthLimit>
     BandwidthLimit::of_tiers(&limits, block_bytes)
 }
 
-/// The slower tiers are asked one after the other, each within its own deadline.
+/// Returns the sum of the slower tiers' deadlines, because these tiers are queried one after the other.
 fn others_deadline(settings: &Settings) -> std::time::Duration {
     let mut deadline = std::time::Duration::ZERO;
     if !settings.remote_tier.nodes.is_empty() {
@@ -229,7 +229,7 @@ fn object(
     Ok(ObjectTier::open(&config, builder)?)
 }
 
-/// A number that differs from store to store.
+/// Returns an id that differs between stores.
 pub(crate) fn fresh_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()

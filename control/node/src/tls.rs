@@ -1,4 +1,4 @@
-//! Settings of TLS into what listeners and clients use.
+//! Conversion of the TLS settings into the configurations of listeners and clients.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -12,11 +12,11 @@ use router_tls::{Alpn, ClientCertificate, ClientTls, ClientTlsConfig, ServerTls,
 
 use crate::compose::some;
 
-/// How often certificates are looked at for changes.
+/// Interval at which certificate files are checked for changes.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How others than clients are reached over https; loaded when somebody is, so that no system needs root certificates
-/// for plain HTTP.
+/// Returns the TLS configuration for upstream servers. It is loaded only if one of `urls` is https, so that
+/// no system needs root certificates for plain HTTP.
 pub(crate) fn upstream(settings: &Settings, urls: &[&str]) -> Result<Option<Arc<ClientTls>>> {
     let tls = &settings.tls;
     let is_set = ![&tls.upstream_ca_file, &tls.upstream_certificate_file, &tls.upstream_key_file]
@@ -32,7 +32,8 @@ pub(crate) fn upstream(settings: &Settings, urls: &[&str]) -> Result<Option<Arc<
         key_file: file(&tls.upstream_key_file),
         ..ClientTlsConfig::default()
     };
-    // A machine without root certificates can still reach those of the house.
+    // Without the system's root certificates, servers with a certificate of `upstream_ca_file` are still
+    // reachable.
     let loaded = ClientTls::load(&config).or_else(|error| match error {
         TlsError::SystemRoots { .. } if config.ca_file.is_some() => {
             ClientTls::load(&ClientTlsConfig { system_roots: false, ..config.clone() })
@@ -42,7 +43,7 @@ pub(crate) fn upstream(settings: &Settings, urls: &[&str]) -> Result<Option<Arc<
     loaded.map(Some).context("[tls] upstream_…")
 }
 
-/// The gateway's own certificate, if clients come over TLS.
+/// Returns the gateway's certificate, if clients connect over TLS.
 pub(crate) fn server(settings: &Settings, alpn: &[Alpn]) -> Result<Option<Arc<ServerTls>>> {
     let tls = &settings.tls;
     let (Some(certificate), Some(key)) = (some(&tls.certificate_file), some(&tls.key_file)) else {
@@ -67,7 +68,7 @@ pub(crate) fn server(settings: &Settings, alpn: &[Alpn]) -> Result<Option<Arc<Se
     ServerTls::load(&config).map(Some).context("[tls]")
 }
 
-/// The certificate of the endpoint picker, as `picker.tls` says.
+/// Returns the certificate of the endpoint picker, as `picker.tls` selects.
 pub(crate) fn picker(settings: &Settings) -> Result<Option<Arc<ServerTls>>> {
     match settings.picker.tls.as_str() {
         "off" => Ok(None),
@@ -79,8 +80,8 @@ pub(crate) fn picker(settings: &Settings) -> Result<Option<Arc<ServerTls>>> {
     }
 }
 
-/// A certificate that nobody has signed and that exists in memory alone: proxies that accept it encrypt, and do not check whom
-/// they talk to.
+/// Returns a self-signed certificate, kept in memory only: proxies that accept it encrypt, but cannot
+/// authenticate the picker.
 fn self_signed() -> Result<Arc<ServerTls>> {
     let made = rcgen::generate_simple_self_signed(["kvasir".to_owned()])?;
     let in_memory = |name: &str, text: String| -> Result<(std::fs::File, PathBuf)> {
@@ -96,7 +97,7 @@ fn self_signed() -> Result<Arc<ServerTls>> {
     Ok(ServerTls::load(&config)?)
 }
 
-/// A worker's own certificate, if its callers come over TLS.
+/// Returns a worker's certificate, if its callers connect over TLS.
 pub(crate) fn worker(settings: &Settings) -> Result<Option<Arc<ServerTls>>> {
     let worker = &settings.worker;
     let (Some(certificate), Some(key)) = (some(&worker.certificate_file), some(&worker.private_key_file))

@@ -1,5 +1,5 @@
-//! `kvasir top`: a gateway and its workers in the terminal; with `--kernel` what the kernel of this machine sees of engines that
-//! run on it.
+//! `kvasir top`: shows a gateway and its workers in the terminal and, with `--kernel`, kernel statistics of
+//! the engines on this machine.
 
 use std::io::IsTerminal;
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ use tools_top::{TopConfig, View, once, run};
 use crate::credentials::Credentials;
 use crate::engine_watch::{EngineWatch, table};
 
-/// Size of a frame that goes to no terminal.
+/// Size of a frame when the output is not a terminal, in columns and rows.
 const FRAME: (u16, u16) = (120, 40);
-/// A gateway that takes longer is asked again with the next sample.
+/// Time limit for the gateway's answer; a slower gateway is queried again at the next sample.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// Arguments.
+/// Arguments of `kvasir top`.
 #[derive(Args)]
 pub(crate) struct TopArgs {
     /// The gateway, as HOST:PORT or https://HOST:PORT.
@@ -29,24 +29,26 @@ pub(crate) struct TopArgs {
     gateway: String,
     #[command(flatten)]
     credentials: Credentials,
-    /// Milliseconds between two looks.
+    /// Interval between two samples, in milliseconds.
     #[arg(long, default_value_t = 1000, value_name = "MS")]
     interval: u64,
-    /// Print one frame as text and end, as is done when the output is no terminal.
+    /// Print one frame as text and exit. This is the default if the output is not a terminal.
     #[arg(long)]
     once: bool,
-    /// What to show first, and with --once alone: overview, workers, latency, pools, transfers or decisions.
+    /// View to show first, or, with --once, the only one: overview, workers, latency, pools, transfers or
+    /// decisions.
     #[arg(long, default_value = "overview", value_parser = view, value_name = "VIEW")]
     view: View,
-    /// Show why engines of this machine are slow: how long their requests, threads and disk reads wait, from programs in the
-    /// kernel that end with this command. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, and the
-    /// host's PID namespace.
+    /// Show why engines on this machine are slow: how long their requests, threads and disk reads wait,
+    /// measured by eBPF programs that are detached when this command ends. Needs root, or CAP_BPF,
+    /// CAP_PERFMON and CAP_SYS_PTRACE, and the host's PID namespace.
     #[arg(long)]
     kernel: bool,
-    /// With --kernel: an engine as HOST:PORT, beside the gateway's workers; may be given several times.
+    /// With --kernel: an engine as HOST:PORT, in addition to the gateway's workers. May be given several
+    /// times.
     #[arg(long = "engine", value_name = "HOST:PORT", requires = "kernel")]
     engines: Vec<String>,
-    /// With --kernel: show it on the gateway's page as well, and to its planner.
+    /// With --kernel: also report the samples to the gateway, for its page and its planner.
     #[arg(long, requires = "kernel")]
     tell: bool,
 }
@@ -94,7 +96,7 @@ async fn watch(arguments: &TopArgs) -> Result<ExitCode> {
         }
         watch.set(resolved(&names).await);
         if std::mem::take(&mut is_first) {
-            // Watches from here on.
+            // The first sample starts the watch.
             if watch.sample()?.is_empty() {
                 bail!("none of these engines is on this machine: {}", names.join(", "));
             }
@@ -110,7 +112,7 @@ async fn watch(arguments: &TopArgs) -> Result<ExitCode> {
                 samples.iter().map(|sample| (sample.name.clone(), sample.to_json())).collect();
             let body = json!({ "workers": told }).to_string();
             let asked = gateway.ask(Method::POST, "/kvasir/kernel", body.into());
-            // A gateway that restarts is told the next time.
+            // A gateway that restarts gets the next sample.
             match tokio::time::timeout(ANSWER_WITHIN, asked).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => eprintln!("--tell: {error}"),
@@ -123,7 +125,7 @@ async fn watch(arguments: &TopArgs) -> Result<ExitCode> {
     }
 }
 
-/// Names of a gateway's workers.
+/// Returns the names of a gateway's workers.
 async fn workers(gateway: &EngineClient) -> Result<Vec<String>> {
     let asked = tokio::time::timeout(ANSWER_WITHIN, gateway.get("/kvasir/workers")).await;
     let told: Value = serde_json::from_slice(&asked.context("no answer")??)?;
@@ -131,7 +133,7 @@ async fn workers(gateway: &EngineClient) -> Result<Vec<String>> {
     Ok(names.filter_map(|worker| worker["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// Engines with their addresses; names that have none are left out.
+/// Resolves the engines' addresses; names without an address are left out.
 async fn resolved(names: &[String]) -> Vec<(String, (IpAddr, u16))> {
     let mut all = Vec::new();
     for name in names {

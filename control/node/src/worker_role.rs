@@ -1,4 +1,4 @@
-//! `kvasir worker`: engine, data plane and host tier of one process.
+//! `kvasir worker`: runs engine, data plane and tiers of one worker process.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -56,7 +56,7 @@ async fn work(
         exposure::of_transfer(settings, settings.transfer.listen, has_secret),
     ];
     said.into_iter().flatten().for_each(|said| tracing::warn!("{said}"));
-    // Within `serve` the gateway comes over loopback.
+    // Within `serve` the gateway connects over loopback.
     let tls = if is_supervised { None } else { tls::worker(settings)? };
     let listener = http::bind(listen).await?;
     let model = compose::model(settings)?;
@@ -142,7 +142,7 @@ async fn work(
     }
     handle.stop();
     if let Some(store) = kept {
-        // What the disk was given is put on stable storage.
+        // Flushes the disk writes to stable storage.
         store.close();
     }
     Ok(())
@@ -153,7 +153,7 @@ fn start_nanos() -> u32 {
     since.map_or(0, |since| since.subsec_nanos())
 }
 
-/// The counters of all rails: each metric once, with a series for each rail that has it.
+/// Appends the counters of all rails: each metric once, with a series for each rail that has it.
 fn rail_metrics(out: &mut String, rails: &[RailCounters]) {
     type Series<'a> = Vec<(&'a str, u64)>;
     let mut metrics: BTreeMap<&str, (&str, Series<'_>)> = BTreeMap::new();

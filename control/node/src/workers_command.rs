@@ -1,5 +1,5 @@
-//! `kvasir workers` and `kvasir drain`: the roster of a running gateway, over its routes for administrators. They print what
-//! was changed and exit with 0, or print the gateway's own reason and exit with 1.
+//! `kvasir workers` and `kvasir drain`: change the roster of a running gateway over its administrators'
+//! routes. They print the change and exit with 0, or print the gateway's own reason and exit with 1.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 
 use crate::credentials::Credentials;
 
-/// Interval between two looks at a draining worker.
+/// Interval between two polls of a draining worker.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// A gateway that takes longer is not there.
+/// Time limit for the gateway's answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// The gateway to ask.
+/// The gateway to query.
 #[derive(Args)]
 pub(crate) struct GatewayArgs {
-    /// The gateway, as HOST:PORT or https://HOST:PORT; its `gateway.admin_listen` where that is set.
+    /// The gateway, as HOST:PORT or https://HOST:PORT; use its `gateway.admin_listen` address if that is set.
     #[arg(long, global = true, default_value = "127.0.0.1:8000", value_name = "GATEWAY")]
     gateway: String,
     #[command(flatten)]
     credentials: Credentials,
 }
 
-/// `kvasir workers`.
+/// Arguments of `kvasir workers`.
 #[derive(Args)]
 pub(crate) struct WorkersArgs {
     #[command(flatten)]
@@ -41,50 +41,52 @@ pub(crate) struct WorkersArgs {
 
 #[derive(Subcommand)]
 enum WorkersCommand {
-    /// Show all workers, their states, and why those that are not ready are not (the default).
+    /// Show all workers, their states, and the reasons why workers are not ready (the default).
     List,
-    /// Add a worker to the roster of this gateway and its peers, until all of them have been stopped.
+    /// Add a worker to the roster of this gateway and its peers, until all of these gateways have been
+    /// stopped.
     Add {
         /// http://HOST:PORT
         url: String,
-        /// What it does: prefill, decode or both; else what it says itself.
+        /// Role of the worker: prefill, decode or both (default: as the engine reports).
         #[arg(long, default_value = "")]
         role: String,
-        /// The pool that it belongs to.
+        /// Pool that the worker belongs to.
         #[arg(long, default_value = router_fleet::DEFAULT_POOL)]
         pool: String,
     },
-    /// Put a worker's engine to sleep when its requests are over: it gives its GPU's memory back. Waits until it sleeps.
+    /// Put a worker's engine to sleep when its requests have ended, which frees its GPU memory. Waits until
+    /// it sleeps.
     Sleep {
-        /// As `kvasir workers` shows it.
+        /// Name as `kvasir workers` shows it.
         name: String,
     },
-    /// Wake a worker that sleeps. Waits until it takes requests.
+    /// Wake a sleeping worker. Waits until it takes requests.
     Wake {
-        /// As `kvasir workers` shows it.
+        /// Name as `kvasir workers` shows it.
         name: String,
     },
-    /// Remove a worker, also one that the configuration names. Requests that it has go on.
+    /// Remove a worker, including one from the configuration. Its running requests continue.
     Remove {
-        /// As `kvasir workers` shows it.
+        /// Name as `kvasir workers` shows it.
         name: String,
     },
 }
 
-/// `kvasir drain`.
+/// Arguments of `kvasir drain`.
 #[derive(Args)]
 pub(crate) struct DrainArgs {
     #[command(flatten)]
     gateway: GatewayArgs,
-    /// The worker, as `kvasir workers` shows it.
+    /// Name of the worker as `kvasir workers` shows it.
     name: String,
-    /// Wait until it has no request of this gateway and its peers any more.
+    /// Wait until the worker has no request of this gateway and its peers left.
     #[arg(long)]
     wait: bool,
-    /// Wait no longer than this many seconds, and fail then.
+    /// Most seconds to wait; the command fails after them.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", requires = "wait")]
     timeout: u64,
-    /// The opposite: it takes requests again.
+    /// Undo a drain: the worker takes requests again.
     #[arg(long, conflicts_with = "wait")]
     undo: bool,
 }
@@ -104,7 +106,7 @@ impl Admin {
         self.answer(self.0.ask(Method::POST, path, body.to_string().into())).await
     }
 
-    /// The same, for what takes as long as a worker's requests.
+    /// Posts a request without the short time limit, for changes that take as long as a worker's requests.
     async fn post_long(&self, path: &str, body: &Value) -> Result<Value> {
         self.answer_within(
             router_fleet::SLEEP_REQUEST_MAX,
@@ -132,7 +134,7 @@ impl Admin {
     }
 }
 
-/// A path below a worker; its name may hold brackets of an IPv6 address.
+/// Returns a path below a worker's route; the name may contain the brackets of an IPv6 address.
 pub(crate) fn path_of(name: &str, rest: &str) -> String {
     format!("/kvasir/workers/{}{rest}", name.replace('[', "%5B").replace(']', "%5D"))
 }
@@ -210,7 +212,7 @@ fn run(command: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }
 
-/// The sources of discovery, a line each, and the workers that were left out.
+/// Formats the sources of discovery, one per line, and the omitted workers.
 fn sources(discovery: &Value) -> String {
     let mut out = String::new();
     for source in discovery["sources"].as_array().into_iter().flatten() {
@@ -232,7 +234,7 @@ fn sources(discovery: &Value) -> String {
     out
 }
 
-/// Columns as wide as what is in them.
+/// Formats a table with columns as wide as their content.
 fn table(told: &Value) -> String {
     let text = |value: &Value| match value {
         Value::Null => "-".to_owned(),

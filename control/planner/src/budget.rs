@@ -1,11 +1,11 @@
-//! Counts of several pools within the GPUs that there are, at every instant of the change.
+//! Distribution of the available GPUs among pools, respected at every instant of a change.
 
 /// One pool's request for workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Claim {
-    /// Workers at least.
+    /// Fewest workers.
     pub(crate) min: u32,
-    /// Workers that demand asks for; at least `min`.
+    /// Workers that demand needs; at least `min`.
     pub(crate) wanted: u32,
     /// Workers that exist and are not draining.
     pub(crate) current: u32,
@@ -15,11 +15,12 @@ pub(crate) struct Claim {
     pub(crate) gpus: u32,
 }
 
-/// Counts that keep to the budget, one for each claim.
+/// Returns the counts that keep to the budget, one for each claim.
 ///
-/// When not all can have what they want, the pool with the smallest share of its wish is served first: the slowest role
-/// bounds the fleet. A pool grows only into GPUs that are free now; what shrinking pools give back can be used when their
-/// workers have ended. Workers of a pool's minimum that run already stay, even beyond a budget that was lowered.
+/// If the GPUs do not suffice, the pool with the smallest share of its wanted count is served first: the
+/// slowest role limits the fleet. A pool grows only into GPUs that are free now; the GPUs of shrinking pools
+/// become available when their workers have ended. Running workers of a pool's minimum stay, even beyond a
+/// budget that was lowered.
 pub(crate) fn fit(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
     let targets = targets(claims, gpus_max);
     let held = |claim: &Claim, target: u32| (claim.current.max(target) + claim.draining) * claim.gpus;
@@ -34,7 +35,7 @@ pub(crate) fn fit(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
     counts
 }
 
-/// Counts that would be right with all GPUs at hand.
+/// Returns the counts that would be right if no GPU were in use.
 fn targets(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
     let mut counts: Vec<u32> = claims.iter().map(|claim| claim.min).collect();
     let used: u32 = claims.iter().zip(&counts).map(|(claim, &count)| count * claim.gpus).sum();
@@ -52,7 +53,7 @@ fn fits(claim: &Claim, free: i64) -> bool {
     i64::from(claim.gpus) <= free
 }
 
-/// The pool that has the smallest share of its wish, among those that can have more.
+/// Returns the pool with the smallest share of its wanted count, among those that can grow.
 fn neediest(claims: &[Claim], counts: &[u32], can_grow: impl Fn(usize) -> bool) -> Option<usize> {
     let share = |at: usize| f64::from(counts[at]) / f64::from(claims[at].wanted.max(1));
     (0..claims.len()).filter(|&at| can_grow(at)).min_by(|&a, &b| share(a).total_cmp(&share(b)))

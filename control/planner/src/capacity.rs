@@ -1,13 +1,13 @@
 //! Requests per second that a worker serves within the service level.
 //!
-//! A few workers are simulated under Poisson arrivals whose lengths are drawn from requests that were seen lately, and the
-//! rate is bisected for the highest one at which the share in time is kept. A worker of several serves more than one alone:
-//! behind a long prompt the next request goes to another worker. With the lengths of Mooncake's conversations that is a
-//! factor of ten. An analytic formula has to choose one of the
-//! limits (prompt time, ITL, KV) in advance; the simulation meets whichever comes first, with its queueing.
+//! A few workers are simulated under Poisson arrivals whose lengths are drawn from recent requests, and the
+//! rate is bisected for the highest one at which enough requests are in time. A worker in a group serves more
+//! than a single worker: behind a long prompt the next request goes to another worker. With the lengths of
+//! Mooncake's conversations this is a factor of ten. An analytic formula has to choose one of the limits
+//! (prompt time, ITL, KV) in advance; the simulation meets the first limit that applies, with its queueing.
 //!
-//! Requests that would be late on an idle worker (a prompt of 80,000 tokens within three seconds) are part of the load, and
-//! are not judged: no number of workers brings them in time.
+//! Requests that would be late even on an idle worker (a prompt of 80,000 tokens within three seconds) are
+//! part of the load, and are not judged: no number of workers brings them in time.
 
 use std::collections::BTreeMap;
 
@@ -18,37 +18,37 @@ use crate::simulated_worker::{Progress, SimulatedWorker};
 /// Lengths of one request, in tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lengths {
-    /// The prompt.
+    /// Tokens of the prompt.
     pub prompt: f64,
-    /// Of the prompt, tokens whose KV a cache had.
+    /// Prompt tokens whose KV was cached.
     pub cached: f64,
-    /// The answer.
+    /// Tokens of the answer.
     pub output: f64,
 }
 
-/// Requests of one simulation: at least, for each worker, and at most.
+/// Requests of one simulation: fewest, per worker, and most.
 const REQUESTS_MIN: usize = 600;
 const REQUESTS_EACH: usize = 200;
 const REQUESTS_MAX: usize = 20_000;
-/// A simulation lasts at least so many times as long as an answer that is just in time: a worker that fills up is not one
-/// that keeps up.
+/// Shortest simulation, as a multiple of the time of an answer that is just in time: a worker whose queue
+/// grows slowly must be detected.
 const ANSWERS_MIN: f64 = 2.0;
-/// Workers of one simulation at most.
+/// Most workers of one simulation.
 const WORKERS_MAX: u32 = 8;
-/// Halvings of the rate's range.
+/// Bisection steps of the rate.
 const HALVINGS: usize = 9;
-/// Arrivals are drawn from this seed: equal lengths, equal capacity.
+/// Seed of the arrivals: equal lengths give equal capacities.
 const SEED: u64 = 0x6B76_6173_6972;
-/// Results kept.
+/// Most results kept.
 const RESULTS_MAX: usize = 64;
-/// Ratio of the grid on which means of lengths are rounded: mixes of one cell share a result.
+/// Ratio of the grid to which means of lengths are rounded: mixes of one cell share a result.
 const MIX_GRAIN: f64 = 0.1;
 
-/// The mix, how many workers share it, and from how many requests it is known, as a power of two: a first impression must
-/// not last.
+/// The mix, the number of workers that share it, and the number of requests that it is known from, as a power
+/// of two, so that a first estimate is replaced.
 type MixKey = ([i32; 5], u32, u32);
 
-/// Capacities of one engine, by mix of lengths. A new mix costs some ten milliseconds, a known one a look-up.
+/// Capacities of one engine by mix of lengths. A new mix costs some ten milliseconds, a known mix a look-up.
 #[derive(Debug)]
 pub struct Capacity {
     engine: Engine,
@@ -58,14 +58,14 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Capacities of workers with this engine and role, within this service level.
+    /// Creates the capacities of workers with this engine and role, within this service level.
     #[must_use]
     pub fn new(engine: Engine, role: WorkerRole, level: ServiceLevel) -> Self {
         Self { engine, role, level, known: BTreeMap::new() }
     }
 
-    /// Requests per second of each of `workers` workers when requests are like these; 0 when none of them can be served in
-    /// time.
+    /// Returns the requests per second of each of `workers` workers for requests of these lengths; 0 if none
+    /// of them can be served in time.
     pub fn of(&mut self, lengths: &[Lengths], workers: u32) -> f64 {
         if lengths.is_empty() {
             return 0.0;
@@ -106,7 +106,7 @@ impl Capacity {
         low
     }
 
-    /// Whether so many workers keep the service level at this rate of each.
+    /// Whether this many workers keep the service level at this rate per worker.
     fn attains(&self, rate: f64, lengths: &[Lengths], workers: u32) -> bool {
         let rate = rate * f64::from(workers);
         let output = lengths.iter().map(|lengths| lengths.output).sum::<f64>() / lengths.len() as f64;
@@ -145,7 +145,7 @@ impl Capacity {
         true
     }
 
-    /// Whether a request is in time on a worker that has nothing else to do.
+    /// Whether a request is in time on an idle worker.
     fn is_possible(&self, lengths: &Lengths) -> bool {
         let step = &self.engine.step;
         let chunks = ((lengths.prompt - lengths.cached) / self.engine.batch_tokens).ceil().max(1.0);
@@ -162,7 +162,7 @@ impl Capacity {
         ttft <= self.level.ttft && itl <= self.level.itl
     }
 
-    /// Whether a finished request is judged and was late; notes first tokens.
+    /// Whether a finished request is judged and was late. Records first tokens.
     fn is_late(&self, progress: Progress, requests: &[Request], judged: &[bool], first: &mut [f64]) -> bool {
         match progress {
             Progress::FirstToken { number, at } => {
@@ -180,7 +180,7 @@ impl Capacity {
     }
 }
 
-/// Means of the lengths and the spreads of prompts and answers, on a logarithmic grid.
+/// Returns the means of the lengths and the spreads of prompts and answers, on a logarithmic grid.
 fn key(lengths: &[Lengths]) -> [i32; 5] {
     let mean = |of: fn(&Lengths) -> f64| lengths.iter().map(of).sum::<f64>() / lengths.len() as f64;
     let prompt = mean(|lengths| lengths.prompt);

@@ -2,26 +2,26 @@
 
 use std::collections::VecDeque;
 
-/// Counts kept at most; more often than this a window is not looked at.
+/// Most counts kept; ticks are too rare to need more within a window.
 const COUNTS_MAX: usize = 1024;
 
-/// A rate over a sliding window. (An exponential average of the same noise takes four times as long to forget a demand that
-/// was a hundred times as high.)
+/// A rate over a sliding window. (An exponential average with the same noise takes four times as long to
+/// forget demand that was a hundred times as high.)
 #[derive(Debug, Clone)]
 pub(crate) struct Level {
-    /// Seconds.
+    /// Length of the window, in seconds.
     window: f64,
-    /// Count and seconds, newest last.
+    /// Count and duration in seconds of each observation, newest last.
     counts: VecDeque<(f64, f64)>,
 }
 
 impl Level {
-    /// A rate over so many seconds, and as much more as the oldest count within them reaches back.
+    /// Creates a rate over this many seconds; the oldest count within the window may extend it.
     pub(crate) fn new(window: f64) -> Self {
         Self { window, counts: VecDeque::new() }
     }
 
-    /// Takes `count` arrivals of the last `seconds`. Numbers that are no count or no time are left out.
+    /// Adds `count` arrivals of the last `seconds`. Invalid counts or times are ignored.
     pub(crate) fn observe(&mut self, count: f64, seconds: f64) {
         if !(count.is_finite() && count >= 0.0 && seconds.is_finite() && seconds > 0.0) {
             return;
@@ -36,7 +36,7 @@ impl Level {
         }
     }
 
-    /// Arrivals per second; 0 before the first observation.
+    /// Returns the arrivals per second; 0 before the first observation.
     pub(crate) fn rate(&self) -> f64 {
         let (count, seconds) =
             self.counts.iter().fold((0.0, 0.0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
@@ -44,12 +44,13 @@ impl Level {
     }
 }
 
-/// Seconds between two looks of a forecast that is judged, as of a planner's ticks.
+/// Interval between two forecasts that are judged, in seconds, as between a planner's ticks.
 const TICK: f64 = 5.0;
 
-/// How far a forecast of the next `ahead` seconds is off: the sum of absolute errors over the sum of requests (WAPE), if the
-/// forecast is the rate of the last `window` seconds. Every stretch of `ahead` seconds but the first is forecast once.
-/// `arrivals` are seconds in rising order; `None` where they fill no two stretches, or `ahead` is no multiple of 5 s.
+/// Returns the error of a forecast of the next `ahead` seconds: the sum of absolute errors over the sum of
+/// requests (WAPE), if the forecast is the rate of the last `window` seconds. Every period of `ahead` seconds
+/// except the first is forecast once. `arrivals` are seconds in rising order. `None` if they fill fewer than
+/// two periods, or `ahead` is no multiple of 5 s.
 #[must_use]
 pub fn forecast_error(arrivals: &[f64], window: f64, ahead: f64) -> Option<f64> {
     let ticks_ahead = (ahead / TICK).round() as usize;
@@ -85,7 +86,8 @@ mod tests {
     fn a_forecast_of_steady_demand_is_right_and_one_of_a_step_is_late() {
         let steady: Vec<f64> = (0..600).map(|at| f64::from(at) + 0.5).collect();
         assert!(forecast_error(&steady, 40.0, 30.0).is_some_and(|error| error < 1e-9));
-        // 30 s of 1 request/s, 30 s of 3, an instant to end the second stretch: 30 are forecast, 90 come.
+        // 30 s of 1 request/s, 30 s of 3, and one instant that ends the second period: 30 are forecast, 90
+        // arrive.
         let step: Vec<f64> = (0..30)
             .map(f64::from)
             .chain((0..90).map(|at| 30.0 + f64::from(at) / 3.0))

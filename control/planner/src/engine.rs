@@ -3,10 +3,10 @@
 //! A step computes a chunk of prompt tokens and one token of every running request. Its duration is a sum of five terms;
 //! AIConfigurator's tables of vLLM on an H100 are within 5 % of it for decoding and within 12 % for prompts.
 
-/// Seconds of a step, term by term. No coefficient is negative.
+/// Duration of a step in seconds, term by term. No coefficient is negative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepTime {
-    /// Every step.
+    /// Fixed part of every step.
     pub base: f64,
     /// For each running request.
     pub per_request: f64,
@@ -31,7 +31,7 @@ impl StepTime {
         self.per_prompt_token * (to - from) + self.per_prompt_square * (to * to - from * from)
     }
 
-    /// All terms so many times as slow.
+    /// Returns the step time with all terms multiplied by `factor`.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self {
@@ -44,16 +44,16 @@ impl StepTime {
     }
 }
 
-/// One worker's engine.
+/// Engine of one worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Engine {
-    /// Durations of its steps.
+    /// Durations of the engine's steps.
     pub step: StepTime,
-    /// Tokens that the KV cache holds.
+    /// Capacity of the KV cache, in tokens.
     pub kv_tokens: f64,
-    /// Prompt tokens and running requests of one step at most (`max_num_batched_tokens`).
+    /// Most prompt tokens and running requests of one step (`max_num_batched_tokens`).
     pub batch_tokens: f64,
-    /// Requests that run at a time (`max_num_seqs`).
+    /// Most requests that run at a time (`max_num_seqs`).
     pub running_max: usize,
 }
 
@@ -75,31 +75,31 @@ impl Default for Engine {
     }
 }
 
-/// The share of requests that must be answered in time, and what "in time" means.
+/// Service level: the share of requests that must be in time, and the time limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServiceLevel {
-    /// Seconds to the first token.
+    /// Time to first token, in seconds.
     pub ttft: f64,
-    /// Mean seconds between the tokens of an answer.
+    /// Mean inter-token latency of an answer, in seconds.
     pub itl: f64,
-    /// Share of requests that keep both, from 0 to 1.
+    /// Share of requests that must meet both, from 0 to 1.
     pub attainment: f64,
 }
 
 /// Phases of a request that a worker computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WorkerRole {
-    /// Prompt and answer.
+    /// Prefill and decode.
     #[default]
     Both,
-    /// Prompts: a request leaves with its first token, and only the TTFT counts.
+    /// Prefill only: a request leaves with its first token, and only the TTFT is judged.
     Prefill,
-    /// Answers: a request arrives with its prompt's KV, and only the ITL counts.
+    /// Decode only: a request arrives with its prompt's KV, and only the ITL is judged.
     Decode,
 }
 
 impl WorkerRole {
-    /// The name in settings and tables.
+    /// Returns the name in settings and tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,9 +1,9 @@
-//! A fleet in virtual time: requests, a router that balances by load, workers that take time to start and drain before
-//! they end, and a scaling law that sets their number.
+//! A fleet in virtual time: requests, a router that balances by load, workers that take time to start and
+//! drain before they end, and a scaling law that sets their number.
 //!
-//! The fleet is of one role and one engine. Each request counts as attained when its TTFT and its mean ITL kept the
-//! service level. `mean_workers` counts workers that exist and are not draining, starting ones included, as llm-d's
-//! published benchmark does.
+//! The fleet has one role and one engine. A request counts as attained if its TTFT and its mean ITL met the
+//! service level. `mean_workers` counts workers that exist and are not draining, including starting ones, as
+//! llm-d's published benchmark does.
 
 use crate::capacity::Lengths;
 use crate::engine::{Engine, ServiceLevel, WorkerRole};
@@ -14,18 +14,18 @@ use crate::simulated_worker::{Progress, SimulatedWorker};
 /// A request of a trace; lengths in tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request {
-    /// Seconds from the start.
+    /// Arrival, in seconds from the start.
     pub at: f64,
-    /// The prompt.
+    /// Tokens of the prompt.
     pub prompt: f64,
-    /// Of the prompt, tokens whose KV a cache has.
+    /// Prompt tokens whose KV is cached.
     pub cached: f64,
-    /// The answer.
+    /// Tokens of the answer.
     pub output: f64,
 }
 
 impl Request {
-    /// A request of these lengths at this time. A prompt has at least one token to compute, an answer one.
+    /// Creates a request of these lengths. At least one prompt token is computed and one token is generated.
     #[must_use]
     pub fn new(at: f64, lengths: Lengths) -> Self {
         let prompt = lengths.prompt.max(1.0).floor();
@@ -37,14 +37,15 @@ impl Request {
         self.prompt - self.cached
     }
 
-    /// Its lengths.
+    /// Returns the lengths of the request.
     #[must_use]
     pub fn lengths(&self) -> Lengths {
         Lengths { prompt: self.prompt, cached: self.cached, output: self.output }
     }
 }
 
-/// Poisson arrivals of requests with these lengths: rates per second, each for so many seconds.
+/// Returns Poisson arrivals of requests with these lengths; `stages` are rates per second with their
+/// durations in seconds.
 #[must_use]
 pub fn poisson(stages: &[(f64, f64)], lengths: Lengths, seed: u64) -> Vec<Request> {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -66,21 +67,21 @@ pub fn poisson(stages: &[(f64, f64)], lengths: Lengths, seed: u64) -> Vec<Reques
 /// A simulated fleet and its limits.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// Workers as they are.
+    /// Actual engine of the workers.
     pub engine: Engine,
-    /// Workers as the planner believes them to be before it has measured any.
+    /// Engine that the planner assumes before it has measured one.
     pub believed: Engine,
-    /// Phases that they compute.
+    /// Phases that the workers compute.
     pub role: WorkerRole,
     /// The service level.
     pub level: ServiceLevel,
-    /// Workers at least, and at the start.
+    /// Fewest workers, and workers at the start.
     pub min: u32,
-    /// Workers at most.
+    /// Most workers.
     pub max: u32,
-    /// Seconds from asking for a worker to its first request.
+    /// Seconds from the request for a worker to its first request.
     pub start_time: f64,
-    /// Seconds that the need must have been lower before a worker goes.
+    /// Seconds for which the need must have been lower before a worker is removed.
     pub down_after: f64,
     /// Periods after which demand repeats, in seconds.
     pub seasons: Vec<f64>,
@@ -110,20 +111,20 @@ impl Setup {
     }
 }
 
-/// A worker as a law may see it.
+/// State of a worker that a law may use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replica {
     /// Whether it takes requests.
     pub is_ready: bool,
-    /// Requests that wait for a place in its batch.
+    /// Requests that wait for a place in the batch.
     pub queued: usize,
-    /// Requests in its batch.
+    /// Requests in the batch.
     pub running: usize,
-    /// Of these, requests that generate.
+    /// Requests in the batch that decode.
     pub decoding: usize,
     /// Tokens of KV in use.
     pub kv_tokens: f64,
-    /// Prompt tokens that are not computed.
+    /// Prompt tokens that are not yet computed.
     pub queued_tokens: f64,
 }
 
@@ -134,9 +135,9 @@ pub struct FleetView<'a> {
     pub now: f64,
     /// The count in force.
     pub wanted: u32,
-    /// Workers at least.
+    /// Fewest workers.
     pub min: u32,
-    /// Workers at most.
+    /// Most workers.
     pub max: u32,
     /// Seconds that a worker takes to start.
     pub start_time: f64,
@@ -148,15 +149,15 @@ pub struct FleetView<'a> {
     pub replicas: &'a [Replica],
     /// Workers that are draining.
     pub draining: u32,
-    /// All requests of the run, by time of arrival, future ones included (for laws that know them).
+    /// All requests of the run, by time of arrival, including future ones (for laws with perfect foresight).
     pub requests: &'a [Request],
-    /// Requests that have come.
+    /// Number of requests that have arrived.
     pub arrived: usize,
     /// Time and TTFT of each first token so far.
     pub first_tokens: &'a [(f64, f64)],
     /// Time, mean ITL and number of each finished request.
     pub finished: &'a [(f64, f64, usize)],
-    /// Mean gap between tokens since the last tick.
+    /// Mean inter-token latency since the last tick.
     pub itl_mean: Option<f64>,
     /// Workers that became ready since the last tick.
     pub started: u32,
@@ -166,7 +167,7 @@ pub struct FleetView<'a> {
 pub trait Law {
     /// Seconds between two ticks.
     fn interval(&self) -> f64;
-    /// The count that it wants.
+    /// Returns the wanted count.
     fn wanted(&mut self, view: &FleetView<'_>) -> u32;
 }
 
@@ -183,7 +184,7 @@ pub struct Outcome {
     pub ttft_p50: f64,
     /// Seconds to the first token, p99.
     pub ttft_p99: f64,
-    /// Changes of the count whose direction was the other one than that of the change before.
+    /// Number of changes in the opposite direction of the previous change.
     pub reversals: u32,
     /// Time and count of each change.
     pub changes: Vec<(f64, u32)>,
@@ -192,7 +193,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Share of the requests that came from `from` on which were in time.
+    /// Returns the share of the requests arriving at or after `from` that were in time.
     #[must_use]
     pub fn attained_from(&self, requests: &[Request], from: f64) -> f64 {
         let first = requests.partition_point(|request| request.at < from);
@@ -200,7 +201,7 @@ impl Outcome {
         in_time as f64 / (self.in_time.len() - first).max(1) as f64
     }
 
-    /// Mean count of workers from `from` to `to`.
+    /// Returns the mean count of workers from `from` to `to`.
     #[must_use]
     pub fn mean_workers_between(&self, from: f64, to: f64) -> f64 {
         let ends = self.changes.iter().skip(1).map(|change| change.0).chain([to]);
@@ -213,7 +214,8 @@ impl Outcome {
     }
 }
 
-/// A run ends so long after the last arrival at the latest, in seconds; requests without an end were not in time.
+/// Longest time that a run continues after the last arrival, in seconds; unfinished requests were not in
+/// time.
 const AFTER_LAST: f64 = 3600.0;
 
 struct Member {
@@ -295,7 +297,7 @@ impl<'a> Run<'a> {
             self.advance(at);
             let ready = |member: &&mut Member| member.ready_at <= at && !member.is_draining;
             let least = |a: &&mut Member, b: &&mut Member| a.worker.load().total_cmp(&b.worker.load());
-            // With no worker ready, the one that will be next.
+            // Without a ready worker, the one that will be ready next.
             let next = |a: &&mut Member, b: &&mut Member| a.ready_at.total_cmp(&b.ready_at);
             let number = self.arrived;
             self.arrived += 1;
@@ -376,7 +378,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Starts workers, or drains those that are still starting, then those with the least to do.
+    /// Starts workers, or drains workers: those that are still starting first, then those with the least
+    /// load.
     fn resize(&mut self, wanted: u32, now: f64) {
         self.members.retain(|member| !(member.is_draining && member.worker.is_idle()));
         if wanted != self.wanted {
@@ -420,7 +423,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Our planner as a law: it gets from the view what gateways report.
+/// Kvasir's planner as a law: it uses the parts of the view that gateways report.
 #[derive(Debug)]
 pub struct PlannerLaw {
     planner: Planner,
@@ -428,7 +431,7 @@ pub struct PlannerLaw {
     first_tokens: usize,
     finished: usize,
     start_time: f64,
-    /// When each worker that is starting was asked for.
+    /// Time of the request for each starting worker.
     asked_at: Vec<f64>,
     before: f64,
     /// The last decision.
@@ -439,7 +442,7 @@ pub struct PlannerLaw {
 const INTERVAL: f64 = 5.0;
 
 impl PlannerLaw {
-    /// The planner with this headroom.
+    /// Creates the planner with this headroom.
     #[must_use]
     pub fn new(setup: &Setup, headroom: Headroom) -> Self {
         Self {

@@ -1,9 +1,11 @@
-//! Step times of an engine, learned from what gateways measure: mean gaps between tokens, and mean times to the first.
+//! Step times of an engine, learned from the gateways' measurements: mean inter-token latencies and mean
+//! times to first token.
 //!
-//! A fleet runs at nearly one operating point for long, which does not tell an engine's five terms apart. So two scales are
-//! learned first ([`Factor`]): one of the decode terms, from gaps at the mean number of running requests and their KV, and
-//! one of the prefill terms, from times to the first token. The shape of the decode terms is learned only as far as the
-//! operating point moves ([`LeastSquares`] around the configured shape).
+//! A fleet runs at nearly one operating point for long periods, which does not separate an engine's five
+//! terms. So two scales are learned first ([`Factor`]): one of the decode terms, from gaps at the mean number
+//! of running requests and their KV, and one of the prefill terms, from times to first token. The shape of
+//! the decode terms is learned only as far as the operating point moves ([`LeastSquares`] around the
+//! configured shape).
 //!
 //! ```text
 //! gap  = decode step ÷ (1 − u)                      u: share of the time that prompts take
@@ -11,8 +13,9 @@
 //!                                                       c: mean of their squares over the square of their mean
 //! ```
 //!
-//! The first follows from tokens that wait while a chunk of a prompt is computed; the second is a request that meets a
-//! step half way, and the queue of an M/G/1 station (Pollaczek and Khinchine; Kleinrock, Queueing Systems I, ch. 5).
+//! The first formula follows from tokens that wait while a chunk of a prompt is computed; the second is a
+//! request that arrives in the middle of a step, and the queue of an M/G/1 station (Pollaczek and Khinchine;
+//! Kleinrock, Queueing Systems I, ch. 5).
 
 use router_policy::{Factor, LeastSquares};
 
@@ -20,18 +23,18 @@ use crate::capacity::Lengths;
 use crate::engine::{Engine, StepTime, WorkerRole};
 use crate::planner::Observation;
 
-/// Ticks from which the scale of the decode terms is learned. It then stands still: a scale that went on would explain
-/// each operating point by itself, and leave nothing to the shape.
+/// Ticks in which the scale of the decode terms is learned. The scale is then fixed: a scale that continued
+/// to adapt would explain each operating point by itself, and leave nothing to the shape.
 const SCALE_OBSERVATIONS: u64 = 64;
-/// The configured shape counts as much as so many observations of all of a step's time.
+/// Weight of the configured shape, in observations of a whole step's time.
 const SHAPE_WEIGHT: f64 = 1.0;
-/// Half of an observation's weight is gone after 140 ticks.
+/// Factor per tick of an observation's weight: half of the weight is lost after 140 ticks.
 const FORGETTING: f64 = 0.995;
-/// Share of the time that prompts take beyond which a tick says nothing: queues then outweigh the work.
+/// Share of time spent on prompts above which a tick is ignored: queueing then outweighs the work.
 const PROMPT_SHARE_MAX: f64 = 0.6;
-/// Seconds of a tick beyond which its means say nothing.
+/// Duration of a tick, in seconds, above which its means are ignored.
 const TICK_MAX: f64 = 600.0;
-/// Halvings of the range in which a prompt's seconds are sought.
+/// Bisection steps for the seconds of a prompt.
 const HALVINGS: usize = 30;
 
 #[derive(Debug)]
@@ -39,7 +42,7 @@ pub(crate) struct LearnedEngine {
     start: Engine,
     decode: Factor,
     prefill: Factor,
-    /// Of the decode terms' shares, with their scale taken out.
+    /// Shares of the decode terms, relative to their scale.
     shape: LeastSquares<3>,
 }
 
@@ -53,7 +56,7 @@ impl LearnedEngine {
         }
     }
 
-    /// Takes a tick's measurements of workers that serve requests of these lengths.
+    /// Adds a tick's measurements of workers that serve requests of these lengths.
     pub(crate) fn observe(&mut self, role: WorkerRole, lengths: &[Lengths], seen: &Observation) {
         let ready = f64::from(seen.workers.ready);
         if ready <= 0.0 || lengths.is_empty() || !(seen.seconds > 0.0 && seen.seconds <= TICK_MAX) {
@@ -85,7 +88,8 @@ impl LearnedEngine {
         self.shape.observe(shares.map(|share| share * scale), 1.0);
     }
 
-    /// Prompts of these lengths took `seconds` with their queue, when `rate` of them came in a second.
+    /// Adds the mean `seconds` that prompts of these lengths took, queueing included, at `rate` prompts per
+    /// second.
     fn observe_prefill(&mut self, lengths: &[Lengths], seconds: f64, rate: f64) {
         if !(seconds.is_finite() && seconds > 0.0 && rate.is_finite() && rate >= 0.0) {
             return;
@@ -109,17 +113,17 @@ impl LearnedEngine {
         }
     }
 
-    /// Mean seconds that a prompt takes.
+    /// Returns the mean seconds of a prompt.
     fn prompt_seconds(&self, lengths: &[Lengths]) -> f64 {
         mean_prefill(&self.start.step, lengths) * self.prefill_scale()
     }
 
-    /// Before the first prompt was measured, prompts are believed to be as much slower as decoding is.
+    /// Before the first measured prompt, prompts are assumed to be slower by the same factor as decoding.
     fn prefill_scale(&self) -> f64 {
         if self.prefill.observations() > 0 { self.prefill.value() } else { self.decode.value() }
     }
 
-    /// The step times as they are known now.
+    /// Returns the step times as learned so far.
     pub(crate) fn step(&self) -> StepTime {
         let start = &self.start.step;
         let (decode, prefill) = (self.decode.value(), self.prefill_scale());
@@ -133,7 +137,7 @@ impl LearnedEngine {
         }
     }
 
-    /// The engine as it is known now.
+    /// Returns the engine as learned so far.
     pub(crate) fn engine(&self) -> Engine {
         Engine { step: self.step(), ..self.start }
     }
@@ -144,7 +148,7 @@ fn mean_prefill(step: &StepTime, lengths: &[Lengths]) -> f64 {
     all / lengths.len().max(1) as f64
 }
 
-/// Mean of the squares of prompts' seconds over the square of their mean: 1 when all are alike.
+/// Returns the mean square of the prompts' seconds over the square of their mean: 1 if all are equal.
 fn spread(step: &StepTime, lengths: &[Lengths]) -> f64 {
     let squares: f64 =
         lengths.iter().map(|lengths| step.prefill(lengths.cached, lengths.prompt).powi(2)).sum();
@@ -175,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Another device: four times as slow, and eight times for each token of KV; prompts twice as slow.
+    /// A different device: four times as slow, and eight times for each token of KV; prompts twice as slow.
     #[test]
     fn scales_are_learned_at_one_point_and_the_shape_when_it_moves() {
         let start = Engine::default();
@@ -206,7 +210,7 @@ mod tests {
         }
     }
 
-    /// Short and long prompts: the wait behind the long ones is not taken for slow prompts.
+    /// Short and long prompts: queueing behind long prompts is not attributed to slow prompts.
     #[test]
     fn the_queue_of_mixed_prompts_is_told_from_their_work() {
         let start = Engine::default();

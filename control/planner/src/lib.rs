@@ -1,19 +1,21 @@
-//! The planner: how many workers of each role a fleet needs to keep its service level with the fewest GPUs.
+//! The planner: decides how many workers of each role a fleet needs to keep its service level with the fewest
+//! GPUs.
 //!
-//! Everything here is pure: observations and time are arguments, decisions with their reasons are results. Equal input,
-//! equal output. The crate knows no HTTP, no Kubernetes and no clock; `control/node` observes gateways and carries
-//! decisions out.
+//! The crate is pure: observations and time are arguments, decisions with their reasons are results. Equal
+//! input gives equal output. The crate knows no HTTP, no Kubernetes and no clock; `control/node` observes
+//! gateways and carries decisions out.
 //!
 //! Reading order:
 //! 1. `engine`: durations of an engine's steps, and the limits of its batch and its KV cache.
 //! 2. `simulated_worker`, `capacity`: one worker in virtual time, and the most requests per second that it serves within
 //!    the service level.
-//! 3. `learned_engine`: the step times, corrected by what is measured; `measured_engine`: from measurements of an engine alone.
-//! 4. `demand`, `season`, `start_time`: what a fleet is asked for, now and by the time a new worker is ready.
-//! 5. `planner`: demand over capacity, and the rules of when to follow it; `budget`: counts of several roles within the
-//!    GPUs that there are.
-//! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling law, demand that was
-//!    measured, and how much headroom it needs.
+//! 3. `learned_engine`: the step times, corrected by measurements; `measured_engine`: step times from
+//!    measurements of an engine alone.
+//! 4. `demand`, `season`, `start_time`: the fleet's demand, now and when a new worker is ready.
+//! 5. `planner`: demand over capacity, and the rules for following it; `budget`: counts of several roles
+//!    within the available GPUs.
+//! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling law,
+//!    recorded demand, and the headroom that it needs.
 
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,16 @@
-//! An engine's step times from measurements of it alone.
+//! Step times of an engine, from measurements of that engine alone.
 //!
 //! ```text
 //! time to the first token = first + (per_prompt_token + per_kv_token) · n + per_prompt_square · n²    n tokens of one prompt
 //! time between tokens     = base + per_request · r + per_kv_token · k                                 r requests, k tokens of KV
 //! ```
 //!
-//! Both are fitted with relative errors and coefficients that are not negative. `first` holds what a request takes beside its step
-//! (network, tokens of its text), so it is not a coefficient of the engine.
+//! Both are fitted with relative errors and non-negative coefficients. `first` is the time of a request in
+//! addition to its step (network, tokenisation), so it is not a coefficient of the engine.
 
 use crate::engine::StepTime;
 
-/// A prompt that was alone on the engine, and of which nothing was cached.
+/// A prompt that ran alone on the engine, with none of its tokens cached.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PromptSample {
     /// Tokens of the prompt.
@@ -19,35 +19,35 @@ pub struct PromptSample {
     pub seconds: f64,
 }
 
-/// Requests that generated side by side.
+/// Requests that decoded concurrently.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecodeSample {
-    /// Requests.
+    /// Number of requests.
     pub requests: f64,
-    /// Tokens of KV that they held together.
+    /// Tokens of KV that the requests held together.
     pub kv_tokens: f64,
-    /// Seconds between two tokens.
+    /// Inter-token latency, in seconds.
     pub seconds: f64,
 }
 
-/// Step times that fit measurements, and how well.
+/// Fitted step times, with the errors of the fit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredEngine {
     /// The step times.
     pub step: StepTime,
-    /// Seconds of a request beside its prompt's own.
+    /// Seconds of a request in addition to those of its prompt.
     pub first: f64,
-    /// Largest relative errors of the fit: times to the first token, times between tokens.
+    /// Largest relative errors of the fit: times to first token, and inter-token latencies.
     pub errors: [f64; 2],
 }
 
-/// Columns of a fit.
+/// Coefficients of a fit.
 const TERMS: usize = 3;
-/// Samples of each kind at least: one more than there are coefficients.
+/// Fewest samples of each kind: one more than there are coefficients.
 pub const SAMPLES_MIN: usize = TERMS + 1;
 
 impl MeasuredEngine {
-    /// Fits the measurements; an error says what is missing.
+    /// Fits the measurements; an error names the missing samples.
     pub fn fit(prompts: &[PromptSample], decodes: &[DecodeSample]) -> Result<Self, String> {
         let prompt_rows: Vec<Row> = prompts
             .iter()
@@ -70,7 +70,7 @@ impl MeasuredEngine {
             base,
             per_request,
             per_kv_token,
-            // A prompt's own tokens are KV that its request holds.
+            // The tokens of a prompt are also KV that its request holds.
             per_prompt_token: (per_token - per_kv_token).max(0.0),
             per_prompt_square,
         };
@@ -108,8 +108,9 @@ fn largest_error(rows: &[Row], coefficients: [f64; TERMS]) -> f64 {
     rows.iter().filter(|row| row.is_usable()).map(error).fold(0.0, f64::max)
 }
 
-/// The coefficients, none negative, with the least sum of squared relative errors. With three of them each set that may be above
-/// zero is tried; the best whose solution is not negative is the optimum, for the problem is convex.
+/// Returns the non-negative coefficients with the least sum of squared relative errors. With three
+/// coefficients, each set of coefficients that may be above zero is tried; the best non-negative solution is
+/// the optimum, because the problem is convex.
 fn solve(rows: &[Row]) -> Option<[f64; TERMS]> {
     let mut best: Option<([f64; TERMS], f64)> = None;
     for set in 1..1_u32 << TERMS {
@@ -129,7 +130,8 @@ fn solve(rows: &[Row]) -> Option<[f64; TERMS]> {
     best.map(|(solution, _)| solution)
 }
 
-/// Least squares with the coefficients of this set alone, by the normal equations of columns that are scaled to one.
+/// Solves least squares with only the coefficients of this set, by the normal equations of columns scaled to
+/// one.
 fn solve_set(rows: &[Row], set: u32) -> Option<[f64; TERMS]> {
     let columns: Vec<usize> = (0..TERMS).filter(|column| set >> column & 1 == 1).collect();
     let usable: Vec<&Row> = rows.iter().filter(|row| row.is_usable()).collect();
@@ -143,7 +145,7 @@ fn solve_set(rows: &[Row], set: u32) -> Option<[f64; TERMS]> {
         return None;
     }
     let size = columns.len();
-    // Augmented: the last column is the right side.
+    // Augmented matrix: the last column is the right-hand side.
     let mut matrix = vec![vec![0.0; size + 1]; size];
     for row in &usable {
         let scaled: Vec<f64> = columns
@@ -220,7 +222,7 @@ mod tests {
 
     #[test]
     fn noise_makes_no_coefficient_negative_and_is_told() {
-        // Without a square, and without a cost of requests: noise would make them negative.
+        // Without a square term and without a cost per request: noise would make both negative.
         let step = StepTime {
             base: 0.01,
             per_request: 0.0,

@@ -1,4 +1,4 @@
-//! Demand over capacity, and the rules of when to follow it.
+//! Wanted counts from demand over capacity, and the rules for following them.
 //!
 //! For each pool, at each tick:
 //!
@@ -9,16 +9,18 @@
 //!
 //! * `capacity` is requests/s of a worker within the service level for the lengths of the last requests, with the
 //!   engine's step times learned from what gateways measure.
-//! * Demand is looked at as far ahead as the next worker needs: as waking takes while one sleeps, as starting takes otherwise.
-//! * Nothing waits for workers that are starting: `wanted` is a count, and they are part of it. One that has been starting
-//!   for twice the usual time is reported as stuck; its place is not asked for twice.
-//! * Up at once. Down only when the need stayed lower for `down_after`, and an eighth of the workers at a time. Each
-//!   reversal (up again soon after a down) makes `down_after` four times as long for a day, so that steady load has a
-//!   steady count.
-//! * Answers later than the service level, with queues that grow, in two ticks: one worker more than are ready, whatever
-//!   the model says.
-//! * A count that was changed by hand stays for `manual_hold`.
-//! * Without `SAMPLES_MIN` finished requests there is no capacity; a threshold on KV and queues decides, and says so.
+//! * Demand is forecast as far ahead as the next worker needs: the time to wake a sleeping worker if there is
+//!   one, otherwise the time to start one.
+//! * Starting workers delay nothing: `wanted` is a count that includes them. A worker that has been starting
+//!   for twice the usual time is reported as stuck, and is not requested a second time.
+//! * Scale up at once. Scale down only if the need stayed lower for `down_after`, and by an eighth of the
+//!   workers at a time. Each reversal (up again soon after a scale-down) multiplies `down_after` by four for a
+//!   day, so that steady load has a steady count.
+//! * Two ticks with answers later than the service level and growing queues: one worker more than are ready,
+//!   whatever the model predicts.
+//! * A count that was changed by hand is kept for `manual_hold`.
+//! * Without `SAMPLES_MIN` finished requests there is no capacity; a threshold on KV and queues decides, and
+//!   the reason names it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,77 +34,78 @@ use crate::learned_engine::LearnedEngine;
 use crate::season::Season;
 use crate::start_time::StartTime;
 
-/// Finished requests before their lengths say what a worker can do.
+/// Finished requests from which on their lengths determine a worker's capacity.
 const SAMPLES_MIN: usize = 50;
-/// Lengths that are kept.
+/// Most lengths that are kept.
 const SAMPLES_MAX: usize = 512;
-/// A worker's capacity is that of one among so many. It is not that of one among as many as there are: a capacity that
-/// depends on the count makes the count swing.
+/// Workers of the simulated group that determines a worker's capacity. It is a constant, because a capacity
+/// that depended on the count would make the count oscillate.
 pub const CAPACITY_OF: u32 = 4;
-/// Tokens of a prompt or an answer beyond which a length is not believed.
+/// Tokens of a prompt or an answer above which a length is ignored.
 const TOKENS_MAX: f64 = 1e6;
-/// Seconds over which arrivals are counted.
+/// Window in which arrivals are counted, in seconds.
 pub const LEVEL_WINDOW: f64 = 40.0;
-/// Of a worker more than `n`, this much does not count as a need for `n + 1`.
+/// Part of a worker by which the need may exceed a count without another worker.
 const ROUNDING: f64 = 0.02;
-/// Learned step times are rounded to powers of this ratio: each engine has its capacities computed once.
+/// Ratio of the grid to which learned step times are rounded, so that each engine's capacities are computed
+/// once.
 const ENGINE_GRAIN: f64 = 1.04;
-/// Capacities of so many engines are kept.
+/// Most engines whose capacities are kept.
 const ENGINES_MAX: usize = 8;
-/// A rise within so many times `down_after` from the last fall is a reversal.
+/// A rise within this multiple of `down_after` after the last fall is a reversal.
 const REVERSAL_WITHIN: f64 = 30.0;
-/// Each makes `down_after` so many times as long.
+/// Factor by which each reversal multiplies `down_after`.
 const REVERSAL_FACTOR: f64 = 4.0;
-/// Longest wait before going down, in seconds, and how long reversals are remembered.
+/// Longest wait before scaling down, in seconds, and time for which reversals are remembered.
 const DOWN_AFTER_MAX: f64 = 2.0 * 3600.0;
 const REVERSALS_REMEMBERED: f64 = 24.0 * 3600.0;
-/// A pool does not go down to a count that the noise of arrivals would lift again: so many standard deviations above the
-/// need must fit.
+/// Standard deviations of arrival noise that must fit above the need: a pool is not scaled down to a count
+/// that the noise would raise again.
 const SWINGS: f64 = 3.0;
-/// One worker in so many drains at a time.
+/// Divisor of the workers that may drain at a time.
 const DRAIN_SHARE: u32 = 8;
-/// Late ticks before the model is overridden.
+/// Consecutive late ticks after which the model is overridden.
 const LATE_TICKS: u32 = 2;
-/// Slots of a season: so many of a period, of so many seconds at least. Shorter ones would follow the noise.
+/// Slots of a season, and shortest slot in seconds. Shorter slots would follow the noise.
 const SEASON_SLOTS: f64 = 288.0;
 const SEASON_SLOT_MIN: f64 = 30.0;
-/// Without a model: KV in use above which a worker is added, and below which one may go.
+/// Without a model: KV use above which a worker is added, and below which one may be removed.
 const KV_HIGH: f64 = 0.8;
 const KV_LOW: f64 = 0.3;
 
 /// One role of one model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PoolConfig {
-    /// Name in decisions.
+    /// Name of the pool in decisions.
     pub name: String,
-    /// Phases that its workers compute.
+    /// Phases that the pool's workers compute.
     pub role: WorkerRole,
-    /// Workers at least; 0 lets the pool end when nothing is asked.
+    /// Fewest workers. 0: the pool may have no worker without demand.
     pub min: u32,
-    /// Workers at most.
+    /// Most workers.
     pub max: u32,
     /// GPUs of a worker.
     pub gpus: u32,
 }
 
-/// Service level and limits that the planner keeps; times in seconds.
+/// Service level and limits of the planner; times in seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannerConfig {
     /// The service level.
     pub level: ServiceLevel,
-    /// The engine, as far as it is known before the first request.
+    /// Engine as assumed before the first request.
     pub engine: Engine,
-    /// Share of the capacity that is used, until [`Planner::set_headroom`] says otherwise.
+    /// Share of the capacity that is used, until [`Planner::set_headroom`] changes it.
     pub headroom: Headroom,
-    /// Seconds from asking for a worker to its first request, until starts have been seen.
+    /// Seconds from the request for a worker to its first request, until starts have been measured.
     pub start_time: f64,
-    /// Seconds in which what waits is to be worked off.
+    /// Seconds within which queued requests are to be served.
     pub clear_within: f64,
-    /// Seconds that the need must have been lower before a worker goes.
+    /// Seconds for which the need must have been lower before a worker is removed.
     pub down_after: f64,
-    /// Seconds that a count which was changed by hand stays.
+    /// Seconds for which a count that was changed by hand is kept.
     pub manual_hold: f64,
-    /// GPUs of all pools together, those of draining workers included.
+    /// Most GPUs of all pools together, including draining workers.
     pub gpus_max: u32,
     /// Periods after which demand repeats, in seconds.
     pub seasons: Vec<f64>,
@@ -111,13 +114,13 @@ pub struct PlannerConfig {
 /// Workers of a pool by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WorkerCounts {
-    /// Take requests.
+    /// Workers that take requests.
     pub ready: u32,
-    /// Exist, and take none yet.
+    /// Workers that exist and do not take requests yet.
     pub starting: u32,
-    /// Take no more.
+    /// Workers that take no more requests.
     pub draining: u32,
-    /// Are asleep, and would be woken before any other is started.
+    /// Workers that are asleep, and are woken before another one is started.
     pub sleeping: u32,
 }
 
@@ -126,46 +129,47 @@ pub struct WorkerCounts {
 pub struct Observation {
     /// Seconds since the last tick.
     pub seconds: f64,
-    /// Requests that came.
+    /// Requests that arrived.
     pub arrivals: f64,
-    /// Lengths of requests that finished, or of a sample of them.
+    /// Lengths of finished requests, or of a sample of them.
     pub finished: Vec<Lengths>,
-    /// Requests that wait for a place on a worker, now.
+    /// Requests that wait for a worker at the end of the tick.
     pub queued: f64,
-    /// Requests that generate, on all workers together.
+    /// Requests that decode, on all workers together.
     pub decoding: f64,
-    /// Tokens of KV that these hold.
+    /// Tokens of KV that the decoding requests hold.
     pub kv_tokens: f64,
-    /// Mean seconds between tokens.
+    /// Mean inter-token latency, in seconds.
     pub itl_mean: Option<f64>,
-    /// Mean seconds to the first token.
+    /// Mean time to first token, in seconds.
     pub ttft_mean: Option<f64>,
-    /// p90 of the seconds between tokens.
+    /// 90th percentile of inter-token latency, in seconds.
     pub itl_p90: Option<f64>,
-    /// p90 of the seconds to the first token.
+    /// 90th percentile of time to first token, in seconds.
     pub ttft_p90: Option<f64>,
-    /// Workers.
+    /// Workers by state.
     pub workers: WorkerCounts,
-    /// For each worker that is starting: seconds since it was asked for.
+    /// For each starting worker: seconds since it was requested.
     pub starting_for: Vec<f64>,
-    /// Workers that became ready: seconds since each was asked for.
+    /// For each worker that became ready: seconds since it was requested.
     pub started_in: Vec<f64>,
-    /// Workers that were woken: seconds since each was asked for.
+    /// For each worker that was woken: seconds since it was requested.
     pub woken_in: Vec<f64>,
-    /// The count in force where workers are started and stopped.
+    /// Count in force at the process that starts and stops workers.
     pub in_force: u32,
-    /// A part of the demand was not measured: a gateway is silent, or has just gone. There may be more than is seen.
+    /// Whether part of the demand was not measured, because a gateway is silent or was just removed. Demand
+    /// may be higher than measured.
     pub is_partial: bool,
 }
 
-/// Why a count is wanted.
+/// Reason for a wanted count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The need, as computed.
+    /// The computed need.
     Demand,
-    /// Most of the need are requests that wait.
+    /// Queued requests are most of the need.
     Backlog,
-    /// The same time in earlier periods.
+    /// Demand at the same time in earlier periods.
     Season,
     /// Answers are late and queues grow.
     LateAnswers,
@@ -173,22 +177,22 @@ pub enum Reason {
     Thresholds,
     /// Even a request alone on a worker is late; KV in use and queues decided.
     LevelImpossible,
-    /// Fewer would do, and were not enough for long enough; or an eighth is draining.
+    /// A lower count would suffice, but has not for long enough; or an eighth of the workers is draining.
     WaitingToShrink,
-    /// Fewer would do for the part of the demand that is seen.
+    /// A lower count would suffice for the measured part of the demand.
     Partial,
     /// The pool's minimum.
     Minimum,
     /// The pool's maximum.
     Maximum,
-    /// The other GPUs are in use, or still draining.
+    /// The remaining GPUs are in use or belong to draining workers.
     Budget,
     /// The count was changed by hand.
     ManualHold,
 }
 
 impl Reason {
-    /// The name in metrics.
+    /// Returns the name in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -227,25 +231,26 @@ impl Reason {
     }
 }
 
-/// The count that a pool should have, and why.
+/// Count that a pool should have, with its reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// Name of the pool.
     pub pool: String,
     /// Workers that should exist and not be draining.
     pub wanted: u32,
-    /// Why so many.
+    /// Reason for the count.
     pub reason: Reason,
     /// Arrivals per second.
     pub rate: f64,
-    /// Requests per second that one worker serves within the service level; `None` without enough requests.
+    /// Requests per second that one worker serves within the service level; `None` if too few requests have
+    /// finished.
     pub capacity: Option<f64>,
-    /// Workers that demand asks for, before limits; `None` without a capacity.
+    /// Workers that demand needs, before limits; `None` without a capacity.
     pub need: Option<f64>,
     /// Share of the capacity that is used.
     pub utilisation: f64,
-    /// How far ahead demand is looked at, in seconds: the time that the next worker needs, to wake where one sleeps, else to start,
-    /// and one interval.
+    /// Time for which demand is forecast, in seconds: the time of the next worker, to wake if one sleeps,
+    /// otherwise to start, plus one interval.
     pub horizon: f64,
     /// Workers that have been starting for more than twice the usual time.
     pub stuck: u32,
@@ -279,7 +284,7 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner that has seen nothing yet.
+    /// Creates a planner without observations.
     #[must_use]
     pub fn new(config: PlannerConfig, pools: Vec<PoolConfig>) -> Self {
         let pools = pools.into_iter().map(|pool| Pool::new(pool, &config)).collect();
@@ -290,7 +295,7 @@ impl Planner {
     ///
     /// # Panics
     ///
-    /// When there are not as many observations as pools: the caller observes the pools that it configured.
+    /// If the numbers of observations and pools differ: the caller observes the pools that it configured.
     pub fn decide(&mut self, now: f64, observations: &[Observation]) -> Vec<Decision> {
         assert_eq!(observations.len(), self.pools.len(), "one observation for each pool");
         if now < std::mem::replace(&mut self.decided_at, now) {
@@ -309,8 +314,8 @@ impl Planner {
         decisions
     }
 
-    /// Forgets which counts were asked for. For a planner whose decisions are not carried out: counts that differ from them
-    /// then do not look as if they were set by hand.
+    /// Forgets the requested counts, for a planner whose decisions are not carried out: different counts then
+    /// do not look as if they were set by hand.
     pub fn forget_asked(&mut self) {
         for pool in &mut self.pools {
             pool.asked = None;
@@ -318,22 +323,22 @@ impl Planner {
         }
     }
 
-    /// Says that a pool's count was set as it was decided. A count that differs at the next decision was then set by hand, even
-    /// if it is the one from before.
+    /// Records that a pool's count was set as decided. A different count at the next decision was then set by
+    /// hand, even if it is the previous one.
     pub fn carried_out(&mut self, pool: usize) {
         if let Some(pool) = self.pools.get_mut(pool) {
             pool.in_force_before = pool.asked.unwrap_or(pool.in_force_before);
         }
     }
 
-    /// Uses another share of the capacity of a pool's workers from now on.
+    /// Sets the share of the capacity of a pool's workers that is used from now on.
     pub fn set_headroom(&mut self, pool: usize, headroom: Headroom) {
         if let Some(pool) = self.pools.get_mut(pool) {
             pool.headroom = headroom;
         }
     }
 
-    /// Workers of a pool as far as they are known by now, and seconds that they take to start.
+    /// Returns the engine of a pool's workers as learned so far, and the seconds that they take to start.
     #[must_use]
     pub fn learned(&self, pool: usize) -> Option<(Engine, f64)> {
         self.pools.get(pool).map(|pool| (pool.engine.engine(), pool.start_time.p90()))
@@ -368,7 +373,7 @@ struct Pool {
     headroom: Headroom,
     level: Level,
     lengths: VecDeque<Lengths>,
-    /// Of the engines that were in force lately.
+    /// Capacities of the engines that were recently in use.
     capacities: VecDeque<(EngineKey, Capacity)>,
     engine: LearnedEngine,
     start_time: StartTime,
@@ -377,7 +382,7 @@ struct Pool {
     shrink: Shrink,
     late_ticks: u32,
     queued_before: f64,
-    /// The count that was asked for, and the one that was in force before that.
+    /// Count that was requested, and the count that was in force before.
     asked: Option<u32>,
     in_force_before: u32,
     held_until: f64,
@@ -412,7 +417,7 @@ impl Pool {
         self.observe(seen);
         let ahead = |time: &StartTime| time.p90() + seen.seconds.clamp(0.0, 60.0);
         let start = ahead(&self.start_time);
-        // The next worker is one that sleeps, where there is one.
+        // The next worker is a sleeping one, if there is one.
         let horizon = if seen.workers.sleeping > 0 { ahead(&self.wake_time) } else { start };
         let capacity = self.capacity(config);
         let (mut wanted, mut reason, need) = match capacity {
@@ -459,7 +464,7 @@ impl Pool {
         self.engine.observe(self.config.role, self.lengths.make_contiguous(), seen);
     }
 
-    /// Requests per second of one worker.
+    /// Returns the requests per second of one worker.
     fn capacity(&mut self, config: &PlannerConfig) -> Option<f64> {
         if self.lengths.len() < SAMPLES_MIN {
             return None;
@@ -474,7 +479,7 @@ impl Pool {
         Some(self.capacities[at].1.of(self.lengths.make_contiguous(), workers))
     }
 
-    /// Workers that demand asks for.
+    /// Returns the workers that demand needs.
     fn by_capacity(
         &mut self,
         config: &PlannerConfig,
@@ -492,7 +497,8 @@ impl Pool {
         let ahead = |horizon: f64| {
             self.seasons.iter().filter_map(|season| season.forecast(now, horizon)).fold(0.0, f64::max)
         };
-        // Demand beyond the sleepers needs new workers: look as far ahead as a start takes, without what the sleepers serve.
+        // Demand beyond the sleeping workers needs new ones: the forecast covers the start of a worker, minus
+        // the demand that sleeping workers serve.
         let sleeping = f64::from(seen.workers.sleeping) * utilisation;
         let season = ahead(horizon).max(ahead(start) - sleeping);
         let backlog = seen.queued.max(0.0) / config.clear_within / capacity;
@@ -505,16 +511,16 @@ impl Pool {
             Reason::Demand
         };
         let wanted = (need - ROUNDING).ceil().clamp(0.0, f64::from(u32::MAX)) as u32;
-        // However little there is to do, a worker must do it.
+        // Any demand at all needs a worker.
         let is_used = seen.queued > 0.0 || seen.arrivals > 0.0 || seen.decoding > 0.0;
         (wanted.max(u32::from(is_used)), reason, Some(need))
     }
 
-    /// One more or one fewer than are ready, by KV in use and by queues.
+    /// Returns one worker more or fewer than are ready, by KV use and queues.
     fn by_thresholds(&self, config: &PlannerConfig, seen: &Observation) -> u32 {
         let ready = seen.workers.ready;
         let exist = ready + seen.workers.starting;
-        // However little there is to do, a worker must do it.
+        // Any demand at all needs a worker.
         let least = u32::from(seen.queued > 0.0 || seen.arrivals > 0.0 || seen.decoding > 0.0);
         if ready == 0 {
             return exist.max(least);
@@ -552,7 +558,8 @@ impl Pool {
         }
     }
 
-    /// Not fewer than were needed lately, and not more workers draining at a time than an eighth.
+    /// Limits a scale-down: at least the recently needed count, and at most an eighth of the workers draining
+    /// at a time.
     fn shrunk(
         &mut self,
         config: &PlannerConfig,
@@ -562,11 +569,11 @@ impl Pool {
         reason: Reason,
         need: f64,
     ) -> (u32, Reason) {
-        // Counts of Poisson arrivals over the level's window have this standard deviation.
+        // Standard deviation of Poisson arrivals counted over the window of the level.
         let counted = LEVEL_WINDOW * self.level.rate();
         let swing = if counted > 0.0 { need * SWINGS / counted.sqrt() } else { 0.0 };
         let high = ((need + swing - ROUNDING).ceil() as u32).min(self.config.max);
-        // A planner that has just started knows no demand: the count that it finds is taken to be needed.
+        // A planner that has just started knows no demand: the present count is assumed to be needed.
         self.shrink.begin(now, seen.in_force);
         let current = self.asked.unwrap_or(seen.in_force).clamp(self.config.min, self.config.max);
         let needed = self.shrink.most(now, wanted.max(high), config.down_after);
@@ -584,7 +591,7 @@ impl Pool {
         (count, if count > wanted { Reason::WaitingToShrink } else { reason })
     }
 
-    /// Whether a count that someone else set is in force, and still to be kept.
+    /// Whether the count in force was set by hand, and is still to be kept.
     fn is_held(&mut self, config: &PlannerConfig, now: f64, seen: &Observation) -> bool {
         let is_changed =
             self.asked.is_some_and(|asked| seen.in_force != asked && seen.in_force != self.in_force_before);
@@ -596,7 +603,7 @@ impl Pool {
     }
 
     fn note(&mut self, now: f64, decision: &Decision, config: &PlannerConfig) {
-        // A fall or a rise that was not the demand's says nothing about how long to wait.
+        // A change that demand did not cause is no evidence for the waiting time.
         let is_demand = !matches!(decision.reason, Reason::ManualHold | Reason::Budget);
         if let Some(before) = self.asked
             && is_demand
@@ -606,7 +613,7 @@ impl Pool {
         self.asked = Some(decision.wanted);
     }
 
-    /// Forgets times that are still to come after the clock was set back.
+    /// Drops times in the future, after the clock was set back.
     fn clock_went_back(&mut self, now: f64) {
         self.held_until = f64::NEG_INFINITY;
         self.shrink.last_fall = None;
@@ -617,10 +624,10 @@ impl Pool {
 /// Exponents of an engine's step times on the grid of [`ENGINE_GRAIN`].
 type EngineKey = [i32; 5];
 
-/// An engine on the grid.
+/// Rounds an engine to the grid.
 fn rounded(engine: Engine) -> (EngineKey, Engine) {
     let StepTime { base, per_request, per_kv_token, per_prompt_token, per_prompt_square } = engine.step;
-    // A term of zero has an exponent of its own.
+    // A term of zero has a reserved exponent.
     let terms = [base, per_request, per_kv_token, per_prompt_token, per_prompt_square];
     let key = terms.map(|term| if term > 0.0 { term.log(ENGINE_GRAIN).round() as i32 } else { i32::MIN });
     let [base, per_request, per_kv_token, per_prompt_token, per_prompt_square] =
@@ -629,10 +636,10 @@ fn rounded(engine: Engine) -> (EngineKey, Engine) {
     (key, Engine { step, ..engine })
 }
 
-/// When a pool may go down.
+/// Conditions for scaling a pool down.
 #[derive(Debug, Default)]
 struct Shrink {
-    /// Counts that were needed, each higher than those after it.
+    /// Needed counts with their times, each higher than all later ones.
     needed: VecDeque<(f64, u32)>,
     last_fall: Option<f64>,
     last_reversal: f64,
@@ -645,14 +652,14 @@ impl Shrink {
         (down_after * REVERSAL_FACTOR.powi(self.reversals as i32)).min(down_after.max(DOWN_AFTER_MAX))
     }
 
-    /// Takes the count that was in force at the first decision as needed.
+    /// Records the count in force at the first decision as needed.
     fn begin(&mut self, now: f64, in_force: u32) {
         if !std::mem::replace(&mut self.has_begun, true) {
             self.needed.push_back((now, in_force));
         }
     }
 
-    /// The highest count that was needed within `down_after`.
+    /// Returns the highest count that was needed within `down_after`.
     fn most(&mut self, now: f64, needed: u32, down_after: f64) -> u32 {
         if now - self.last_reversal > REVERSALS_REMEMBERED {
             self.reversals = 0;
@@ -662,7 +669,7 @@ impl Shrink {
             self.needed.pop_back();
         }
         self.needed.push_back((now, needed));
-        // A clock that was set back must not keep a count for ever.
+        // A clock that was set back must not keep a count forever.
         while self.needed.front().is_some_and(|&(at, _)| at < from || at > now) {
             self.needed.pop_front();
         }

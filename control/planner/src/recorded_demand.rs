@@ -1,8 +1,8 @@
-//! Demand as it was measured, kept so that it can be replayed.
+//! Recorded demand, for replays.
 //!
-//! One record for each tick: how many requests came, and the lengths of a few that finished. Requests of a replay come at
-//! random times within their tick, with lengths drawn from those that were seen last; the seed is fixed, so that a replay
-//! of equal records is equal.
+//! One record for each tick: the number of arrivals, and the lengths of a few requests that finished.
+//! Requests of a replay arrive at random times within their tick, with lengths drawn from the most recent
+//! ones; the seed is fixed, so that replays of equal records are equal.
 //!
 //! In a file each record is a line: the time (seconds since 1970), the seconds of the tick, the arrivals, and
 //! `prompt,cached,output` of each length that was kept:
@@ -17,43 +17,44 @@ use std::fmt::Write;
 use crate::capacity::Lengths;
 use crate::fleet_simulation::Request;
 
-/// Lengths kept of a tick.
+/// Most lengths kept of a tick.
 const LENGTHS_MAX: usize = 2;
-/// Lengths from which those of a request are drawn.
+/// Most recent lengths from which those of a request are drawn.
 const DRAWN_FROM: usize = 256;
-/// Records at most: two weeks of ticks of 5 s.
+/// Most records: two weeks of ticks of 5 s.
 const RECORDS_MAX: usize = 14 * 24 * 720;
-/// A tick that took longer was no tick: the process stood still.
+/// Duration of a tick, in seconds, above which it is ignored: the process was stopped.
 const TICK_MAX: f64 = 120.0;
-/// Arrivals of a tick that are believed.
+/// Most arrivals of a tick; more are ignored as invalid.
 const ARRIVALS_MAX: f64 = 1e7;
 
 #[derive(Debug, Clone, PartialEq)]
 struct Record {
-    /// End of the tick.
+    /// End of the tick, in seconds since 1970.
     at: f64,
     seconds: f32,
     arrivals: u32,
     lengths: Vec<[u32; 3]>,
 }
 
-/// Demand of one pool, oldest first.
+/// Demand of one pool, oldest record first.
 #[derive(Debug, Clone, Default)]
 pub struct RecordedDemand {
     records: VecDeque<Record>,
-    /// How far back it reaches, in seconds.
+    /// Age in seconds up to which records are kept.
     keep: f64,
 }
 
 impl RecordedDemand {
-    /// Keeps the demand of the last `keep` seconds.
+    /// Creates an empty record that keeps the demand of the last `keep` seconds.
     #[must_use]
     pub fn new(keep: f64) -> Self {
         Self { records: VecDeque::new(), keep }
     }
 
-    /// Takes the arrivals of the `seconds` before `at` (seconds since 1970), and lengths of requests that finished; whether it
-    /// did. What is no count or no time is left out. When the clock went back, the records of the times to come are dropped.
+    /// Adds the arrivals of the `seconds` before `at` (seconds since 1970), and lengths of finished requests;
+    /// returns whether they were valid. Invalid counts or times are ignored. If the clock was set back,
+    /// records with later times are dropped.
     pub fn observe(&mut self, at: f64, seconds: f64, arrivals: f64, lengths: &[Lengths]) -> bool {
         let is_number = at.is_finite()
             && seconds > 0.0
@@ -88,25 +89,25 @@ impl RecordedDemand {
         }
     }
 
-    /// Seconds for which demand is known.
+    /// Returns the seconds for which demand is recorded.
     #[must_use]
     pub fn known_seconds(&self) -> f64 {
         self.records.iter().map(|record| f64::from(record.seconds)).sum()
     }
 
-    /// The last record as a line of the file.
+    /// Returns the last record as a line of the file.
     #[must_use]
     pub fn last_line(&self) -> Option<String> {
         self.records.back().map(line)
     }
 
-    /// All records, a line each.
+    /// Returns all records, one per line.
     #[must_use]
     pub fn to_text(&self) -> String {
         self.records.iter().map(|record| line(record) + "\n").collect()
     }
 
-    /// Takes the lines of a file over that are of before `now`; how many were left out.
+    /// Reads the lines of a file that are earlier than `now`; returns how many were skipped.
     pub fn read(&mut self, text: &str, now: f64) -> usize {
         let mut bad = 0;
         for line in text.lines().filter(|line| !line.is_empty()) {
@@ -118,15 +119,16 @@ impl RecordedDemand {
         bad
     }
 
-    /// The records to replay, with `most` requests at most: where there are more, those around the steepest rise, two thirds of
-    /// them before it. A quiet night would say that no headroom is needed.
+    /// Returns the records to replay, with at most `most` requests: if there are more, those around the
+    /// steepest rise, two thirds of them before it. A quiet night alone would suggest that no headroom is
+    /// needed.
     fn window(&self, most: usize) -> std::ops::Range<usize> {
         let arrivals = |at: usize| self.records[at].arrivals as usize;
         let all = 0..self.records.len();
         if all.clone().map(arrivals).sum::<usize>() <= most {
             return all;
         }
-        // Sums over so many records each, before and after a time.
+        // Number of records in each of the two sums, before and after a time.
         const SIDE: usize = 60;
         let sum = |range: std::ops::Range<usize>| range.map(arrivals).sum::<usize>() as f64;
         let rise = |at: usize| sum(at..(at + SIDE).min(all.end)) - sum(at.saturating_sub(SIDE)..at);
@@ -144,8 +146,8 @@ impl RecordedDemand {
         begin..end
     }
 
-    /// Requests of a replay, `most` of them at most, from time 0 on; times in which nothing was recorded are left out. `None` when
-    /// no lengths are known.
+    /// Returns at most `most` requests of a replay, from time 0 on; times without records are skipped. `None`
+    /// if no lengths are recorded.
     #[must_use]
     pub fn requests(&self, most: usize) -> Option<Vec<Request>> {
         let window = self.window(most);
@@ -178,7 +180,7 @@ impl RecordedDemand {
 fn line(record: &Record) -> String {
     let mut text = format!("{:.0} {} {}", record.at, record.seconds, record.arrivals);
     for [prompt, cached, output] in &record.lengths {
-        // Writing into a string cannot fail.
+        // Writing to a String cannot fail.
         let _infallible = write!(text, " {prompt},{cached},{output}");
     }
     text

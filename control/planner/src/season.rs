@@ -1,12 +1,12 @@
 //! Demand that repeats: by day, or by week.
 //!
-//! A profile of demand by slot of the period. It is a seasonal exponential smoothing (Holt-Winters without level and
-//! trend): the planner takes the larger of the present level and the profile, so the profile only has to know what comes,
-//! and a wrong one costs workers, never answers.
+//! A profile of demand by slot of the period, by seasonal exponential smoothing (Holt-Winters without level
+//! and trend). The planner takes the larger of the present level and the profile, so the profile only has to
+//! know what comes, and a wrong one costs workers, never answers.
 
-/// Share of the newest period in the profile, once there is one.
+/// Weight of the newest period in the profile, after the first period.
 const NEW_SHARE: f64 = 0.5;
-/// Complete periods before a forecast is made.
+/// Complete periods that are required for a forecast.
 const PERIODS_MIN: u32 = 2;
 
 /// A profile of demand over one period.
@@ -22,7 +22,7 @@ pub(crate) struct Season {
 }
 
 impl Season {
-    /// A season of `period` seconds in slots of about `slot` seconds.
+    /// Creates a season of `period` seconds in slots of about `slot` seconds.
     pub(crate) fn new(period: f64, slot: f64) -> Self {
         let slots = (period / slot).round().max(1.0) as usize;
         Self {
@@ -35,8 +35,8 @@ impl Season {
         }
     }
 
-    /// Takes the demand of the `seconds` before `at`. Times count from the same origin always; that of the wall clock, so
-    /// that the day begins at midnight UTC.
+    /// Adds the demand of the `seconds` before `at`. Times always count from the same origin; with the wall
+    /// clock, the day begins at midnight UTC.
     pub(crate) fn observe(&mut self, at: f64, demand: f64, seconds: f64) {
         if !(at.is_finite() && demand.is_finite() && seconds > 0.0) {
             return;
@@ -53,7 +53,8 @@ impl Season {
         self.current[slot].1 += seconds;
     }
 
-    /// Ends a period. One of which a tenth was not seen is dropped, and so is one that the clock went back from.
+    /// Ends a period. A period is dropped if a tenth of it was not observed, or if the clock was set back
+    /// from it.
     fn close(&mut self, is_past: bool) {
         let seen: f64 = self.current.iter().map(|slot| slot.1).sum();
         let current = std::mem::replace(&mut self.current, vec![(0.0, 0.0); self.profile.len()]);
@@ -73,7 +74,7 @@ impl Season {
         ((at.rem_euclid(self.period) / self.slot) as usize).min(self.profile.len() - 1)
     }
 
-    /// The highest demand from `at` to `at + horizon`; `None` before two periods are known.
+    /// Returns the highest demand from `at` to `at + horizon`; `None` before two periods are recorded.
     pub(crate) fn forecast(&self, at: f64, horizon: f64) -> Option<f64> {
         if self.periods < PERIODS_MIN {
             return None;

@@ -1,8 +1,9 @@
 //! One worker in virtual time: continuous batching with chunked prefill, first come, first served.
 //!
-//! Steps that only decode are taken together up to the next arrival or the next end of a request, so that an hour of one
-//! worker costs some milliseconds. Requests are known by their lengths alone: the planner simulates millions of them, and
-//! has no prompts. (`tools/replay` simulates prefix caches, for routing policies.)
+//! Decode-only steps are simulated together up to the next arrival or the next end of a request, so that an
+//! hour of one worker costs some milliseconds. Requests are represented by their lengths: the planner
+//! simulates millions of them, and has no prompts. (`tools/replay` simulates prefix caches, for routing
+//! policies.)
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,10 +11,10 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::engine::{Engine, WorkerRole};
 use crate::fleet_simulation::Request;
 
-/// Decode-only steps taken at once while a request waits for KV: admission is tried again after these.
+/// Decode-only steps simulated together while a request waits for KV; admission is retried after them.
 const STEPS_WHILE_WAITING: u64 = 20;
 
-/// A request's progress, with the time at which it was made.
+/// Progress of a request, with its time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Progress {
     FirstToken { number: usize, at: f64 },
@@ -23,7 +24,7 @@ pub(crate) enum Progress {
 #[derive(Debug)]
 struct Prefilling {
     number: usize,
-    /// Prompt tokens whose KV exists.
+    /// Prompt tokens whose KV is computed.
     done: f64,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct SimulatedWorker {
     steps: u64,
     waiting: VecDeque<usize>,
     prefilling: VecDeque<Prefilling>,
-    /// By the step after which they end.
+    /// Running requests, by the step after which they end.
     running: BinaryHeap<Reverse<(u64, usize)>>,
     /// Tokens of KV of running requests.
     running_kv: f64,
@@ -44,7 +45,7 @@ pub(crate) struct SimulatedWorker {
     prefilling_tokens: f64,
     /// Prompt tokens of requests in `waiting` and `prefilling` that are not computed.
     queued_tokens: f64,
-    /// Tokens after the first that were generated so far, and the sum of the gaps before them.
+    /// Tokens generated after the first, and the sum of the gaps before them.
     gaps: (f64, f64),
 }
 
@@ -65,7 +66,8 @@ impl SimulatedWorker {
         }
     }
 
-    /// Tokens after the first that were generated since the last call, and the sum of the gaps before them.
+    /// Returns the tokens after the first that were generated since the last call, and the sum of the gaps
+    /// before them.
     pub(crate) fn take_gaps(&mut self) -> (f64, f64) {
         std::mem::take(&mut self.gaps)
     }
@@ -88,17 +90,17 @@ impl SimulatedWorker {
         self.waiting.is_empty() && self.prefilling.is_empty() && self.running.is_empty()
     }
 
-    /// Requests that wait for a place in the batch.
+    /// Returns the requests that wait for a place in the batch.
     pub(crate) fn queued(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Requests that are computed now.
+    /// Returns the requests in the batch.
     pub(crate) fn running(&self) -> usize {
         self.running.len() + self.prefilling.len()
     }
 
-    /// Requests that generate.
+    /// Returns the requests that decode.
     pub(crate) fn decoding(&self) -> usize {
         self.running.len()
     }
@@ -111,13 +113,13 @@ impl SimulatedWorker {
         self.queued_tokens
     }
 
-    /// Seconds of work that a new request finds before it, roughly: what a router balances by.
+    /// Returns the approximate seconds of work ahead of a new request, by which a router balances.
     pub(crate) fn load(&self) -> f64 {
         let step = &self.engine.step;
         self.queued_tokens * step.per_prompt_token + self.running.len() as f64 * step.base / 16.0
     }
 
-    /// Works until `until`, or until nothing is left. A step that has begun is finished.
+    /// Runs until `until`, or until no work is left. A step that has begun is completed.
     pub(crate) fn advance(&mut self, until: f64, requests: &[Request], progress: &mut Vec<Progress>) {
         while self.now < until && !self.is_idle() {
             self.admit(requests, progress);
@@ -139,8 +141,8 @@ impl SimulatedWorker {
         }
     }
 
-    /// Takes waiting requests into the batch while their prompts, and half of their answers, fit into the KV cache; a
-    /// request that is alone is taken whatever its length.
+    /// Admits waiting requests to the batch while their prompts, and half of their answers, fit into the KV
+    /// cache; a single request is admitted whatever its length.
     fn admit(&mut self, requests: &[Request], progress: &mut Vec<Progress>) {
         while let Some(&number) = self.waiting.front() {
             let request = &requests[number];
@@ -171,7 +173,7 @@ impl SimulatedWorker {
         self.running.push(Reverse((self.steps + request.output as u64 - 1, number)));
     }
 
-    /// A step with prompt tokens in it.
+    /// Runs a step that contains prompt tokens.
     fn step(&mut self, requests: &[Request], progress: &mut Vec<Progress>) {
         let mut left = (self.engine.batch_tokens - self.running.len() as f64).max(1.0);
         let mut seconds = self.engine.step.decode(self.running.len() as f64, self.running_kv);

@@ -1,15 +1,15 @@
-//! Seconds from "a worker is asked for" to "it takes requests", as measured.
+//! Measured seconds from the request for a worker until it takes requests.
 
 use std::collections::VecDeque;
 
-/// Starts that are remembered.
+/// Most starts that are remembered.
 const STARTS_MAX: usize = 16;
-/// A worker that has been starting so many times as long as usual is stuck.
+/// A worker that has been starting for this multiple of the usual time is stuck.
 const STUCK_FACTOR: f64 = 2.0;
 
 #[derive(Debug, Clone)]
 pub(crate) struct StartTime {
-    /// Until a start has been seen.
+    /// Start time that is assumed before the first start.
     expected: f64,
     measured: VecDeque<f64>,
 }
@@ -26,7 +26,7 @@ impl StartTime {
         }
     }
 
-    /// p90 of the last starts.
+    /// Returns the 90th percentile of the last starts.
     pub(crate) fn p90(&self) -> f64 {
         let mut sorted: Vec<f64> = self.measured.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);

@@ -1,20 +1,20 @@
-//! Random histories of observations, sane and insane, against an actuator that carries decisions out: limits hold at every
-//! instant, and equal seeds give equal runs.
+//! Random histories of observations, valid and invalid, against an actuator that carries decisions out:
+//! limits hold at every instant, and equal seeds give equal runs.
 
 use control_planner::{
     Decision, Engine, Headroom, Lengths, Observation, Planner, PlannerConfig, PoolConfig, Reason,
     ServiceLevel, WorkerCounts, WorkerRole,
 };
 
-/// Histories by default; `KVASIR_HISTORIES` sets another number.
+/// Default number of histories; `KVASIR_HISTORIES` overrides it.
 const HISTORIES: u64 = 100;
 const TICKS: usize = 100;
 
-/// Workers of one pool as an actuator has them.
+/// Workers of one pool in the actuator.
 #[derive(Default)]
 struct Workers {
     ready: u32,
-    /// Ages.
+    /// Seconds since each starting worker was requested.
     starting: Vec<f64>,
     draining: u32,
     in_force: u32,
@@ -53,7 +53,7 @@ fn config(random: &mut fastrand::Rng, gpus_max: u32) -> PlannerConfig {
     }
 }
 
-/// A number as a broken gateway may report it.
+/// Returns a number as a broken gateway may report it.
 fn number(random: &mut fastrand::Rng, most: f64) -> f64 {
     match random.u8(..40) {
         0 => f64::NAN,
@@ -106,7 +106,7 @@ fn observation(random: &mut fastrand::Rng, workers: &mut Workers, usual: Lengths
     }
 }
 
-/// One history; its decisions.
+/// Runs one history and returns its decisions.
 fn run(seed: u64) -> Vec<Decision> {
     let mut random = fastrand::Rng::with_seed(seed);
     let pools: Vec<PoolConfig> = [WorkerRole::Prefill, WorkerRole::Decode, WorkerRole::Both]
@@ -181,7 +181,7 @@ fn planner(min: u32, max: u32) -> Planner {
     Planner::new(config, vec![pool])
 }
 
-/// A tick of 5 s in which this many requests of 4,000 and 1,000 tokens came and finished.
+/// Returns a tick of 5 s in which this many requests of 4,000 and 1,000 tokens arrived and finished.
 fn tick(arrivals: f64, in_force: u32) -> Observation {
     Observation {
         seconds: 5.0,
@@ -193,7 +193,7 @@ fn tick(arrivals: f64, in_force: u32) -> Observation {
     }
 }
 
-/// Follows decisions for so many ticks; the last one.
+/// Follows decisions for this many ticks and returns the last one.
 fn follow(planner: &mut Planner, now: &mut f64, ticks: usize, arrivals: f64, in_force: &mut u32) -> Decision {
     let mut last = None;
     for _ in 0..ticks {
@@ -205,7 +205,7 @@ fn follow(planner: &mut Planner, now: &mut f64, ticks: usize, arrivals: f64, in_
     last.expect("at least one tick")
 }
 
-/// Dynamo #6985: no way down when nothing is asked, and NaN.
+/// Dynamo #6985: no scale-down without demand, and NaN.
 #[test]
 fn zero_traffic_leads_to_the_minimum() {
     for min in [0, 1] {
@@ -217,7 +217,7 @@ fn zero_traffic_leads_to_the_minimum() {
     }
 }
 
-/// Dynamo #14251, #14671: held for hours while one pod found no GPU.
+/// Dynamo #14251, #14671: scaling was blocked for hours while one pod found no GPU.
 #[test]
 fn a_worker_that_never_starts_holds_nothing_and_is_not_asked_for_twice() {
     let (mut planner, mut now, mut count) = (planner(1, 20), 0.0, 1);
@@ -251,7 +251,8 @@ fn a_count_set_by_hand_is_kept_for_its_time() {
     assert!(resumed.wanted < 9 && resumed.reason != Reason::ManualHold, "{resumed}");
 }
 
-/// A planner that starts again beside a fleet knows no demand yet: it must not shrink the fleet before it has watched it.
+/// A planner that restarts beside a running fleet knows no demand yet and must not shrink the fleet before it
+/// has observed it.
 #[test]
 fn a_planner_that_starts_again_keeps_what_it_finds() {
     let (mut planner, mut now) = (planner(1, 20), 0.0);
@@ -262,7 +263,7 @@ fn a_planner_that_starts_again_keeps_what_it_finds() {
     assert_eq!(later.wanted, 1, "once it has watched long enough: {later}");
 }
 
-/// Demand at a silent gateway is unknown: no worker is stopped while there is one.
+/// Demand at a silent gateway is unknown: no worker is stopped while a gateway is silent.
 #[test]
 fn nothing_is_stopped_while_a_part_of_the_demand_is_not_seen() {
     let (mut planner, mut now, mut count) = (planner(0, 20), 0.0, 1);
@@ -274,7 +275,7 @@ fn nothing_is_stopped_while_a_part_of_the_demand_is_not_seen() {
         let decision = planner.decide(now, &[seen]).remove(0);
         assert_eq!((decision.wanted, decision.reason), (before, Reason::Partial), "{decision}");
     }
-    // One late answer among others delays nothing.
+    // A single late answer delays nothing.
     let mut shrunk = None;
     for tick_number in 0..60 {
         now += 5.0;
@@ -286,7 +287,7 @@ fn nothing_is_stopped_while_a_part_of_the_demand_is_not_seen() {
     assert_eq!(shrunk.map(|decision| decision.wanted), Some(0));
 }
 
-/// A trickle of requests, too few to know a capacity, keeps a worker.
+/// A few requests, too few to know a capacity, keep one worker.
 #[test]
 fn a_pool_that_is_used_keeps_a_worker_without_a_capacity_as_well() {
     let (mut planner, mut now, mut count) = (planner(0, 20), 0.0, 1);
@@ -294,7 +295,7 @@ fn a_pool_that_is_used_keeps_a_worker_without_a_capacity_as_well() {
     assert_eq!((trickle.wanted, trickle.capacity), (1, None), "{trickle}");
 }
 
-/// Late answers with growing queues add a worker, whatever the model says.
+/// Late answers with growing queues add a worker, whatever the model predicts.
 #[test]
 fn late_answers_override_the_model() {
     let (mut planner, mut now, mut count) = (planner(1, 20), 0.0, 1);

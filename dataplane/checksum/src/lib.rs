@@ -1,8 +1,8 @@
-//! The checksum of bytes that a processor and a GPU take alike, made for thousands of threads in any order.
+//! A checksum that processors and GPUs compute alike, made for thousands of threads in any order.
 //!
-//! The GPU's code is in `dataplane-kernels`, whose tests prove that it gives these values. Here is the definition and the
-//! processor's code, in a crate of its own, so that whoever verifies in host memory what a GPU has summed depends on no
-//! kernels.
+//! The GPU's code is in `dataplane-kernels`, whose tests prove that it gives the same values. The definition
+//! and the processor's code are here, in a crate of their own, so that a program that only verifies in host
+//! memory depends on no kernels.
 //!
 //! Definition, all arithmetic modulo 2⁶⁴. The bytes are cut into lanes of eight, least significant byte
 //! first; the last lane is filled with zeros. Lane `j` (from 0) with value `v` gives
@@ -23,15 +23,15 @@
 //! seal(sum, n) = f ^ f >> 31
 //! ```
 //!
-//! Why so. A sum does not depend on the order, so each thread adds its lanes and memory adds the threads;
+//! Rationale. A sum does not depend on the order, so each thread adds its lanes and memory adds the threads;
 //! sums of disjoint ranges add up ([`Sum`]). `mix` is a bijection of the lane's value, so *any* change within
-//! one lane changes the checksum with certainty. The position enters before three folds, and none can go:
-//! sums of products are linear, so without the first fold lanes that differ in their highest bits only and
-//! change places were told apart by half of the sum's bits (measured on orders of ten such lanes; the test
-//! for it is in `tests/definition.rs`). The factors of `mix` have 32 bits: on a GPU and in vector registers a
-//! product costs two multiplications, not three. xxh3 is faster on a processor, but is a chain.
+//! one lane changes the checksum with certainty. The position enters before three folds, and none can be left
+//! out: sums of products are linear, so without the first fold, lanes that differ in their highest bits only
+//! and change places were told apart by half of the sum's bits (measured on orders of ten such lanes; the
+//! test for it is in `tests/definition.rs`). The factors of `mix` have 32 bits: on a GPU and in vector
+//! registers a product costs two multiplications, not three. xxh3 is faster on a processor, but is a chain.
 //!
-//! Not cryptographic: who knows it can make collisions.
+//! Not cryptographic: anyone who knows the definition can construct collisions.
 
 #![deny(unsafe_code)]
 
@@ -45,7 +45,7 @@ const FIRST_FACTOR: u64 = 0x9e37_79b1;
 const SECOND_FACTOR: u64 = 0x85eb_ca77;
 const LENGTH_FACTOR: u64 = 0xc2b2_ae3d_27d4_eb4f;
 
-/// Lanes that are worked on side by side.
+/// Number of lanes that are processed side by side.
 const WIDTH: usize = 16;
 
 mod shared;
@@ -63,17 +63,17 @@ fn position(lane: u64) -> u64 {
     lane.wrapping_add(1).wrapping_mul(POSITION_STEP)
 }
 
-/// How a copy writes its target.
+/// Store instructions with which a copy writes its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stores {
-    /// Through the caches, for whoever reads the target soon.
+    /// Stores through the caches, for a target that is read soon.
     Cached,
-    /// Past them, if the target lies on a cache line: it is not read from memory before it is written, which for more than the caches
-    /// hold takes a third less of the memory's bandwidth, or more.
+    /// Stores past the caches, if the target lies on a cache line: the target is not read from memory before
+    /// it is written, which saves a third or more of the memory bandwidth for data larger than the caches.
     Streaming,
 }
 
-/// The sum over lanes, before the length is mixed in: parts of a slot may be added in any order.
+/// The sum over lanes, before the length is mixed in. Parts of a slot may be added in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sum(u64);
 
@@ -84,7 +84,7 @@ impl Sum {
         self.0 = self.0.wrapping_add(sum_of(first_lane, bytes));
     }
 
-    /// The same of bytes that others may write meanwhile: each is read once.
+    /// Like [`Self::add`], for bytes that other threads may write at the same time: each byte is read once.
     ///
     /// # Safety
     /// `bytes` bytes at `source` can be read.
@@ -94,10 +94,12 @@ impl Sum {
         self.0 = self.0.wrapping_add(unsafe { shared::sum(first_lane, source, bytes) });
     }
 
-    /// Copies bytes that others may write meanwhile, and adds them: each is read once, so the sum is that of what was copied.
+    /// Copies bytes that other threads may write at the same time and adds them. Each byte is read once, so
+    /// the sum is that of the copy.
     ///
     /// # Safety
-    /// `bytes` bytes at `source` can be read and as many at `target` written; the ranges are apart, and nobody else uses the target.
+    /// `bytes` bytes at `source` can be read and as many at `target` written; the ranges do not overlap, and
+    /// no other code uses the target.
     #[allow(unsafe_code)]
     pub unsafe fn add_copied(
         &mut self,
@@ -116,7 +118,7 @@ impl Sum {
         self.0 = self.0.wrapping_add(other.0);
     }
 
-    /// The checksum of a slot of so many bytes.
+    /// Returns the checksum of a slot of `bytes` bytes.
     #[must_use]
     pub fn seal(self, bytes: u64) -> u64 {
         let mixed = self.0.wrapping_add(bytes.wrapping_add(1).wrapping_mul(LENGTH_FACTOR));
@@ -126,16 +128,17 @@ impl Sum {
     }
 }
 
-/// Bytes whose checksums were taken by processors in this process. Relaxed: it guards no other memory.
+/// Bytes whose checksums were computed by processors in this process. Relaxed: guards no other memory.
 static CHECKSUMMED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes whose checksums were taken by processors in this process so far: how often each byte is read for its checksum can be told from it.
+/// Returns the number of bytes whose checksums were computed by processors in this process. Shows how often
+/// each byte is read for its checksum.
 #[must_use]
 pub fn checksummed_bytes() -> u64 {
     CHECKSUMMED_BYTES.load(Ordering::Relaxed)
 }
 
-/// The checksum of a slot.
+/// Returns the checksum of a slot.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     let mut sum = Sum::default();

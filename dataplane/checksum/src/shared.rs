@@ -1,9 +1,11 @@
-//! Sums of memory that others may write meanwhile, and copies that are summed on the way.
+//! Sums of memory that other threads may write at the same time, and copies that are summed on the way.
 //!
-//! Each chunk is loaded once; what is summed is what is stored. A compiler is free to load it again for the second use, and did, so each
-//! chunk of a copy passes through an empty assembly block ([`black_box`] without vectors), behind which its value is not known to be that
-//! of the memory. `a_writer_beside_the_copy_is_no_danger` looks. Taking the checksum costs next to nothing then, where the copy is bound by memory (one Zen 4, 256 MiB, one thread, GB/s: `memcpy` 10 to 12, through the caches 12 to 13,
-//! past them 17).
+//! Each chunk is loaded once, so that the sum is that of the stored bytes. A compiler is free to load it
+//! again for the second use, and did, so each chunk of a copy passes through an empty assembly block
+//! ([`black_box`] without vectors), behind which the compiler does not know that the value is that of the
+//! memory. `a_writer_beside_the_copy_is_no_danger` checks this. The checksum then costs almost nothing where
+//! the copy is bound by memory (one Zen 4, 256 MiB, one thread, GB/s: `memcpy` 10 to 12, through the caches
+//! 12 to 13, past them 17).
 
 #![allow(unsafe_code)]
 
@@ -12,15 +14,15 @@ use std::sync::atomic::Ordering;
 
 use crate::{CHECKSUMMED_BYTES, LANE_BYTES, POSITION_STEP, Stores, WIDTH, mix_at, position};
 
-/// Bytes that are worked on side by side: two cache lines.
+/// Bytes that are processed side by side: two cache lines.
 const CHUNK_BYTES: usize = WIDTH * LANE_BYTES;
 
 type Chunk = [u64; WIDTH];
 
-/// A copy that is summed on the way: first lane, source, target, bytes.
+/// A function that copies and sums: first lane, source, target, bytes.
 type Copy = unsafe fn(u64, *const u8, *mut u8, usize) -> u64;
 
-/// The sum of `bytes` bytes at `source`.
+/// Returns the sum of `bytes` bytes at `source`.
 ///
 /// # Safety
 /// The bytes can be read.
@@ -42,10 +44,10 @@ pub(crate) unsafe fn sum(first_lane: u64, source: *const u8, bytes: usize) -> u6
     unsafe { walk(first_lane, source, bytes, load_to_sum, |_, _| {}) }
 }
 
-/// Copies `bytes` bytes and gives the sum of what was copied.
+/// Copies `bytes` bytes and returns the sum of the copied bytes.
 ///
 /// # Safety
-/// The bytes can be read at `source` and written at `target`; the ranges are apart.
+/// The bytes can be read at `source` and written at `target`; the ranges do not overlap.
 pub(crate) unsafe fn copy(
     first_lane: u64,
     source: *const u8,
@@ -63,8 +65,8 @@ pub(crate) unsafe fn copy(
             (false, false) => None,
         };
         if let Some(way) = way {
-            // SAFETY: the machine has what it needs; the ranges are valid and apart (the caller), and the target lies on a line if it is
-            // streamed to.
+            // SAFETY: the machine has the instructions; the ranges are valid and do not overlap (the caller),
+            // and the target begins at a cache line if it is streamed to.
             return unsafe { way(first_lane, source, target, bytes) };
         }
     }
@@ -73,14 +75,14 @@ pub(crate) unsafe fn copy(
     unsafe { copy_chunks(first_lane, source, target, bytes, load) }
 }
 
-/// Loads a chunk that is summed and nothing else. For [`walk`] alone.
+/// Loads a chunk that is only summed. For use by [`walk`].
 #[inline(always)]
 fn load_to_sum(from: *const u8) -> Chunk {
     // SAFETY: `walk` gives chunks that can be read; no alignment is needed.
     unsafe { from.cast::<Chunk>().read_unaligned() }
 }
 
-/// Loads a chunk, once. For [`walk`] alone, which gives places of the source.
+/// Loads a chunk exactly once. For use by [`walk`], which passes positions of the source.
 #[inline(always)]
 fn load(from: *const u8) -> Chunk {
     // SAFETY: `walk` gives chunks that can be read; no alignment is needed.
@@ -107,8 +109,8 @@ unsafe fn copy_chunks(
     unsafe { walk(first_lane, source, bytes, load, store) }
 }
 
-/// Loads `bytes` bytes chunk by chunk, hands each to `store` with its place and gives the sum. All chunks but the last have
-/// [`CHUNK_BYTES`].
+/// Loads `bytes` bytes chunk by chunk, passes each with its offset to `store` and returns the sum. All chunks
+/// but the last have [`CHUNK_BYTES`].
 ///
 /// # Safety
 /// The bytes can be read.
@@ -153,7 +155,7 @@ unsafe fn walk(
     sum
 }
 
-/// The same code for newer instruction sets, and stores past the caches.
+/// The same code for newer instruction sets, and streaming stores.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
@@ -173,7 +175,7 @@ mod x86 {
         std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512dq")
     }
 
-    /// Loads a chunk, once: the assembly may have changed it, for all that the compiler knows.
+    /// Loads a chunk once. For the compiler, the assembly block may have changed it.
     ///
     /// # Safety
     /// The source can be read; the machine has AVX-512.
@@ -183,7 +185,7 @@ mod x86 {
         // SAFETY: the caller's promise; no alignment is needed.
         let mut vectors = unsafe { from.cast::<[__m512i; 2]>().read_unaligned() };
         let [first, second] = &mut vectors;
-        // SAFETY: it does nothing.
+        // SAFETY: the block is empty.
         unsafe {
             asm!(
                 "/* {0} {1} */",
@@ -204,7 +206,7 @@ mod x86 {
         // SAFETY: the caller's promise; no alignment is needed.
         let mut vectors = unsafe { from.cast::<[__m256i; 4]>().read_unaligned() };
         let [first, second, third, fourth] = &mut vectors;
-        // SAFETY: it does nothing.
+        // SAFETY: the block is empty.
         unsafe {
             asm!(
                 "/* {0} {1} {2} {3} */",
@@ -261,7 +263,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`copy_avx512`]; the target lies on a line.
+    /// As for [`copy_avx512`]; the target begins at a cache line.
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) unsafe fn stream_avx512(
         first_lane: u64,
@@ -282,7 +284,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`copy_avx2`]; the target lies on a line.
+    /// As for [`copy_avx2`]; the target begins at a cache line.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn stream_avx2(
         first_lane: u64,
@@ -302,10 +304,10 @@ mod x86 {
         unsafe { stream::<{ size_of::<__m256i>() }>(first_lane, source, target, bytes, load, store) }
     }
 
-    /// Copies and sums, with a store past the caches of `VECTOR` bytes at a time.
+    /// Copies and sums, with streaming stores of `VECTOR` bytes.
     ///
     /// # Safety
-    /// As for [`super::copy`]; the target lies on a line.
+    /// As for [`super::copy`]; the target begins at a cache line.
     #[inline(always)]
     unsafe fn stream<const VECTOR: usize>(
         first_lane: u64,
@@ -332,7 +334,7 @@ mod x86 {
         };
         // SAFETY: the source can be read (the caller).
         let sum = unsafe { walk(first_lane, source, bytes, load, store) };
-        // Other threads see these stores before those that follow.
+        // Other threads see these stores before later ones.
         // SAFETY: each x86-64 has it.
         unsafe { _mm_sfence() };
         sum
@@ -346,7 +348,7 @@ mod tests {
     #[repr(align(64))]
     struct Target([u8; 4200]);
 
-    /// Every way that this machine has; what it lacks is passed over.
+    /// Returns every implementation that this machine supports; the others are skipped.
     fn ways() -> Vec<(&'static str, Copy)> {
         let mut ways: Vec<(&'static str, Copy)> = vec![("plain", |lane, source, target, bytes| {
             // SAFETY: the tests give valid ranges.
@@ -419,7 +421,7 @@ mod tests {
         }
     }
 
-    /// A copy sums the bytes that it stores, whatever the source was meanwhile.
+    /// A copy sums the bytes that it stores, even if the source changes meanwhile.
     #[test]
     fn a_writer_beside_the_copy_is_no_danger() {
         use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -1,4 +1,5 @@
-//! What the checksum sees: flips, swaps, zero runs, lengths; how often structured inputs collide.
+//! Sensitivity of the checksum to flips, swaps, zero runs and lengths, and collision rates of structured
+//! inputs.
 
 use dataplane_checksum::{Sum, checksum};
 
@@ -14,7 +15,7 @@ fn random_bytes(state: &mut u64, count: usize) -> Vec<u8> {
     (0..count.div_ceil(8)).flat_map(|_| next(state).to_le_bytes()).take(count).collect()
 }
 
-/// The sum in the definition of the documentation, word for word.
+/// The sum as defined in the documentation.
 fn defined_sum(bytes: &[u8]) -> u64 {
     let mut sum = 0_u64;
     for (lane, piece) in bytes.chunks(8).enumerate() {
@@ -29,7 +30,7 @@ fn defined_sum(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// The definition.
+/// The checksum as defined in the documentation.
 fn defined(bytes: &[u8]) -> u64 {
     let d = defined_sum(bytes).wrapping_add((bytes.len() as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f));
     let e = (d ^ d >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,7 +55,7 @@ fn every_path_gives_the_defined_value_and_parts_add_up() {
         second.join(first);
         assert_eq!(second.seal(3000), defined(&bytes));
     }
-    // Stored checksums outlive this code.
+    // Fixed values: stored checksums outlive this code.
     assert_eq!(checksum(b""), defined(b""));
     assert_eq!(checksum(b"kvasir"), 0x275f_2d92_0afc_9e36);
 }
@@ -63,7 +64,7 @@ fn every_path_gives_the_defined_value_and_parts_add_up() {
 fn bytes_are_counted() {
     let before = dataplane_checksum::checksummed_bytes();
     let _sum = dataplane_checksum::checksum(&[7; 5000]);
-    // Other tests count as well.
+    // Other tests increase the counter as well.
     assert!(dataplane_checksum::checksummed_bytes() >= before + 5000);
 }
 
@@ -102,7 +103,7 @@ fn exchanged_words_zero_runs_and_lengths_are_told_apart() {
     let seed = 13;
     println!("seed {seed}");
     let mut state = seed;
-    // Few different words, as of a block with equal tokens.
+    // Few different words, as in a block with equal tokens.
     let mut bytes = random_bytes(&mut state, 2048);
     for (at, byte) in bytes.iter_mut().enumerate() {
         if at / 16 % 3 != 0 {
@@ -143,13 +144,13 @@ fn exchanged_words_zero_runs_and_lengths_are_told_apart() {
     }
 }
 
-/// Pairs with equal keys.
+/// Returns the number of pairs with equal keys.
 fn collisions(mut keys: Vec<u32>) -> u64 {
     keys.sort_unstable();
     keys.chunk_by(|one, other| one == other).map(|run| run.len() as u64 * (run.len() as u64 - 1) / 2).sum()
 }
 
-/// Multiples 0 to 9 of a number in the order of this number.
+/// Returns the multiples 0 to 9 of `factor` in the permutation of this number.
 fn ordered(mut number: u64, factor: u64) -> impl Iterator<Item = u64> {
     let mut left: Vec<u64> = (0..10).map(|at| at * factor).collect();
     (1..=10).rev().map(move |count| {
@@ -159,12 +160,12 @@ fn ordered(mut number: u64, factor: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Colliding pairs in the low, high and middle 32 bits.
+/// Returns the number of colliding pairs in the low, high and middle 32 bits.
 fn collisions_of(found: &[u64]) -> [u64; 3] {
     [0, 32, 16].map(|shift| collisions(found.iter().map(|value| (value >> shift) as u32).collect()))
 }
 
-/// The sum itself, before `seal` hides it: orders of lanes are told apart by all of its bits, or nearly
+/// The sum itself, before `seal` hides it: different orders of lanes differ in all of its bits, or nearly
 /// (orders share differences, so their pairs are not independent; the greatest count seen here is 810).
 #[test]
 fn sums_of_lanes_in_other_orders_collide_about_as_random_numbers_do() {
@@ -183,8 +184,8 @@ fn sums_of_lanes_in_other_orders_collide_about_as_random_numbers_do() {
     }
 }
 
-/// 2²¹ inputs of one kind cut to 32 bits collide as random numbers do: 512 pairs expected, 22.6 the
-/// deviation.
+/// 2²¹ inputs of one kind, cut to 32 bits, collide as random numbers do: 512 pairs expected, standard
+/// deviation 22.6.
 #[test]
 fn truncated_checksums_collide_as_random_numbers_do() {
     const COUNT: u64 = 1 << 21;

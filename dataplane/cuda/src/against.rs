@@ -1,5 +1,5 @@
-//! What this crate takes for the driver's, held against NVIDIA's own libraries and headers. `tests/driver.sh` fetches them
-//! and names them; without them each test says that it is skipped. No device is needed.
+//! Tests that compare this crate's view of the driver with NVIDIA's libraries and headers. `tests/driver.sh`
+//! fetches them and names them; without them each test reports that it is skipped. No device is needed.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use crate::library::{self, SIGNATURES, code};
 use crate::{Cuda, Unavailable};
 
-/// The value of a variable, or that a test is skipped.
+/// Returns the value of a variable, or reports that a test is skipped.
 fn named(variable: &str, what: &str) -> Option<String> {
     let value = std::env::var(variable).ok();
     if value.is_none() {
@@ -20,7 +20,7 @@ fn named(variable: &str, what: &str) -> Option<String> {
     value
 }
 
-/// The library's own entry of that name, which the loader finds: the first form that there was of a function.
+/// Returns the library's entry point of this name, which is the oldest form of the function.
 fn own(driver: &libloading::Library, symbol: &str) -> Option<*const c_void> {
     // SAFETY: the address is compared and never called.
     unsafe { driver.get::<*const c_void>(symbol) }.ok().map(|found| *found)
@@ -29,7 +29,7 @@ fn own(driver: &libloading::Library, symbol: &str) -> Option<*const c_void> {
 #[test]
 fn a_real_driver_has_what_its_version_promises() {
     let Some(path) = named("KVASIR_LIBCUDA", "library of a driver") else { return };
-    // The crate, which looks for the library by its name, is given this one: it is loaded already.
+    // The driver is loaded here first; when the crate looks for the library by name, it gets this one.
     // SAFETY: opening the driver's library runs its initialisers, which have no preconditions.
     let driver = unsafe { libloading::Library::new(&path) }.expect("NVIDIA's library loads");
     let library = match library::load() {
@@ -58,7 +58,7 @@ fn a_real_driver_has_what_its_version_promises() {
     }
 }
 
-/// A type here as C has it.
+/// Returns the C type of a Rust type in this crate.
 fn in_c(rust: &str) -> String {
     let rust = rust.replace(' ', "");
     for (pointer, constant) in [("*mut", ""), ("*const", "const ")] {
@@ -79,14 +79,14 @@ fn in_c(rust: &str) -> String {
     .to_owned()
 }
 
-/// Constants of `cudarc` by which this crate calls, with the header's names.
+/// Constants of `cudarc` that this crate uses, with their names in the header.
 macro_rules! constants {
     ($($kind:ident::$name:ident)* ; $($plain:ident)*) => {
         [$((stringify!($name), sys::$kind::$name as i64),)* $((stringify!($plain), i64::from(sys::$plain)),)*]
     };
 }
 
-/// Size and alignment of a structure, and where its fields are.
+/// Size and alignment of a structure, and offsets of its fields.
 macro_rules! structure {
     ($name:ident { $($field:ident = $in_c:literal),* }) => {
         (
@@ -97,7 +97,7 @@ macro_rules! structure {
     };
 }
 
-/// A C file that compiles when the header says the same as this crate.
+/// Returns a C file that compiles only when the header agrees with this crate.
 fn statements() -> String {
     let mut text = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <stddef.h>\n".to_owned();
     let mut say = |line: String| writeln!(text, "{line}").expect("text grows");

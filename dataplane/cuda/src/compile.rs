@@ -1,4 +1,5 @@
-//! Kernels from source text, by NVRTC: found at run time, as the driver is. It needs neither a driver nor a device.
+//! Compilation of kernels from source text by NVRTC, which is found at run time, as the driver is. Needs
+//! neither a driver nor a device.
 
 use std::ffi::{CStr, CString, NulError, c_char, c_int, c_uint};
 
@@ -6,43 +7,44 @@ use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 
 use crate::compiler::{Compiler, Size, Text};
 
-/// PTX, which the driver compiles for its device, or machine code: what [`Module::load`](crate::Module::load) takes.
+/// A compiled program for [`Module::load`](crate::Module::load): PTX, which the driver compiles for its
+/// device, or machine code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     bytes: Vec<u8>,
     is_machine_code: bool,
     why_text: Option<String>,
-    /// What the compiler said all the same.
+    /// Messages of the successful compilation.
     log: String,
 }
 
 impl Image {
-    /// The text, without a final zero, or the machine code.
+    /// Returns the PTX, without a final zero, or the machine code.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Whether it is machine code, so that the driver has nothing left to compile.
+    /// Whether the image is machine code, so that the driver need not compile it.
     #[must_use]
     pub fn is_machine_code(&self) -> bool {
         self.is_machine_code
     }
 
-    /// Why it is text although machine code was wanted.
+    /// Returns the reason why the image is PTX although machine code was requested; `None` otherwise.
     #[must_use]
     pub fn why_text(&self) -> Option<&str> {
         self.why_text.as_deref()
     }
 
-    /// Warnings.
+    /// Returns the compiler's warnings.
     #[must_use]
     pub fn log(&self) -> &str {
         &self.log
     }
 }
 
-/// Why there is no image.
+/// A failure to compile a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// The compiler's library is not installed, or cannot be loaded.
@@ -54,44 +56,45 @@ pub enum CompileError {
     /// The library lacks a function.
     #[error("the CUDA compiler's library has no function {symbol}")]
     MissingFunction {
-        /// The function.
+        /// Name of the function.
         symbol: &'static str,
     },
-    /// Source, name or option has a zero inside.
+    /// Source, name or option contains a zero byte.
     #[error("{0}")]
     Zero(#[from] NulError),
     /// The source does not compile, or an option is unknown.
     #[error("{operation} of {name}: {reason}\n{log}")]
     Refused {
-        /// The compiler's function.
+        /// Name of the compiler's function.
         operation: &'static str,
-        /// The source's name.
+        /// Name of the source.
         name: String,
-        /// The compiler's name for the error.
+        /// Name of the compiler's error.
         reason: String,
-        /// Its log.
+        /// Log of the compiler.
         log: String,
     },
 }
 
-/// A program, until it is dropped.
+/// A program of the compiler, destroyed on drop.
 struct Program<'a> {
     compiler: &'a Compiler,
     name: &'a str,
     raw: nvrtcProgram,
 }
 
-/// Compiles CUDA C++ to PTX. `name` appears in errors; `options` are the compiler's own, such as
+/// Compiles CUDA C++ to PTX. `name` appears in errors; `options` are the compiler's, such as
 /// `--gpu-architecture=compute_90`. Slow: for start-up.
 pub fn compile(source: &str, name: &str, options: &[&str]) -> Result<Image, CompileError> {
     let compiler = Compiler::load()?;
     compile_to(compiler, source, name, options, (compiler.ptx_size, compiler.ptx), false)
 }
 
-/// Compiles CUDA C++ for a device of that compute capability: to machine code, since a driver that is older than the
-/// compiler takes that and not its PTX. A compiler that is older than the device (or than 11.1) has no machine code for
-/// it: then PTX of the newest architecture that both know, and [`Image::why_text`] says why. One that has machine code and
-/// cannot be asked for its architectures is taken to know the device, and refuses it if not. As [`compile`] else.
+/// Compiles CUDA C++ for a device of this compute capability: to machine code, since a driver that is older
+/// than the compiler accepts machine code but not its PTX. A compiler that is older than the device (or than
+/// 11.1) cannot make machine code for it; the result is then PTX of the newest architecture that both know,
+/// and [`Image::why_text`] gives the reason. A compiler that makes machine code but cannot list its
+/// architectures is assumed to know the device, and fails if it does not. Otherwise like [`compile`].
 pub fn compile_for(
     (major, minor): (u32, u32),
     source: &str,
@@ -128,7 +131,7 @@ fn compile_to(
     let options = options.iter().map(|option| CString::new(*option)).collect::<Result<Vec<_>, _>>()?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let program = Program::new(compiler, &CString::new(source)?, name)?;
-    // SAFETY: the program lives, and the options are that many texts that end with a zero.
+    // SAFETY: the program lives, and the options are `options.len()` texts that end with a zero.
     let compiled = unsafe { (compiler.compile)(program.raw, options.len() as c_int, options.as_ptr()) };
     let log = program.bytes("nvrtcGetProgramLog", compiler.log_size, compiler.log).unwrap_or_default();
     let log = String::from_utf8_lossy(without_zeros(&log)).into_owned();
@@ -161,7 +164,7 @@ impl<'a> Program<'a> {
         if code == nvrtcResult::NVRTC_SUCCESS as c_uint {
             return Ok(());
         }
-        // SAFETY: the library answers any code with a constant text.
+        // SAFETY: the library returns a constant text for any code.
         let text = unsafe { (self.compiler.error_text)(code) };
         // SAFETY: as above; it ends with a zero.
         let reason = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
@@ -178,7 +181,7 @@ impl<'a> Program<'a> {
         // SAFETY: writes one length; the program lives.
         self.check(operation, unsafe { size(self.raw, &mut bytes) }, "")?;
         let mut buffer = vec![0_u8; bytes];
-        // SAFETY: writes as many bytes as it said.
+        // SAFETY: writes the number of bytes that it reported.
         self.check(operation, unsafe { text(self.raw, buffer.as_mut_ptr().cast()) }, "")?;
         Ok(buffer)
     }

@@ -1,4 +1,5 @@
-//! NVRTC's library, loaded at run time: a table of the compiler's functions, as `library.rs` is of the driver's.
+//! The NVRTC library, loaded at run time: a table of the compiler's functions, as `library.rs` is of the
+//! driver's.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::OnceLock;
@@ -20,7 +21,7 @@ pub(crate) type Size = unsafe extern "C" fn(nvrtcProgram, *mut usize) -> c_uint;
 type Count = unsafe extern "C" fn(*mut c_int) -> c_uint;
 pub(crate) type Text = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_uint;
 
-/// The compiler's functions. Codes are integers, for the reason that `library.rs` gives.
+/// The compiler's functions. Codes are integers, for the reason given in `library.rs`.
 pub(crate) struct Compiler {
     pub(crate) create: Create,
     pub(crate) compile: unsafe extern "C" fn(nvrtcProgram, c_int, *const *const c_char) -> c_uint,
@@ -29,14 +30,14 @@ pub(crate) struct Compiler {
     pub(crate) log: Text,
     pub(crate) ptx_size: Size,
     pub(crate) ptx: Text,
-    /// Machine code: since 11.1, its size and itself.
+    /// Size and bytes of the machine code: since 11.1.
     pub(crate) cubin: Option<(Size, Text)>,
-    /// The architectures that it makes machine code for: since 11.2, their count and themselves.
+    /// Number and list of the architectures for which the compiler makes machine code: since 11.2.
     architectures: Option<(Count, Count)>,
     pub(crate) error_text: unsafe extern "C" fn(c_uint) -> *const c_char,
 }
 
-/// Each type is that of `cudarc`'s function of the same name, but for the code that it returns.
+/// Each type is that of `cudarc`'s function of the same name, except for the returned code.
 const _: () = {
     let _: unsafe fn(
         *mut nvrtcProgram,
@@ -57,7 +58,7 @@ const _: () = {
 };
 
 impl Compiler {
-    /// The compiler; found once, then kept for the life of the process.
+    /// Returns the compiler, which is loaded once and kept for the life of the process.
     pub(crate) fn load() -> Result<&'static Self, CompileError> {
         static COMPILER: OnceLock<Compiler> = OnceLock::new();
         if let Some(compiler) = COMPILER.get() {
@@ -65,7 +66,7 @@ impl Compiler {
         }
         let mut candidates = crate::library::names("nvrtc");
         candidates.push("libnvrtc.so.13".to_owned());
-        // Where the toolkit is installed, which the loader need not know.
+        // The toolkit's installation folder, which the loader may not search.
         candidates.push("/usr/local/cuda/lib64/libnvrtc.so".to_owned());
         // SAFETY: opening the library runs its initialisers, which have no preconditions.
         let library = candidates.iter().find_map(|name| unsafe { Library::new(name) }.ok());
@@ -104,15 +105,15 @@ impl Compiler {
         })
     }
 
-    /// The newest architecture that it makes machine code for and that is no newer than a device's; `None`: it cannot be
-    /// asked, or all are newer.
+    /// Returns the newest architecture that has machine code and is no newer than a device's; `None`: the
+    /// compiler cannot be asked, or all architectures are newer.
     pub(crate) fn newest_architecture(&self, device: u32) -> Option<u32> {
         let (count, list) = self.architectures?;
         let mut length = 0;
         // SAFETY: writes one number.
         let counted = unsafe { count(&mut length) };
         let mut architectures = vec![0; usize::try_from(length).ok()?];
-        // SAFETY: writes as many numbers as it said.
+        // SAFETY: writes the number of entries that it reported.
         let listed = unsafe { list(architectures.as_mut_ptr()) };
         let is_known = [counted, listed] == [nvrtcResult::NVRTC_SUCCESS as c_uint; 2];
         let known = architectures.into_iter().filter_map(|known| u32::try_from(known).ok());
@@ -121,7 +122,7 @@ impl Compiler {
 }
 
 /// # Safety
-/// `F` is the type of the function of that name.
+/// `F` is the type of the function `symbol`.
 unsafe fn entry<F: Copy>(library: &'static Library, symbol: &'static str) -> Result<F, CompileError> {
     // SAFETY: the caller vouches for the type, and the library is never unloaded.
     let found = unsafe { library.get::<F>(symbol) };

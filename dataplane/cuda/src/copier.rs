@@ -1,8 +1,8 @@
-//! [`Copier`] over copy queues: one stream for what goes to the device and one for the rest, so that both of its copy
-//! engines work at a time.
+//! [`Copier`] over copy queues: one stream for copies to the device and one for all others, so that both copy
+//! engines of the device work at a time.
 //!
-//! It knows the slabs that it was told of and refuses all others, and copies from host to host too. No allocation after
-//! construction, as the queues; a failure's text is made when there is one.
+//! Slabs must be registered; slots of all other slabs are refused. Copies from host to host are supported
+//! too. Like the queues, allocates nothing after construction, except for the text of a failure.
 
 use std::sync::Arc;
 
@@ -16,29 +16,29 @@ use crate::stream::{Priority, Stream};
 use crate::submission::{Completion, CopyQueueConfig, Refusal};
 use crate::{Device, Pinned};
 
-/// A slab and its name in both queues.
+/// A registered slab and its region in both queues.
 #[derive(Debug)]
 struct Known {
     slab: Arc<Slab>,
     regions: [RegionId; 2],
 }
 
-/// Memory in which slabs may lie that are made later.
+/// Device memory in which slabs may be created later.
 #[derive(Debug)]
 struct Range {
     memory: Arc<DeviceSlab>,
     regions: [RegionId; 2],
 }
 
-/// Where a slot is, in both queues.
+/// Position of a slot, with its region in both queues.
 struct Found {
     regions: [RegionId; 2],
     slot: u32,
-    /// Of the slot's first byte in there.
+    /// Offset of the slot's first byte in the region's slot.
     first: usize,
 }
 
-/// Both slots of a copy that is under way.
+/// Both slots of a copy in flight, which it keeps.
 #[derive(Debug)]
 struct Held {
     token: u64,
@@ -46,7 +46,7 @@ struct Held {
     _to: SlotRef,
 }
 
-/// One direction.
+/// The copies of one direction.
 #[derive(Debug)]
 struct Lane {
     queue: CopyQueue,
@@ -55,7 +55,7 @@ struct Lane {
 }
 
 impl Drop for Lane {
-    /// The slots of copies that may be under way are never given back.
+    /// When copies may still be running on the device, their slots are leaked instead of freed.
     fn drop(&mut self) {
         if !self.queue.settle() {
             std::mem::forget(std::mem::take(&mut self.held));
@@ -63,15 +63,15 @@ impl Drop for Lane {
     }
 }
 
-/// What goes to the device.
+/// Index of the lane for copies to the device.
 const UP: usize = 0;
-/// Everything else.
+/// Index of the lane for all other copies.
 const DOWN: usize = 1;
 
-/// See the module.
+/// Copies slots between host and device memory over two [`CopyQueue`]s.
 #[derive(Debug)]
 pub struct SlotCopier {
-    /// Dropped first: a queue waits for what the device still does.
+    /// Dropped first: the drop of a queue waits for the device.
     lanes: [Lane; 2],
     slabs: Vec<Known>,
     ranges: Vec<Range>,
@@ -79,7 +79,8 @@ pub struct SlotCopier {
 }
 
 impl SlotCopier {
-    /// A copier on streams of its own; each direction takes as many copies as `config` has tokens.
+    /// Creates a copier with streams of its own. Each direction accepts as many copies as `config` has
+    /// tokens.
     pub fn new(device: &Device, priority: Priority, config: CopyQueueConfig) -> Result<Self, CudaError> {
         let lane = || -> Result<Lane, CudaError> {
             let queue = CopyQueue::new(Stream::new(device, priority)?, config)?;
@@ -96,13 +97,14 @@ impl SlotCopier {
         })
     }
 
-    /// Tells it of pinned host memory. `None`: it knows too many slabs already.
+    /// Registers pinned host memory. `None`: too many slabs are registered.
     pub fn add_host(&mut self, pinned: &Arc<Pinned>) -> Option<()> {
         let slab = Arc::clone(pinned.slab());
         self.add(slab, &Region::Host(Arc::clone(pinned)))
     }
 
-    /// Tells it of a slab whose slots lie in `memory`, from its byte 0 on. `None`: they do not, or it knows too many.
+    /// Registers a slab whose slots lie in `memory`, from its byte 0 on. `None`: the slots lie elsewhere, or
+    /// too many slabs are registered.
     pub fn add_device(&mut self, slab: &Arc<Slab>, memory: &Arc<DeviceSlab>) -> Option<()> {
         let lies_there = slab.device().is_some_and(|device| device.address() == memory.address());
         if !lies_there || slab.layout() != memory.layout() {
@@ -111,8 +113,8 @@ impl SlotCopier {
         self.add(Arc::clone(slab), &Region::Device(Arc::clone(memory)))
     }
 
-    /// Tells it of one slot of device memory: slabs that lie in it may be made later, and need not be told. `None`: it
-    /// has other than one slot, or it knows too many.
+    /// Registers device memory of one slot: slabs that are later created in it need no registration. `None`:
+    /// the memory does not have exactly one slot, or too many slabs are registered.
     pub fn add_memory(&mut self, memory: &Arc<DeviceSlab>) -> Option<()> {
         if memory.layout().slot_count != 1 {
             return None;
@@ -177,7 +179,7 @@ impl Copier for SlotCopier {
             }
             Err(Refusal::Outside { .. }) => Err(CopyRefused::Outside(copy)),
             Err(Refusal::Full | Refusal::TooMany { .. }) => {
-                // What was submitted makes room once it has begun.
+                // The flush starts the submitted copies, which makes room later.
                 lane.queue.flush();
                 Err(CopyRefused::Full(copy))
             }

@@ -1,54 +1,55 @@
-//! What a copy is, in terms of regions and slots; checked before any address is made of it.
+//! Copy requests in terms of regions and slots, checked before they are converted to addresses.
 
 use std::sync::Arc;
 
 use crate::{DeviceSlab, Pinned};
 
-/// Memory that copies go from and to.
+/// Memory that a copy reads or writes.
 #[derive(Debug, Clone)]
 pub enum Region {
     /// Pinned host memory.
     Host(Arc<Pinned>),
-    /// Memory of the queue's device, or of another one.
+    /// Memory of the queue's device or of another device.
     Device(Arc<DeviceSlab>),
 }
 
-/// A region that a copy queue was told of.
+/// Id of a region that was added to a copy queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionId(pub(crate) u16);
 
-/// Where bytes start.
+/// Position of a copy's first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The region.
     pub region: RegionId,
-    /// The slot in it.
+    /// Index of the slot in the region.
     pub slot: u32,
-    /// The byte in the slot.
+    /// Offset in the slot, in bytes.
     pub offset: usize,
 }
 
-/// How the bytes lie: one or more rows, their starts equally far apart.
+/// Row layout of a copy: one or more rows with equally distant starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     /// Bytes of one row.
     pub bytes: usize,
     /// Number of rows.
     pub count: usize,
-    /// From one row's start to the next one's where the bytes come from; at least `bytes`.
+    /// Distance from the start of one row to the start of the next in the source, in bytes; at least `bytes`.
     pub from_stride: usize,
-    /// The same where they go to.
+    /// Distance from the start of one row to the start of the next in the target, in bytes; at least `bytes`.
     pub to_stride: usize,
 }
 
 impl Rows {
-    /// Bytes in one piece.
+    /// Returns the layout of contiguous bytes.
     #[must_use]
     pub fn contiguous(bytes: usize) -> Self {
         Self { bytes, count: 1, from_stride: bytes, to_stride: bytes }
     }
 
-    /// Bytes from the first row's start to the last row's end, or `None` when rows overlap or there are none.
+    /// Returns the bytes from the first row's start to the last row's end; `None` when rows overlap or there
+    /// are none.
     fn span(&self, stride: usize) -> Option<usize> {
         match self.count {
             0 => None,
@@ -59,36 +60,36 @@ impl Rows {
     }
 }
 
-/// One copy. The ranges must not overlap.
+/// One copy. Source and target must not overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyRequest {
-    /// Where the bytes come from.
+    /// Position of the source.
     pub from: Place,
-    /// Where they go to.
+    /// Position of the target.
     pub to: Place,
-    /// How they lie.
+    /// Row layout.
     pub rows: Rows,
 }
 
 impl CopyRequest {
-    /// A copy of `bytes` bytes in one piece.
+    /// Returns a copy of `bytes` contiguous bytes.
     #[must_use]
     pub fn contiguous(from: Place, to: Place, bytes: usize) -> Self {
         Self { from, to, rows: Rows::contiguous(bytes) }
     }
 }
 
-/// A copy whose places are addresses.
+/// A copy in terms of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Resolved {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) rows: Rows,
-    /// The regions of both addresses: what merely happens to lie side by side is not one range to the driver.
+    /// The regions of both addresses. The driver does not treat adjacent regions as one range.
     pub(crate) regions: (u16, u16),
 }
 
-/// The regions of one queue, and which of them are another device's.
+/// The regions of one queue, each with whether it is memory of another device.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     regions: Vec<(Region, bool)>,
@@ -101,7 +102,8 @@ impl Regions {
         Some(RegionId(id))
     }
 
-    /// The copy with addresses, and whether another device takes part; `None` when a place does not exist.
+    /// Returns the copy in terms of addresses and whether another device takes part; `None` when a position
+    /// does not exist.
     #[inline]
     pub(crate) fn resolve(&self, copy: &CopyRequest) -> Option<(Resolved, bool)> {
         let (from, from_elsewhere) = self.address(copy.from, copy.rows.span(copy.rows.from_stride)?)?;

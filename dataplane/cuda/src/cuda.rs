@@ -1,11 +1,11 @@
-//! The entry: is there a driver, and which devices does it have?
+//! Entry point: loads the driver and lists its devices.
 
 use crate::description::{self, DeviceDescription};
 use crate::error::{CudaError, DriverVersion, Unavailable};
 use crate::library::{self, Library, code};
 use crate::{Device, PeerLink, peer};
 
-/// A driver that is there, started, and has at least one device.
+/// A started driver with at least one device.
 #[derive(Debug, Clone, Copy)]
 pub struct Cuda {
     library: &'static Library,
@@ -13,8 +13,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Loads the driver's library and starts it. Takes a while the first time (the driver looks at each device),
-    /// makes no context, and allocates nothing on a device.
+    /// Loads the driver's library and starts it. The first call is slow (the driver initialises each device);
+    /// it makes no context and allocates nothing on a device.
     pub fn open() -> Result<Self, Unavailable> {
         let library = library::load()?;
         let version = library.version();
@@ -34,24 +34,24 @@ impl Cuda {
         Ok(Self { library, devices })
     }
 
-    /// The version of CUDA that the driver speaks.
+    /// Returns the CUDA version of the driver.
     #[must_use]
     pub fn driver_version(&self) -> DriverVersion {
         self.library.version()
     }
 
-    /// What the driver tells about each device. Makes no context.
+    /// Returns the properties of each device. Makes no context.
     pub fn devices(&self) -> Result<Vec<DeviceDescription>, CudaError> {
         (0..self.devices).map(|ordinal| Ok(description::describe(self.library, ordinal)?.1)).collect()
     }
 
-    /// One device, with its primary context: the one that engines in this process use too. The first one made takes
-    /// a while, and some memory of the device.
+    /// Opens a device with its primary context, which engines in this process use too. The first open of a
+    /// device is slow and takes some of the device's memory.
     pub fn device(&self, ordinal: u32) -> Result<Device, CudaError> {
         Device::open(self.library, ordinal)
     }
 
-    /// How two devices reach each other.
+    /// Returns the access of one device to another.
     pub fn link(&self, from: u32, to: u32) -> Result<PeerLink, CudaError> {
         let (from, _) = description::describe(self.library, from as i32)?;
         let (to, _) = description::describe(self.library, to as i32)?;

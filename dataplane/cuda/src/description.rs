@@ -1,4 +1,4 @@
-//! What the driver tells about a device, before a context is made on it.
+//! Properties of a device that the driver reports before a context exists.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
@@ -11,25 +11,26 @@ use cudarc::driver::sys::{
 use crate::error::{CudaError, DriverVersion};
 use crate::library::{Library, code};
 
-/// Where the kernel lists its modules, and the names that the module for peer memory has had.
+/// Directory in which the kernel lists its modules, and the names of the module for peer memory.
 const MODULES: &str = "/sys/module";
 const PEER_MEMORY_MODULES: [&str; 2] = ["nvidia_peermem", "nvidia_peer_memory"];
 
-/// A device's place on the PCI bus. Printed as sysfs does: `0000:ab:00.0`.
+/// PCI address of a device. Printed as sysfs does: `0000:ab:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PciAddress {
-    /// Domain, or segment.
+    /// Domain, also called segment.
     pub domain: u32,
-    /// Bus.
+    /// Bus number.
     pub bus: u8,
-    /// Device.
+    /// Device number.
     pub device: u8,
-    /// Function.
+    /// Function number.
     pub function: u8,
 }
 
 impl PciAddress {
-    /// Reads `domain:bus:device.function` in hexadecimal digits of either case, however many lead.
+    /// Parses `domain:bus:device.function` in hexadecimal digits of either case, with any number of leading
+    /// zeros.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (domain, rest) = text.split_once(':')?;
@@ -47,45 +48,47 @@ impl std::fmt::Display for PciAddress {
     }
 }
 
-/// One device.
+/// Properties of one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceDescription {
-    /// Its number in this process, which depends on the environment: the address is the name that lasts.
+    /// Number in this process. It depends on the environment; `pci_address` is the stable name.
     pub ordinal: u32,
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// Its identity, also of a part of a device.
+    /// Unique identity, also of a partition of a device.
     pub uuid: [u8; 16],
-    /// Where it is, unless the driver's text for it is not understood.
+    /// PCI address; `None` when the driver's text for it cannot be parsed.
     pub pci_address: Option<PciAddress>,
-    /// Bytes of its memory.
+    /// Size of the device's memory in bytes.
     pub memory_bytes: usize,
-    /// Major and minor number of what its kernels can do.
+    /// Compute capability: major and minor number.
     pub compute_capability: (u32, u32),
-    /// What the driver speaks.
+    /// CUDA version of the driver.
     pub driver_version: DriverVersion,
-    /// Whether a NIC can reach its memory at all.
+    /// Whether a NIC can access the device's memory.
     pub has_direct_access: bool,
-    /// Whether what a NIC has written to its memory is visible to kernels started afterwards without more ado.
+    /// Whether the writes of a NIC to the device's memory are visible to kernels that start afterwards,
+    /// without a flush.
     pub orders_direct_writes: bool,
-    /// Whether the host can make such writes visible by a call.
+    /// Whether a call of the host can make such writes visible.
     pub flushes_direct_writes: bool,
-    /// Whether its memory can be exported as a DMA buffer. False with drivers before 11.7, which do not know.
+    /// Whether the memory can be exported as a DMA buffer. False with drivers before 11.7, which do not
+    /// report it.
     pub has_dma_buf: bool,
-    /// Whether host and device share one space of addresses. The copy queue needs it.
+    /// Whether host and device share one address space. The copy queue requires it.
     pub has_unified_addresses: bool,
-    /// Engines that copy beside kernels: with two or more, both directions run at a time.
+    /// Number of copy engines, which run beside kernels. With two or more, both directions run at a time.
     pub copy_engines: u32,
-    /// Multiprocessors: how many thread blocks make it busy.
+    /// Number of multiprocessors: the number of thread blocks that keep the device busy.
     pub multiprocessors: u32,
-    /// Whether the kernel module is loaded that lets a NIC register bare device addresses.
+    /// Whether the kernel module that lets a NIC register bare device addresses is loaded.
     pub has_peer_memory: bool,
-    /// The longest distance between rows of a copy, in bytes.
+    /// Largest distance between rows of a copy, in bytes.
     pub row_pitch_max: usize,
 }
 
 impl DeviceDescription {
-    /// The identity as the vendor's tools print it: `GPU-` and five groups of hexadecimal digits.
+    /// Returns the UUID as the vendor's tools print it: `GPU-` and five groups of hexadecimal digits.
     #[must_use]
     pub fn uuid_text(&self) -> String {
         let digits: String = self.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -94,7 +97,7 @@ impl DeviceDescription {
     }
 }
 
-/// The device's handle and what the driver tells about it.
+/// Returns the device's handle and its properties.
 pub(crate) fn describe(library: &Library, ordinal: i32) -> Result<(CUdevice, DeviceDescription), CudaError> {
     let mut device = 0;
     // SAFETY: writes one handle.
@@ -141,7 +144,7 @@ pub(crate) fn describe(library: &Library, ordinal: i32) -> Result<(CUdevice, Dev
     Ok((device, description))
 }
 
-/// An attribute's value; 0 where the driver is too old to know it.
+/// Returns an attribute's value; 0 when the driver is too old to know it.
 fn attribute(library: &Library, which: Attribute, device: CUdevice) -> c_int {
     let mut value = 0;
     // SAFETY: writes one integer; an attribute that the driver does not know is an error code.
@@ -158,7 +161,7 @@ fn text(
     device: CUdevice,
 ) -> Result<String, CudaError> {
     let mut bytes = [0_u8; 256];
-    // SAFETY: the driver writes at most as many bytes as it is told of; the last one stays zero.
+    // SAFETY: the driver writes at most the given number of bytes; the last byte stays zero.
     library.check(operation, unsafe { ask(bytes.as_mut_ptr().cast(), 255, device) })?;
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())

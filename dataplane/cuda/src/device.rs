@@ -1,4 +1,4 @@
-//! One device's primary context, retained for as long as anything here uses it.
+//! One device's primary context, retained while any value of this crate uses it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::error::CudaError;
 use crate::library::{Library, code};
 use crate::peer::{self, PeerLink};
 
-/// A device that can be worked with. Cheap to clone; any thread may use it.
+/// A device that is ready for use. Cheap to clone; any thread may use it.
 #[derive(Debug, Clone)]
 pub struct Device {
     context: Arc<Context>,
@@ -22,28 +22,30 @@ pub(crate) struct Context {
     pub(crate) device: CUdevice,
     pub(crate) raw: CUcontext,
     pub(crate) description: DeviceDescription,
-    /// The stream of blocking copies, made with the first of them. The lock is held while one is under way.
+    /// The stream of blocking copies, made with the first copy. The lock is held while a copy is running.
     blocking: Mutex<Option<CUstream>>,
 }
 
-// SAFETY: a context may be current on any number of threads; the driver locks for itself.
+// SAFETY: a context may be current on any number of threads; the driver does its own locking.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// The context is current on this thread for as long as this lives; then the one before it is again. Meanwhile this
-/// thread's calls stand aside from recordings of graphs: a thread of the engine, which shares the context, may record
-/// one that forbids all others such calls as a query of an event, and that such a call would spoil.
+/// Makes the context current on this thread while it lives; then the previous context is current again.
+/// Meanwhile this thread's calls do not take part in graph recordings: a thread of the engine, which shares
+/// the context, may record a graph in a mode that forbids other threads' calls such as an event query, and
+/// such a call would invalidate the recording.
 pub(crate) struct Entered<'a> {
     context: &'a Context,
-    /// The thread's mode before, where the driver can exchange it.
+    /// The thread's previous capture mode; `None` when the driver cannot exchange it.
     capture_mode: Option<CUstreamCaptureMode>,
-    /// The driver's stack of contexts is the thread's.
+    /// Not `Send`: the driver's stack of contexts belongs to the thread.
     _thread: std::marker::PhantomData<*const ()>,
 }
 
 impl Context {
-    /// Makes the context current on this thread. Four cheap calls with its end; no system call.
+    /// Makes the context current on this thread. Four cheap calls, including those of the drop; no system
+    /// call.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, CudaError> {
         // SAFETY: the context is retained, so it is valid.
@@ -52,7 +54,7 @@ impl Context {
         Ok(Entered { context: self, capture_mode, _thread: std::marker::PhantomData })
     }
 
-    /// Sets the thread's mode, and returns the one before.
+    /// Sets the thread's capture mode and returns the previous one.
     #[inline]
     fn exchange(&self, mut mode: CUstreamCaptureMode) -> Option<CUstreamCaptureMode> {
         let exchange = self.library.capture_mode?;
@@ -60,8 +62,8 @@ impl Context {
         (unsafe { exchange(&mut mode) } == code::SUCCESS).then_some(mode)
     }
 
-    /// Puts blocking work on a stream of its own, which waits for no other and for which no other waits, and waits for
-    /// it. `Err` has whether nothing of the work is under way any more.
+    /// Runs work on a stream of its own, which is not ordered with any other stream, and waits for
+    /// it. `Err` has whether it is certain that no part of the work is running any more.
     pub(crate) fn block_on(
         &self,
         operation: &'static str,
@@ -78,7 +80,7 @@ impl Context {
         self.synchronise(stream).map_err(|error| (error, error.is_final()))
     }
 
-    /// A stream that does not wait for the null stream. The caller has entered the context.
+    /// Creates a stream that does not wait for the null stream. The caller has entered the context.
     pub(crate) fn create_stream(&self, priority: i32) -> Result<CUstream, CudaError> {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = std::ptr::null_mut();
@@ -87,7 +89,7 @@ impl Context {
         self.library.check("cuStreamCreateWithPriority", created).map(|()| raw)
     }
 
-    /// Waits for a stream.
+    /// Waits until a stream is empty.
     pub(crate) fn synchronise(&self, stream: CUstream) -> Result<(), CudaError> {
         let _entered = self.enter()?;
         // SAFETY: the stream lives and is of this context.
@@ -131,7 +133,7 @@ impl Device {
         Ok(Self { context: Arc::new(Context { library, device, raw, description, blocking }) })
     }
 
-    /// What the driver tells about it.
+    /// Returns the properties of the device.
     #[must_use]
     pub fn description(&self) -> &DeviceDescription {
         &self.context.description
@@ -145,12 +147,12 @@ impl Device {
         self.context.device == other.context.device
     }
 
-    /// How this device reaches the memory of `peer`.
+    /// Returns the access of this device to the memory of `peer`.
     pub fn can_access(&self, peer: &Self) -> Result<PeerLink, CudaError> {
         peer::link(self.context.library, self.context.device, peer.context.device)
     }
 
-    /// Lets this device reach the memory of `peer` without the host. Once is enough; again is no error. Copies between
+    /// Enables direct access of this device to the memory of `peer`. Repeated calls succeed. Copies between
     /// devices work without it too: the driver then takes them through host memory.
     pub fn enable_access(&self, peer: &Self) -> Result<(), CudaError> {
         let library = self.context.library;

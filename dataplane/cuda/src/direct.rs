@@ -1,42 +1,43 @@
-//! Which way bytes take between a NIC and device memory: decided from what was probed, for reports and metrics.
+//! Path of bytes between a NIC and device memory, decided from probed properties, for reports and metrics.
 
 use dataplane_memory::DirectError;
 
 use crate::DeviceDescription;
 
-/// The way bytes take.
+/// Path of bytes between a NIC and device memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuDirect {
-    /// The NIC reads and writes device memory, which the kernel maps for it from a DMA buffer.
+    /// The NIC accesses device memory that the kernel maps for it from a DMA buffer.
     DmaBuf,
-    /// The NIC reads and writes device memory, whose bare addresses a kernel module translates.
+    /// The NIC accesses device memory by bare device addresses, which a kernel module translates.
     PeerMemory,
     /// Bytes are copied through host memory.
     Staged {
-        /// Why.
+        /// Reason why neither direct path is possible.
         reason: String,
     },
 }
 
-/// What was found out about one device and one NIC.
+/// Probed properties of one device and one NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectProbe {
-    /// Whether there is a NIC that registers memory.
+    /// Whether a NIC that registers memory exists.
     pub has_nic: bool,
     /// Whether the NIC's library can register a DMA buffer.
     pub nic_takes_dma_buf: bool,
-    /// Whether the device says that a NIC can reach its memory.
+    /// Whether the device reports that a NIC can access its memory.
     pub has_direct_access: bool,
-    /// Whether the device says that it exports DMA buffers.
+    /// Whether the device reports that it exports DMA buffers.
     pub has_dma_buf: bool,
-    /// How an export of real memory ended, where one was tried: the kernel may refuse what the device promised.
+    /// Result of a trial export of real memory; `None`: not tried. The kernel may refuse an export that the
+    /// device reports.
     pub export: Option<Result<(), DirectError>>,
     /// Whether the kernel module for bare addresses is loaded.
     pub has_peer_memory: bool,
 }
 
 impl DirectProbe {
-    /// What the driver tells, for a NIC about which nothing is known to speak against.
+    /// Returns the properties that the driver reports, with a NIC that has all abilities.
     #[must_use]
     pub fn of(device: &DeviceDescription) -> Self {
         Self {
@@ -51,7 +52,7 @@ impl DirectProbe {
 }
 
 impl GpuDirect {
-    /// The best way that the probe allows: a DMA buffer, else peer memory, else through the host.
+    /// Returns the best path that the probe allows: a DMA buffer, else peer memory, else through host memory.
     #[must_use]
     pub fn choose(probe: &DirectProbe) -> Self {
         let staged = |reason: String| Self::Staged { reason };
@@ -73,7 +74,7 @@ impl GpuDirect {
         Self::PeerMemory
     }
 
-    /// A short name for a metric's label.
+    /// Returns a short name for a metric's label.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {

@@ -1,8 +1,9 @@
 //! Device memory as a DMA buffer, which a NIC's driver can map.
 //!
-//! The driver exports whole pages of the host: the range is widened to them, inside the allocation that it lies in,
-//! and the offset of the first byte is told. (`cuda.h`, `cuMemGetHandleForAddressRange`.) Memory that was mapped piece
-//! by piece has an allocation for each piece: a range over several is exported as it is, and not widened.
+//! The driver exports whole pages of the host: the range is widened to whole pages inside its allocation, and
+//! the offset of the first byte is returned. (`cuda.h`, `cuMemGetHandleForAddressRange`.) Memory that was
+//! mapped piece by piece has an allocation for each piece: a range over several allocations is exported
+//! unchanged.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -13,10 +14,10 @@ use crate::error::CudaError;
 use dataplane_memory::{DirectError, DmaBuf, DmaBufMapping};
 
 pub(crate) const OPERATION: &str = "cuMemGetHandleForAddressRange";
-/// What the driver maps device memory in; an allocation's last page belongs to it whole.
+/// Page size of the driver's device mappings. An allocation owns its last page whole.
 const DEVICE_PAGE_BYTES: u64 = 64 << 10;
 
-/// The allocation that an address lies in: where it starts, and its bytes.
+/// Returns start and length of the allocation that contains an address.
 pub(crate) fn allocation_of(context: &Context, address: u64) -> Result<(u64, usize), CudaError> {
     let _entered = context.enter()?;
     let (mut start, mut bytes) = (0, 0);
@@ -26,7 +27,8 @@ pub(crate) fn allocation_of(context: &Context, address: u64) -> Result<(u64, usi
     Ok((start, bytes))
 }
 
-/// `is_adopted`: somebody else allocated the memory, so that its last page may be others' too.
+/// Exports a range as a DMA buffer. `is_adopted`: other code allocated the memory, so that its last page may
+/// be shared.
 pub(crate) fn dma_buf(
     context: &Context,
     address: u64,
@@ -59,8 +61,8 @@ pub(crate) fn dma_buf(
     Ok(DmaBuf { descriptor, offset: address - start })
 }
 
-/// The range in whole pages. Where an allocation's bytes are not, its last page is its own all the same. A range that
-/// passes the end of the allocation stays what it is.
+/// Returns the range in whole pages. The last page of an allocation whose length is not a multiple of pages
+/// belongs to it whole. A range that passes the end of the allocation is returned unchanged.
 fn widened((allocation, allocated): (u64, u64), address: u64, bytes: usize) -> (u64, u64) {
     let page = rustix::param::page_size() as u64;
     let grain = page.max(DEVICE_PAGE_BYTES);
@@ -84,6 +86,6 @@ fn export(context: &Context, address: u64, bytes: usize, flags: u64) -> Result<O
     let exported = unsafe { range_handle((&raw mut descriptor).cast(), address, bytes, kind, flags) };
     context.library.check(OPERATION, exported)?;
     assert!(descriptor >= 0, "the driver said that it exported memory, and gave descriptor {descriptor}");
-    // SAFETY: the driver made the descriptor for us, and nobody else knows of it.
+    // SAFETY: the driver has just created the descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

@@ -1,4 +1,4 @@
-//! What others in this process have made: memory, and events.
+//! Objects that other code in this process has made: memory and events.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -11,21 +11,21 @@ use crate::error::CudaError;
 use crate::export::allocation_of;
 use crate::library::code;
 
-/// Allocations that one range may span: a pool of an engine's grows by pieces of 2 or 20 MiB.
+/// Largest number of allocations that one range may span: an engine's pool grows by pieces of 2 or 20 MiB.
 const ALLOCATIONS_MAX: usize = 1 << 20;
 
-/// Why memory cannot be borrowed.
+/// Reason why memory cannot be borrowed.
 #[derive(Debug, thiserror::Error)]
 pub enum BorrowError {
-    /// Not all of it is there, or it is not the device's own.
+    /// A part of the range is unmapped, or is not memory of the device.
     #[error(transparent)]
     Range(DeviceError),
-    /// The driver cannot tell: the device is lost, for example.
+    /// The driver cannot be asked, for example because the device is lost.
     #[error(transparent)]
     Driver(CudaError),
 }
 
-/// Whether each byte of a range lies in some allocation of the context's device.
+/// Checks that each byte of a range lies in an allocation of the context's device.
 pub(crate) fn is_mapped(context: &Context, address: u64, bytes: usize) -> Result<(), BorrowError> {
     let no_range = |operation, reason: String| BorrowError::Range(DeviceError { operation, reason });
     let refused = |reason| no_range("cuMemGetAddressRange", reason);
@@ -59,7 +59,7 @@ pub(crate) fn is_mapped(context: &Context, address: u64, bytes: usize) -> Result
     Err(refused(format!("{bytes} bytes at {address:#x}: the allocation at {at:#x} has no end")))
 }
 
-/// The type of the memory (`CUmemorytype`) that an address lies in, and the ordinal of its device.
+/// Returns the type of the memory (`CUmemorytype`) at an address, and the ordinal of its device.
 fn owner_of(context: &Context, address: u64) -> Result<(c_uint, c_int), CudaError> {
     let _entered = context.enter()?;
     let (mut kind, mut ordinal): (c_uint, c_int) = (0, -1);
@@ -76,8 +76,8 @@ fn owner_of(context: &Context, address: u64) -> Result<(c_uint, c_int), CudaErro
 }
 
 impl Stream {
-    /// Lets what is put on this stream from now on wait for what was recorded last with an event. The device waits, not the
-    /// thread.
+    /// Makes all later work of this stream wait for the work that was last recorded with an event. The device
+    /// waits, not the thread.
     ///
     /// # Safety
     /// `event` is an event (`CUevent`, `cudaEvent_t`) that was not destroyed.

@@ -1,24 +1,24 @@
-//! Launches that are recorded once and then put on a stream by one call.
+//! Graphs: launches that are recorded once and then put on a stream by one call.
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use crate::error::CudaError;
 use crate::{Device, Stream};
 
-/// What was recorded, ready to run.
+/// A recorded graph, ready to run.
 #[derive(Debug)]
 pub struct Graph {
     device: Device,
     raw: CUgraphExec,
 }
 
-// SAFETY: the handle belongs to no thread. It is not `Sync`: the driver wants that two threads do not use one graph at
-// a time, so that a launch needs the thread that has the value.
+// SAFETY: the handle belongs to no thread. It is not `Sync`: the driver requires that two threads do not use
+// one graph at a time, so that a launch needs the thread that has the value.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `work` puts on the stream; none of it runs now. What `work` must not do is wait for a stream or
-    /// poll a queue: the driver then refuses, and the recording is lost.
+    /// Records the work that `work` puts on the stream; none of it runs now. `work` must not wait for a
+    /// stream or poll a queue: the driver then refuses, and the recording is lost.
     pub fn capture(
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), CudaError>,
@@ -39,21 +39,21 @@ impl Graph {
         Ok(Self { device: stream.device().clone(), raw })
     }
 
-    /// Puts all of it on a stream.
+    /// Launches the whole graph on a stream.
     ///
     /// # Safety
-    /// As for each launch that was recorded: what its parameters named then is valid until the graph is over.
+    /// As for each recorded launch: all memory that its parameters named is valid until the graph has ended.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         let context = self.device.context();
         let _entered = context.enter()?;
-        // SAFETY: graph and stream live; the caller vouches for what the kernels touch.
+        // SAFETY: graph and stream live; the caller vouches for the memory that the kernels access.
         context
             .library
             .check("cuGraphLaunch", unsafe { (context.library.launch_graph)(self.raw, stream.raw()) })
     }
 }
 
-/// A capture that ends with this value, also when the work failed or panicked.
+/// A capture that ends when this value is dropped, also when `work` failed or panicked.
 struct Capture<'a> {
     stream: &'a Stream,
     recorded: CUgraph,
@@ -78,7 +78,7 @@ impl Drop for Capture<'_> {
         }
         if !self.recorded.is_null() {
             let library = self.stream.context().library;
-            // SAFETY: made by the end of the capture, destroyed once; what was made from it is a copy.
+            // SAFETY: made by the end of the capture, destroyed once; the executable made from it is a copy.
             let _ = unsafe { (library.destroy_graph)(self.recorded) };
         }
     }

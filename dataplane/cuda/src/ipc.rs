@@ -1,22 +1,22 @@
-//! A name for device memory that another process of this machine understands.
+//! Handles by which another process of this machine attaches device memory.
 
 use cudarc::driver::sys::{CUipcMem_flags, CUipcMemHandle};
 
 use crate::device::Context;
 use crate::error::CudaError;
 
-/// The name: 64 bytes that mean something to the driver only. They give whoever has them the memory.
+/// A handle of 64 bytes that only the driver interprets. Every process that has it can access the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpcHandle([u8; 64]);
 
 impl IpcHandle {
-    /// From the bytes that [`Self::to_bytes`] gave in the exporting process.
+    /// Creates the handle from the bytes of [`Self::to_bytes`] of the exporting process.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 64]) -> Self {
         Self(bytes)
     }
 
-    /// To be sent to the process that shall attach the memory.
+    /// Returns the bytes for the process that attaches the memory.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 64] {
         self.0
@@ -31,7 +31,8 @@ impl IpcHandle {
         Ok(Self(handle.reserved.map(|byte| byte.cast_unsigned())))
     }
 
-    /// The address in this process. The driver checks the bytes: they may come from anybody.
+    /// Returns the address in this process. The driver checks the bytes, which may come from an untrusted
+    /// process.
     pub(crate) fn open(self, context: &Context) -> Result<u64, CudaError> {
         let handle = CUipcMemHandle { reserved: self.0.map(|byte| byte.cast_signed()) };
         let lazily = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;

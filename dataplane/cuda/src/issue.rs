@@ -1,4 +1,4 @@
-//! The calls of the driver for what was planned: the inner part of a flush.
+//! Driver calls for the planned copies: the inner part of a flush.
 
 use cudarc::driver::sys::{self, CUmemorytype};
 
@@ -9,13 +9,13 @@ use crate::plan::Run;
 use crate::stream::Stream;
 use crate::submission::CopyQueueCounters;
 
-/// The arrays of a batch call, made once.
+/// The arrays of a batch call, allocated once.
 #[derive(Debug)]
 pub(crate) struct Issuer {
     to: Vec<u64>,
     from: Vec<u64>,
     bytes: Vec<usize>,
-    /// The driver does not take batches at all: it is not asked again.
+    /// Whether the driver does not support batches: it is not tried again.
     is_batch_refused: bool,
 }
 
@@ -29,8 +29,8 @@ impl Issuer {
         }
     }
 
-    /// Puts all runs on the stream, and tells which of them the driver refused. The caller has entered the stream's
-    /// context, and keeps the memory of each run until the stream is empty.
+    /// Puts all runs on the stream and reports those that the driver refused. The caller has entered the
+    /// stream's context, and keeps the memory of each run until the stream is empty.
     pub(crate) fn issue(
         &mut self,
         stream: &Stream,
@@ -54,7 +54,7 @@ impl Issuer {
         }
     }
 
-    /// Takes the runs that are in one piece.
+    /// Collects the contiguous runs.
     fn collect(&mut self, runs: &[Run]) {
         self.to.clear();
         self.from.clear();
@@ -66,8 +66,9 @@ impl Issuer {
         }
     }
 
-    /// Whether all pieces were issued. When a batch is refused for one of its copies, the caller finds out which by
-    /// issuing each. To have copied some twice would do no harm: within a flush nothing depends on anything.
+    /// Returns whether all pieces were issued. When a batch is refused for one of its copies, the caller
+    /// finds that copy by issuing each one. Repeating a copy does no harm, because the copies of a flush do
+    /// not depend on each other.
     fn issue_batch(&mut self, stream: &Stream, counters: &mut CopyQueueCounters) -> bool {
         let library = stream.context().library;
         let Some(copy_batch_async) = library.copy_batch_async.filter(|_| !self.is_batch_refused) else {
@@ -88,7 +89,7 @@ impl Issuer {
         counters.calls += 1;
         if issued != code::SUCCESS {
             counters.batches_refused += 1;
-            // Other codes are this call's own misfortune, such as memory that was short.
+            // Other codes concern this call only, for example a lack of memory.
             let is_for_good = matches!(issued, code::NOT_SUPPORTED | code::INVALID_VALUE);
             self.is_batch_refused = is_for_good && failed == usize::MAX;
             return false;
@@ -98,7 +99,7 @@ impl Issuer {
     }
 }
 
-/// Both places are addresses of the unified space: the driver finds out which is whose.
+/// Copies one piece. Both addresses are in the unified address space, so the driver finds the device of each.
 fn issue_piece(stream: &Stream, copy: &Resolved) -> Result<(), CudaError> {
     let library = stream.context().library;
     // SAFETY: both ranges were checked against regions that the queue keeps until the stream is empty.

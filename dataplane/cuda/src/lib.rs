@@ -1,24 +1,25 @@
-//! The only crate that touches the CUDA driver: device memory, copies, kernel launches, and what a NIC needs to
-//! reach device memory. `libcuda` is loaded at run time; without it [`Cuda::open`] says so and nothing panics.
+//! The only crate that calls the CUDA driver: device memory, copies, kernel launches, and access of NICs to
+//! device memory. `libcuda` is loaded at run time; without it [`Cuda::open`] returns an error and nothing
+//! panics.
 //!
-//! * [`Cuda`], [`Device`]: what is there ([`DeviceDescription`]), and one device's context.
+//! * [`Cuda`], [`Device`]: the devices ([`DeviceDescription`]), and one device's context.
 //! * [`DeviceSlab`]: equal slots in device memory, which a NIC can register ([`DeviceMemory`]) and another
-//!   process can attach ([`IpcHandle`]); or memory that an engine lends ([`DeviceSlab::borrow`]). [`Pinned`]: a host slab
-//!   that the device reaches by DMA.
-//! * [`CopyQueue`]: asynchronous copies between them, driven by one thread and polled. The hot path: no allocation, no
-//!   lock, no callback, no wait.
-//! * [`SlotCopier`]: the same as the `Copier` of `dataplane-memory`, for whoever shall not know CUDA; [`IpcSharing`] as its
-//!   `DeviceSharing`.
-//! * [`Module`], [`Stream::launch`], [`Graph`], [`compile`]: kernels that somebody else wrote.
-//! * [`GpuDirect`]: which way bytes take between a NIC and device memory on this machine.
+//!   process can attach ([`IpcHandle`]); or memory that an engine lends ([`DeviceSlab::borrow`]). [`Pinned`]:
+//!   a host slab that the device accesses by DMA.
+//! * [`CopyQueue`]: asynchronous copies between them, driven by one thread and polled. The hot path: no
+//!   allocation, no lock, no callback, no wait.
+//! * [`SlotCopier`]: the `Copier` of `dataplane-memory` over such queues, for code without CUDA types;
+//!   [`IpcSharing`]: its `DeviceSharing`.
+//! * [`Module`], [`Stream::launch`], [`Graph`], [`compile`]: kernels of other crates.
+//! * [`GpuDirect`]: the path of bytes between a NIC and device memory on this machine.
 //!
-//! Invariants: no address of a device is dereferenced by the processor; memory outlives every copy that names it; a
-//! token that was accepted is completed once, also when the device fails, and never while it may still copy; the
-//! calling thread's own CUDA context is after each call what it was before.
+//! Invariants: the processor dereferences no device address; memory outlives every copy that names it; an
+//! accepted token completes exactly once, also when the device fails, and never while one of its copies may
+//! still run; after each call the calling thread's own CUDA context is the same as before.
 //!
-//! This crate knows nothing of blocks, tokens, hashes or models. It builds, and its tests pass, on a machine without a
-//! GPU: they run over a double of the driver (`tests/double`). `cudarc` gives the types, the constants and the
-//! library's names; why not its functions is said in `library.rs`.
+//! This crate does not handle blocks, tokens, hashes or models. It builds, and its tests pass, on a machine
+//! without a GPU: they run over a double of the driver (`tests/double`). `cudarc` provides the types, the
+//! constants and the library's names; `library.rs` explains why its functions are not used.
 
 mod error;
 mod library;

@@ -1,9 +1,10 @@
 //! `libcuda`, loaded at run time: a table of the driver's entry points.
 //!
-//! `cudarc` gives the types, and the names to look for. Its own functions are not called, for two reasons: one that the
-//! installed driver lacks is a panic at the first call, and they return `CUresult` as a Rust enum, so that a code
-//! which only a later driver knows is undefined behaviour. Here each entry point is resolved once, what is missing
-//! is an error that names it (or `None`, where a way around it exists), and codes are plain integers.
+//! `cudarc` provides the types and the file names of the library. Its functions are not called, for two
+//! reasons: a function that the installed driver lacks panics at the first call, and they return `CUresult`
+//! as a Rust enum, so that a code which only a later driver knows is undefined behaviour. Here each entry
+//! point is resolved once, a missing one is an error that names it (or `None`, where an alternative exists),
+//! and codes are plain integers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -14,10 +15,10 @@ use cudarc::driver::sys::{
 
 use crate::error::{CudaError, DriverVersion, Unavailable};
 
-/// The oldest driver whose functions suffice: CUDA 11.4.
+/// The oldest supported driver: CUDA 11.4.
 pub(crate) const VERSION_MIN: DriverVersion = DriverVersion(11_040);
 
-/// The codes that mean something here.
+/// The codes that this crate distinguishes.
 pub(crate) mod code {
     use super::CUresult;
     pub(crate) const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
@@ -39,7 +40,7 @@ macro_rules! library {
         fn($($newer_argument:ty),*);)* }) => {
         /// The entry points that this crate calls, by the driver's names.
         pub(crate) struct Library {
-            /// Takes a code that may not be one of the enum.
+            /// Accepts codes that are not in the enum.
             error_name: ErrorName,
             $($(#[$doc])* pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_uint,)*
             $($(#[$newer_doc])* pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> c_uint>,)*
@@ -59,15 +60,15 @@ macro_rules! library {
             })
         }
 
-        /// Each type is that of `cudarc`'s function of the same name, but for the code that it returns; and what is asked
-        /// of the driver is no newer than the header that `cudarc`'s types were made of.
+        /// Each type is that of `cudarc`'s function of the same name, except for the returned code; and no
+        /// function that is requested is newer than the header from which `cudarc`'s types were made.
         const _: () = {
             $(let _: unsafe fn($($argument),*) -> CUresult = sys::$symbol;)*
             $(let _: unsafe fn($($newer_argument),*) -> CUresult = sys::$newer_symbol;)*
             $(assert!($since <= sys::CUDA_VERSION);)*
         };
 
-        /// The table as text: each function's name with the types that it is called with.
+        /// The table as text: each function's name with its argument types.
         #[cfg(test)]
         pub(crate) const SIGNATURES: &[(&str, &[&str])] = &[
             $((stringify!($symbol), &[$(stringify!($argument)),*]),)*
@@ -76,7 +77,8 @@ macro_rules! library {
 
         #[cfg(test)]
         impl Library {
-            /// The newer ones: their names, since when there are such, and what was found.
+            /// Returns the optional functions: name, first version that has it, and the entry point that was
+            /// found.
             pub(crate) fn newer(&self) -> Vec<(&'static str, c_int, Option<*const c_void>)> {
                 vec![$((stringify!($newer_symbol), $since, self.$newer.map(|found| found as *const c_void)),)*]
             }
@@ -94,7 +96,7 @@ library! {
         device_count = cuDeviceGetCount: fn(*mut c_int);
         device = cuDeviceGet: fn(*mut CUdevice, c_int);
         device_name = cuDeviceGetName: fn(*mut c_char, c_int, CUdevice);
-        /// The second version, of 11.4, tells the parts of one device apart.
+        /// The second version, of 11.4, distinguishes the partitions of one device.
         device_uuid = cuDeviceGetUuid_v2: fn(*mut sys::CUuuid, CUdevice);
         device_memory = cuDeviceTotalMem_v2: fn(*mut usize, CUdevice);
         device_attribute = cuDeviceGetAttribute: fn(*mut c_int, sys::CUdevice_attribute, CUdevice);
@@ -148,15 +150,16 @@ library! {
         destroy_executable = cuGraphExecDestroy: fn(sys::CUgraphExec);
     }
     newer {
-        /// How this thread's calls stand to recordings of others.
+        /// Sets how calls of this thread interact with graph recordings of other threads.
         capture_mode = cuThreadExchangeStreamCaptureMode since 10_010: fn(*mut sys::CUstreamCaptureMode);
-        /// Makes what a NIC has written visible to the device.
+        /// Makes the writes of a NIC visible to the device.
         flush_direct = cuFlushGPUDirectRDMAWrites since 11_030:
             fn(sys::CUflushGPUDirectRDMAWritesTarget, sys::CUflushGPUDirectRDMAWritesScope);
-        /// The descriptor of a range of device memory.
+        /// Returns a descriptor of a range of device memory.
         range_handle = cuMemGetHandleForAddressRange since 11_070:
             fn(*mut c_void, CUdeviceptr, usize, sys::CUmemRangeHandleType, c_ulonglong);
-        /// Many copies by one call. CUDA 13 has another form, without the failed index: this is 12.8's.
+        /// Makes many copies by one call. CUDA 13 has another form, without the failed index: this is that of
+        /// 12.8.
         copy_batch_async = cuMemcpyBatchAsync since 12_080:
             fn(*mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize,
                 usize, *mut usize, CUstream);
@@ -169,18 +172,18 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// The entry point of that name, if there is one.
+/// Returns the entry point of this name; `None` when the library has none.
 ///
 /// # Safety
-/// `F` is the type of that function.
+/// `F` is the type of the function `symbol`.
 unsafe fn entry<F: Copy>(loaded: &'static libloading::Library, symbol: &str) -> Option<F> {
     // SAFETY: the caller vouches for the type, and the library is never unloaded.
     unsafe { loaded.get::<F>(symbol) }.ok().map(|found| *found)
 }
 
-/// The entry point as it was in that version of CUDA: later ones have other forms of some under the same name. The
-/// driver is asked for it (`cuGetProcAddress_v2`, since 12.0); where it cannot be, or knows none, the library's own
-/// table is.
+/// Returns the entry point in its form of CUDA version `since`: later versions have other forms of some
+/// functions under the same name. The driver is asked for it (`cuGetProcAddress_v2`, since 12.0); when the
+/// driver cannot be asked or does not know the function, the library's own table is used.
 ///
 /// # Safety
 /// `F` is the type of that function in that version.
@@ -196,7 +199,7 @@ unsafe fn entry_since<F: Copy>(
     let mut found: *mut c_void = std::ptr::null_mut();
     // SAFETY: the function's type, by the header: the last argument is the address of an enum, or null.
     if let Some(ask) = unsafe { entry::<Ask>(loaded, "cuGetProcAddress_v2") } {
-        // SAFETY: writes one address; the name ends with a zero, and no further answer is asked for.
+        // SAFETY: writes one address; the name ends with a zero, and the status pointer may be null.
         let asked = unsafe { ask(name.as_ptr(), &mut found, since, 0, std::ptr::null_mut()) };
         if asked == code::SUCCESS && !found.is_null() {
             // SAFETY: an address of a function of that type, as the caller vouches; the sizes are equal.
@@ -207,13 +210,13 @@ unsafe fn entry_since<F: Copy>(
     unsafe { entry(loaded, symbol) }
 }
 
-/// The library's table; found once, then kept for the life of the process.
+/// Returns the library's table, which is loaded once and kept for the life of the process.
 pub(crate) fn load() -> Result<&'static Library, Unavailable> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LIBRARY.get() {
         return Ok(library);
     }
-    // The driver's own name first: a bare `libcuda.so` may be a stub of the developers' package.
+    // The driver's own name first: a bare `libcuda.so` may be a stub of the development package.
     let mut candidates = vec!["libcuda.so.1".to_owned()];
     candidates.extend(names("cuda").into_iter().filter(|name| name != "libcuda.so.1"));
     // SAFETY: opening the driver's library runs its initialisers, which have no preconditions.
@@ -231,7 +234,8 @@ pub(crate) fn load() -> Result<&'static Library, Unavailable> {
     Ok(LIBRARY.get_or_init(|| library))
 }
 
-/// The file names under which `cudarc` looks for a library on this kind of system, each once.
+/// Returns the file names under which `cudarc` looks for a library on this kind of system, without
+/// duplicates.
 pub(crate) fn names(library: &str) -> Vec<String> {
     let mut names = cudarc::get_lib_name_candidates(library);
     names.retain(|name| name.starts_with(&format!("lib{library}.")));
@@ -239,7 +243,7 @@ pub(crate) fn names(library: &str) -> Vec<String> {
     names
 }
 
-/// The version is asked before anything else is looked for, so that an old driver is called old.
+/// The version is read before any function is resolved, so that an old driver is reported as too old.
 fn version(loaded: &'static libloading::Library) -> Result<DriverVersion, Unavailable> {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_uint;
     let symbol = "cuDriverGetVersion";
@@ -252,7 +256,7 @@ fn version(loaded: &'static libloading::Library) -> Result<DriverVersion, Unavai
 }
 
 impl Library {
-    /// The version of CUDA that the driver speaks.
+    /// Returns the CUDA version of the driver.
     pub(crate) fn version(&self) -> DriverVersion {
         let mut version = 0;
         // SAFETY: writes one integer.
@@ -260,13 +264,13 @@ impl Library {
         DriverVersion(version)
     }
 
-    /// What a call returned, as a result.
+    /// Converts a returned code to a result.
     #[inline]
     pub(crate) fn check(&self, operation: &'static str, code: u32) -> Result<(), CudaError> {
         if code == code::SUCCESS { Ok(()) } else { Err(self.error(operation, code)) }
     }
 
-    /// The error of that code, with the driver's own name for it.
+    /// Returns the error of a code, with the driver's name of it.
     #[cold]
     pub(crate) fn error(&self, operation: &'static str, code: u32) -> CudaError {
         let mut name = std::ptr::null();

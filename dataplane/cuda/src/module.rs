@@ -8,7 +8,7 @@ use cudarc::driver::sys::{CUfunction, CUjit_option, CUmodule};
 use crate::Device;
 use dataplane_memory::DeviceError;
 
-/// Bytes of the text in which the driver says what it does not like about an image.
+/// Size of the buffer for the driver's messages about an image, in bytes.
 const LOG_BYTES: usize = 8 << 10;
 
 /// A loaded image: PTX, which the driver compiles now, or machine code.
@@ -23,19 +23,19 @@ struct Loaded {
     raw: CUmodule,
 }
 
-// SAFETY: a module is used from any thread; the driver locks for itself.
+// SAFETY: a module is used from any thread; the driver does its own locking.
 unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
 
-/// One kernel of a module, which it keeps loaded.
+/// A kernel of a module. Keeps the module loaded.
 #[derive(Debug, Clone)]
 pub struct Function {
     raw: CUfunction,
     _module: Module,
 }
 
-// SAFETY: as for its module.
+// SAFETY: as for `Loaded`.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
@@ -47,15 +47,15 @@ impl Module {
         let context = device.context();
         let failed = |reason: String| DeviceError { operation, reason };
         let _entered = context.enter().map_err(|error| failed(error.to_string()))?;
-        // Text must end with a zero; machine code knows its own length.
+        // Text must end with a zero; machine code contains its own length.
         let image: Vec<u8> = image.iter().copied().chain([0]).collect();
         let mut log = vec![0_u8; LOG_BYTES];
         let mut options =
             [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // A size is passed in the place of a pointer.
+        // The driver expects a size in the place of a pointer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG_BYTES - 1)];
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the image ends with a zero; the log is as long as is said, and its last byte stays zero.
+        // SAFETY: the image ends with a zero; the log has the given length, and its last byte stays zero.
         let loaded = unsafe {
             (context.library.load_module)(
                 &mut raw,
@@ -72,7 +72,7 @@ impl Module {
         Ok(Self { loaded: Arc::new(Loaded { device: device.clone(), raw }) })
     }
 
-    /// The kernel of that name, as it is exported: kernels that shall be found are declared `extern "C"`.
+    /// Returns the kernel with this exported name: the kernels are declared `extern "C"`.
     pub fn function(&self, name: &str) -> Result<Function, DeviceError> {
         let operation = "cuModuleGetFunction";
         let failed = |reason: String| DeviceError { operation, reason: format!("{name}: {reason}") };

@@ -1,32 +1,32 @@
-//! How two devices of one machine reach each other.
+//! Access between two devices of one machine.
 
 use cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute as Attribute};
 
 use crate::error::CudaError;
 use crate::library::Library;
 
-/// The wires between two devices, as far as the driver tells.
+/// Connection between two devices, as far as the driver reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerPath {
-    /// Atomic operations cross it, which they do over NVLink only.
+    /// NVLink: atomic operations are supported.
     NvLink,
-    /// Reachable, without atomic operations: PCIe.
+    /// PCIe: memory is accessible, without atomic operations.
     Pcie,
-    /// Not reachable: copies go through host memory.
+    /// No direct access: copies go through host memory.
     Host,
 }
 
-/// What the driver tells about one direction between two devices.
+/// Access from one device to another, as the driver reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerLink {
-    /// The wires.
+    /// The connection.
     pub path: PeerPath,
-    /// 0 is the fastest link of this machine; larger is slower.
+    /// Performance rank: 0 is the fastest link of this machine; a larger number is slower.
     pub performance_rank: u32,
 }
 
 impl PeerLink {
-    /// Whether one device can reach the other's memory.
+    /// Whether one device can access the other's memory.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.path != PeerPath::Host

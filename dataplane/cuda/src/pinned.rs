@@ -1,8 +1,8 @@
-//! A host slab that devices reach by DMA: its pages are locked and mapped for every context.
+//! A host slab that devices access by DMA: its pages are locked and mapped for every context.
 //!
-//! The slab stays what it was, a mapping of ours: a NIC can register it too, and peers can attach it. (Memory that
-//! the driver allocates would be neither, and `cudarc`'s is write-combined: the processor reads it very slowly.)
-//! Registering locks every page and is slow; done at start-up.
+//! The slab remains a mapping of this process: a NIC can register it too, and peers can attach it. (Memory
+//! that the driver allocates allows neither, and `cudarc`'s is write-combined, which the processor reads very
+//! slowly.) Registering locks every page and is slow; done at start-up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,24 +16,24 @@ use crate::device::Context;
 use crate::error::CudaError;
 use crate::library::code;
 
-/// Why a slab could not be registered.
+/// A failure to register a slab.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes of host memory cannot be pinned: {error}{hint}")]
 pub struct PinError {
     /// Bytes of the mapping.
     pub bytes: usize,
-    /// What the driver said.
+    /// Error of the driver.
     pub error: CudaError,
-    /// What may be the cause, where that can be told; begins with a separator, or is empty.
+    /// Likely cause, beginning with a separator; empty when none is known.
     pub hint: String,
 }
 
-/// A registered slab. The registration ends with the last of these for the slab.
+/// A registered slab. The registration ends when the last `Pinned` of the slab is dropped.
 #[derive(Debug)]
 pub struct Pinned {
     slab: Arc<Slab>,
     device: Device,
-    /// Where the device sees the mapping's first byte.
+    /// Device address of the mapping's first byte.
     device_base: u64,
 }
 
@@ -41,9 +41,9 @@ pub struct Pinned {
 static REGISTERED: Mutex<BTreeMap<usize, Registration>> = Mutex::new(BTreeMap::new());
 
 struct Registration {
-    /// 0 when the driver refused to end it.
+    /// Number of [`Pinned`] values; 0 when the driver refused to end the registration.
     users: usize,
-    /// Its context is kept: the registration would end with it, for other devices too.
+    /// Keeps the device's context: the registration would end with it, for other devices too.
     device: Device,
 }
 
@@ -52,8 +52,9 @@ fn registered() -> MutexGuard<'static, BTreeMap<usize, Registration>> {
 }
 
 impl Pinned {
-    /// Registers the slab's mapping, or counts once more that it is registered. A mapping of which somebody else in
-    /// this process has registered any part is refused: nobody here knows how much that is, and when it ends.
+    /// Registers the slab's mapping, or counts one more user of an existing registration. A mapping of which
+    /// other code in this process has registered any part is refused, because extent and end of that
+    /// registration are unknown.
     pub fn register(device: &Device, slab: Arc<Slab>) -> Result<Self, PinError> {
         let bytes = slab.mapped_bytes();
         let refused = |error: CudaError| PinError { bytes, error, hint: hint(error.code, bytes) };
@@ -77,19 +78,21 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// The slab.
+    /// Returns the slab.
     #[must_use]
     pub fn slab(&self) -> &Arc<Slab> {
         &self.slab
     }
 
-    /// The device whose address of it is known. Other devices copy from and to it as well.
+    /// Returns the device for which the device address was looked up. Other devices can copy from and to the
+    /// slab as well.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Where a kernel on the device finds `len` bytes at `offset` of `slot`; `None` when they are not in the slot.
+    /// Returns the device address of `len` bytes at `offset` of `slot`; `None` when they are not inside the
+    /// slot.
     #[must_use]
     pub fn device_address(&self, slot: u32, offset: usize, len: usize) -> Option<u64> {
         let address = self.slab.try_address(slot, offset, len)?;
@@ -104,13 +107,14 @@ fn register(context: &Context, start: *mut u8, bytes: usize) -> Result<(), CudaE
     context.library.check("cuMemHostRegister", registered)
 }
 
-/// Ends a registration; says whether it is over. It is also when the device is lost, which reaches no page any more.
+/// Ends a registration. Returns whether it has ended; a lost device counts, since it accesses no page any
+/// more.
 fn unregister(context: &Context, start: *mut u8) -> bool {
     let _entered = match context.enter() {
         Ok(entered) => entered,
         Err(error) => return error.is_final(),
     };
-    // SAFETY: registered by us, and nobody uses it any more: the copy queues held a `Pinned` each.
+    // SAFETY: registered by this module and no longer in use: each copy queue held a `Pinned`.
     let ended = unsafe { (context.library.unregister_host)(start.cast()) };
     context.library.check("cuMemHostUnregister", ended).map_or_else(|error| error.is_final(), |()| true)
 }
@@ -124,17 +128,18 @@ impl Drop for Pinned {
         if known.users > 0 {
             return;
         }
-        // The table is locked, so that nobody registers the mapping again before this is over.
+        // The table stays locked, so that no thread registers the mapping again before the registration has
+        // ended.
         if unregister(known.device.context(), start) {
             registered.remove(&start.addr());
         } else {
-            // The device may still reach the pages: they stay mapped, and known, for good.
+            // The device may still access the pages: they stay mapped and registered until the process ends.
             std::mem::forget(Arc::clone(&self.slab));
         }
     }
 }
 
-/// What may be why: somebody else's registration, or the limit of locked memory.
+/// Returns the likely cause of a refusal: a registration by other code, or the limit of locked memory.
 fn hint(code: u32, bytes: usize) -> String {
     if code == code::ALREADY_REGISTERED {
         return "; somebody else in this process has registered bytes of it".to_owned();

@@ -1,7 +1,7 @@
-//! Copies that wait for a flush, with neighbours merged: what the driver shall be called with.
+//! Copies that wait for a flush, merged with their neighbours: the list of driver calls to make.
 //!
-//! A copy that begins where the last one ended, on both sides and in the same regions, makes that one longer. Rows
-//! that touch are one piece. Room is reserved once; adding a copy is constant time.
+//! A copy that begins where the last one ended, on both sides and in the same regions, extends that one.
+//! Adjacent rows become one piece. Memory is reserved once; adding a copy takes constant time.
 
 use crate::copy::{Resolved, Rows};
 
@@ -9,11 +9,12 @@ use crate::copy::{Resolved, Rows};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) copy: Resolved,
-    /// The tokens that it belongs to, by their places in the queue: neighbours of different tokens may be merged.
+    /// Places of the first and last token that the run belongs to: neighbours of different tokens may be
+    /// merged.
     pub(crate) tokens: (u64, u64),
 }
 
-/// The runs, in the order in which they came.
+/// The runs, in the order of submission.
 #[derive(Debug)]
 pub(crate) struct Plan {
     runs: Vec<Run>,
@@ -29,7 +30,7 @@ impl Plan {
         self.capacity
     }
 
-    /// How many more runs fit.
+    /// Returns the number of further runs that fit.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.capacity - self.runs.len()
@@ -43,8 +44,8 @@ impl Plan {
         self.runs.clear();
     }
 
-    /// Adds a copy of the token at `token`. The caller has checked that there is room for one run, or for each row
-    /// when `by_row` asks for them one by one.
+    /// Adds a copy of the token at place `token`. The caller has checked that there is room for one run, or
+    /// for one per row when `by_row` is set.
     pub(crate) fn add(&mut self, copy: Resolved, by_row: bool, token: u64) {
         let Resolved { from, to, rows, regions } = simplified(copy);
         if rows.bytes == 0 {
@@ -72,7 +73,7 @@ impl Plan {
     }
 }
 
-/// Rows that touch on both sides are one piece.
+/// Merges rows that are adjacent on both sides into one piece.
 fn simplified(copy: Resolved) -> Resolved {
     let Rows { bytes, count, from_stride, to_stride } = copy.rows;
     if count > 1 && from_stride == bytes && to_stride == bytes {

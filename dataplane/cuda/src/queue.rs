@@ -1,23 +1,24 @@
-//! The asynchronous copies of one stream: submitted, flushed in batches, and polled. This is the hot path.
+//! Asynchronous copies of one stream: submitted, flushed in batches, and polled. This is the hot path.
 //!
-//! `submit` checks and plans, without a call of the driver. `flush` makes the calls: one for all pieces (from CUDA
-//! 12.8 on, so that many small blocks are not bound by launches; else one each), one for each copy in rows, and one
-//! that records an event of a ring made at the start. `poll` asks the oldest events whether they have passed. No
-//! allocation, no lock of ours, no callback, no wait; the driver takes its own locks.
+//! `submit` checks and plans, without a call of the driver. `flush` makes the calls: one for all contiguous
+//! pieces (from CUDA 12.8 on, so that many small blocks are not bound by launches; else one each), one for
+//! each copy in rows, and one that records an event of a ring made at the start. `poll` queries the oldest
+//! events. No allocation, no lock of this crate, no callback, no wait; the driver takes its own locks.
 //!
-//! Order: flushes run one after the other; the copies of one flush run in any order (the driver's batches promise
-//! none). What depends on an earlier copy is submitted after a flush.
+//! Order: flushes run one after the other; the copies of one flush run in any order (the driver's batches
+//! guarantee none). A copy that depends on an earlier one must be submitted after a flush.
 //!
-//! Failures: a copy that the driver refuses completes with its error, the others go on. A failed queue stays so: what
-//! is in flight and what is submitted later completes with that error. Before the first such completion the stream is
-//! waited for, so that nothing is under way in memory that is handed back. A lost context ([`CudaError::is_final`])
-//! answers at once; when the wait itself fails otherwise, no token completes, and later polls wait again.
+//! Failures: a copy that the driver refuses completes with its error; the other copies continue. A queue that
+//! has failed stays failed: copies in flight and later submissions complete with the same error. Before the
+//! first such completion the queue waits for the stream, so that no copy is running in memory that is handed
+//! back. A lost context ([`CudaError::is_final`]) needs no wait; when the wait itself fails otherwise, no
+//! token completes, and later polls wait again.
 //!
-//! Some other thread's recording of a graph is no failure: its codes mean "not yet", and `poll` tries again.
+//! A graph recording of another thread is not a failure: its codes mean "not yet", and `poll` tries again.
 //!
-//! One thread drives a queue; it may be moved to another thread. Dropping a queue waits for the device; tokens that
-//! were not polled until then are forgotten. When that wait fails, the regions are leaked: better than memory that is
-//! freed under a copy.
+//! One thread drives a queue; the queue may be moved to another thread. Dropping a queue waits for the
+//! device; tokens that were not polled until then are dropped. When that wait fails, the regions are leaked,
+//! because memory must not be freed under a running copy.
 
 use std::collections::VecDeque;
 
@@ -31,22 +32,22 @@ use crate::plan::Plan;
 use crate::stream::{Stream, create_event, destroy_event};
 use crate::submission::{Completion, CopyQueueConfig, CopyQueueCounters, Refusal};
 
-/// A token between its acceptance and its completion.
+/// A token that was accepted and has not completed.
 #[derive(Debug, Clone, Copy)]
 struct Accepted {
     token: u64,
     failure: Option<CudaError>,
 }
 
-/// What one event stands for.
+/// An event in flight and the tokens that it completes.
 #[derive(Debug, Clone, Copy)]
 struct Flight {
     event: usize,
-    /// The tokens before this place are over when the event has passed.
+    /// Place behind the last token that is complete when the event has passed.
     tokens_end: u64,
 }
 
-/// See the module.
+/// A queue of copies on one stream.
 #[derive(Debug)]
 pub struct CopyQueue {
     stream: Stream,
@@ -57,18 +58,18 @@ pub struct CopyQueue {
     issuer: Issuer,
     events: Vec<CUevent>,
     flights: VecDeque<Flight>,
-    /// Event of the ring for the next flush.
+    /// Index of the event for the next flush.
     next_event: usize,
     accepted: VecDeque<Accepted>,
-    /// The place of the first of `accepted`, and the end of those that were flushed.
+    /// Place of the first token of `accepted`, and the end of the flushed places.
     first_place: u64,
     flushed_end: u64,
-    /// A flush was asked for and waits for an event.
+    /// Whether a flush was requested and waits for a free event.
     is_flush_due: bool,
-    /// Copies were issued, and the event behind them could not be recorded yet.
+    /// Whether copies were issued whose event could not be recorded yet.
     is_record_due: bool,
     dead: Option<CudaError>,
-    /// After a failure: nothing is under way any more.
+    /// After a failure: whether no copy is running any more.
     is_idle: bool,
     counters: CopyQueueCounters,
 }
@@ -77,7 +78,7 @@ pub struct CopyQueue {
 unsafe impl Send for CopyQueue {}
 
 impl CopyQueue {
-    /// Makes a queue on a stream, with all that it ever allocates.
+    /// Creates a queue on a stream, with all memory that it ever allocates.
     pub fn new(stream: Stream, config: CopyQueueConfig) -> Result<Self, CudaError> {
         let config = CopyQueueConfig {
             copies_max: config.copies_max.max(1),
@@ -110,7 +111,8 @@ impl CopyQueue {
         Ok(queue)
     }
 
-    /// Tells the queue of memory. It is kept until the queue is dropped. `None` after 65,536 of them. Allocates.
+    /// Adds memory to the queue, which keeps it until the queue is dropped. `None` after 65,536 regions.
+    /// Allocates.
     pub fn add_region(&mut self, region: Region) -> Option<RegionId> {
         let is_elsewhere = match &region {
             Region::Host(_) => false,
@@ -119,26 +121,26 @@ impl CopyQueue {
         self.regions.add(region, is_elsewhere)
     }
 
-    /// The stream, for kernels that shall run between flushes. An empty submission that is flushed after a launch
-    /// completes when the kernel is over.
+    /// Returns the stream, for kernels that run between flushes. An empty submission that is flushed after a
+    /// launch completes when the kernel has ended.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Tokens that were accepted and not yet completed.
+    /// Returns the number of tokens that were accepted and have not completed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.accepted.len()
     }
 
-    /// Why the device is lost, if it is.
+    /// Returns the error that made the queue fail; `None` while the queue works.
     #[must_use]
     pub fn dead(&self) -> Option<CudaError> {
         self.dead
     }
 
-    /// What the queue has done.
+    /// Returns the counters of the queue.
     #[must_use]
     pub fn counters(&self) -> CopyQueueCounters {
         self.counters
@@ -150,7 +152,8 @@ impl CopyQueue {
         self.submit_batch(std::slice::from_ref(copy), token)
     }
 
-    /// Accepts copies that are over together, all or none of them. An empty list is over when everything before it is.
+    /// Accepts copies that complete together, all or none. An empty list completes when everything before it
+    /// has completed.
     pub fn submit_batch(&mut self, copies: &[CopyRequest], token: u64) -> Result<(), Refusal> {
         if self.accepted.len() == self.config.tokens_max || self.is_flush_due {
             return Err(Refusal::Full);
@@ -169,7 +172,7 @@ impl CopyQueue {
         if self.dead.is_none() {
             let place = self.first_place + self.accepted.len() as u64;
             for copy in copies {
-                // Checked above, and nothing has changed since.
+                // Resolving succeeded in the check above, and nothing has changed since.
                 let Some((resolved, is_elsewhere)) = self.regions.resolve(copy) else { continue };
                 let by_row = self.is_by_row(&resolved, is_elsewhere);
                 self.plan.add(resolved, by_row, place);
@@ -180,14 +183,15 @@ impl CopyQueue {
         Ok(())
     }
 
-    /// The driver's copy in rows is for one device, and for strides up to a limit.
+    /// Returns whether rows are copied one by one: the driver's copy in rows is for one device and has a
+    /// largest stride.
     fn is_by_row(&self, copy: &Resolved, is_elsewhere: bool) -> bool {
         let stride_max = copy.rows.from_stride.max(copy.rows.to_stride);
         copy.rows.count > 1 && (is_elsewhere || stride_max > self.row_pitch_max)
     }
 
-    /// Hands what was submitted to the device. When as many flushes are in flight as may be, this one is kept back,
-    /// submissions are refused, and `poll` makes up for it.
+    /// Hands the submitted copies to the device. When the largest number of flushes is in flight, the flush
+    /// is deferred: submissions are refused, and `poll` makes the flush.
     pub fn flush(&mut self) {
         let end = self.first_place + self.accepted.len() as u64;
         if self.dead.is_some() || end == self.flushed_end {
@@ -209,10 +213,10 @@ impl CopyQueue {
             self.issue();
         }
         let event = self.next_event;
-        // SAFETY: event and stream live. Nobody waits for the event: at most as many flushes are in flight as there
-        // are events, so it has passed.
+        // SAFETY: event and stream live. The event has passed and is not waited for: the flushes in flight
+        // are at most as many as the events.
         let recorded = unsafe { (context.library.record_event)(self.events[event], self.stream.raw()) };
-        // Until it is recorded, what comes is issued too, and one event stands for all.
+        // Until the event is recorded, later copies are issued as well, and one event covers all of them.
         self.is_record_due = is_of_capture(recorded);
         if self.is_record_due {
             return Ok(());
@@ -236,8 +240,8 @@ impl CopyQueue {
         self.plan.clear();
     }
 
-    /// Adds up to `budget` completions, in the order of submission, and returns how many. Never waits, but for the
-    /// device of a queue that has failed. Allocates only when the vector has to grow.
+    /// Appends up to `budget` completions, in the order of submission, and returns their number. Waits only
+    /// for the device of a queue that has failed. Allocates only when the vector has to grow.
     pub fn poll(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
         let mut done = 0;
         if self.dead.is_none() && !self.flights.is_empty() {
@@ -256,7 +260,8 @@ impl CopyQueue {
         done
     }
 
-    /// The end of the tokens whose events have passed. An event of which tokens are left by the budget is asked again.
+    /// Returns the end of the tokens whose events have passed. An event with tokens beyond the budget is
+    /// queried again.
     fn passed_end(&mut self) -> Result<u64, CudaError> {
         let context = self.stream.context().clone();
         let _entered = context.enter()?;
@@ -297,13 +302,14 @@ impl CopyQueue {
         self.settle();
     }
 
-    /// Blocks until nothing is under way, and says whether that is certain: if it is not, whatever work on the stream
-    /// names must be kept. For whoever put work of its own on the stream, before its memory goes.
+    /// Blocks until no work of the stream is running, and returns whether that is certain. If it is not, all
+    /// memory that the work names must be kept. Code that puts work of its own on the stream calls this
+    /// before it frees memory.
     pub fn settle(&mut self) -> bool {
         if !self.is_idle {
             let waited = self.stream.synchronise();
             let is_idle = waited.map_or_else(|error| error.is_final(), |()| true);
-            // A queue that lives goes on and may have work again.
+            // A queue that has not failed may get work again.
             self.is_idle = is_idle && self.dead.is_some();
             return is_idle;
         }
@@ -313,7 +319,7 @@ impl CopyQueue {
 
 impl Drop for CopyQueue {
     fn drop(&mut self) {
-        // The regions are freed after this: nothing may be under way in them.
+        // The regions are freed after this: no copy may be running in them.
         if !self.settle() {
             std::mem::forget(std::mem::take(&mut self.regions));
             return;

@@ -1,8 +1,9 @@
-//! [`DeviceSharing`] over the driver's IPC handles: a slab of this process for others, and theirs for copies from here.
+//! [`DeviceSharing`] over the driver's IPC handles: exports a slab of this process and attaches those of
+//! peers.
 //!
-//! The driver opens a handle only of memory on a device that this process sees too (`CUDA_VISIBLE_DEVICES`), and that this
-//! device reaches: over NVLink, or over PCIe where the machine lets devices talk to each other (cuda.h, `cuIpcOpenMemHandle`,
-//! `cuDeviceCanAccessPeer`).
+//! The driver opens a handle only for memory on a device that this process sees too (`CUDA_VISIBLE_DEVICES`),
+//! and that this device can access: over NVLink, or over PCIe where the machine supports access between
+//! devices (cuda.h, `cuIpcOpenMemHandle`, `cuDeviceCanAccessPeer`).
 
 use std::sync::Arc;
 
@@ -16,21 +17,21 @@ use crate::slab::{DeviceSlab, failed};
 use crate::stream::Priority;
 use crate::submission::CopyQueueConfig;
 
-/// Copies to and from one peer that are under way.
+/// Limits for the copies of one peer.
 const COPIES: CopyQueueConfig = CopyQueueConfig { copies_max: 1024, tokens_max: 1024, flushes_max: 64 };
 
-/// See the module.
+/// Shares a slab of device memory with other processes by IPC handles.
 #[derive(Debug)]
 pub struct IpcSharing {
     device: Device,
     slab: Arc<Slab>,
     memory: Arc<DeviceSlab>,
-    /// Host slabs whose slots are sources of writes too.
+    /// Host slabs whose slots may be sources of writes too.
     sources: Vec<Arc<Pinned>>,
 }
 
 impl IpcSharing {
-    /// Gives `slab`, whose slots lie in `memory` from its byte 0 on and which this process allocated.
+    /// Shares `slab`, whose slots lie in `memory` from its byte 0 on and which this process has allocated.
     #[must_use]
     pub fn new(slab: Arc<Slab>, memory: Arc<DeviceSlab>, sources: Vec<Arc<Pinned>>) -> Self {
         Self { device: memory.device().clone(), slab, memory, sources }

@@ -1,10 +1,10 @@
 //! Equal slots in one allocation of device memory.
 //!
-//! Slot `n` begins at `n` times the layout's stride; there is no header, since the processor cannot read one. The
-//! allocation is a multiple of 2 MiB: that is what the driver maps anyway, and such a range can be exported
-//! whole. Made at start-up; reads and writes here block and are for tests and control paths, copies of the data
-//! path go through [`CopyQueue`](crate::CopyQueue). They run on a stream of the device's own: the default stream would
-//! wait for kernels of others, and they for it.
+//! Slot `n` begins at `n` times the layout's stride; there is no header, since the processor cannot read one.
+//! The allocation is a multiple of 2 MiB, which is the driver's own mapping unit; such a range can be
+//! exported whole. Made at start-up. Reads and writes here block and are for tests and control paths; copies
+//! of the data path go through [`CopyQueue`](crate::CopyQueue). The blocking copies run on a stream of the
+//! device's own: the default stream and the kernels of other code would wait for each other.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::ipc::IpcHandle;
 use crate::library::code;
 use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 
-/// Allocations are a multiple of this.
+/// Allocations are a multiple of this number of bytes.
 const ALLOCATION_GRAIN: usize = 2 << 20;
 
-/// Who ends the memory, and how.
+/// Origin of the memory, which decides how it is released.
 #[derive(Debug)]
 enum Origin {
     Allocated,
@@ -34,12 +34,12 @@ enum Origin {
     Part { whole: Arc<DeviceSlab> },
 }
 
-/// A range of device memory, cut into equal slots.
+/// A range of device memory that is divided into equal slots.
 #[derive(Debug)]
 pub struct DeviceSlab {
     device: Device,
     base: u64,
-    /// From the first slot's first byte to the last one's last.
+    /// Distance from the first slot's first byte to the last slot's last byte.
     bytes: usize,
     stride: usize,
     layout: SlabLayout,
@@ -48,7 +48,7 @@ pub struct DeviceSlab {
 }
 
 impl DeviceSlab {
-    /// Allocates a slab. Its bytes are whatever was there before: see [`Self::fill`].
+    /// Allocates a slab. Its content is undefined: see [`Self::fill`].
     pub fn allocate(device: &Device, layout: SlabLayout) -> Result<Self, DeviceError> {
         let operation = "cuMemAlloc";
         let bytes = span(layout).ok_or_else(|| unusable(operation, layout))?;
@@ -68,7 +68,8 @@ impl DeviceSlab {
         Ok(slab)
     }
 
-    /// Maps the slab of another process on the same device. In the process that exported it, the driver refuses.
+    /// Maps the slab of another process on the same device. The driver refuses this in the process that
+    /// exported the slab.
     pub fn attach(device: &Device, handle: IpcHandle, layout: SlabLayout) -> Result<Self, DeviceError> {
         let operation = "cuIpcOpenMemHandle";
         let bytes = span(layout).ok_or_else(|| unusable(operation, layout))?;
@@ -84,11 +85,11 @@ impl DeviceSlab {
         Ok(slab)
     }
 
-    /// Takes memory that somebody else in this process allocated, and will free.
+    /// Uses memory that other code in this process has allocated and will free.
     ///
     /// # Safety
     /// 1. The layout's bytes, from `address` on, lie in one allocation of this device's primary context.
-    /// 2. They are freed only after the slab was dropped, and whatever was registered from it.
+    /// 2. They are freed only after the slab and everything registered from it was dropped.
     pub unsafe fn adopt(device: &Device, address: u64, layout: SlabLayout) -> Result<Self, DeviceError> {
         let bytes = span(layout).ok_or_else(|| unusable("adopt", layout))?;
         let mut slab = Self::over(device, address, layout, bytes, Origin::Adopted);
@@ -96,22 +97,22 @@ impl DeviceSlab {
         Ok(slab)
     }
 
-    /// Looks at memory that somebody else in this process allocated and uses, an engine's tensors for example, as one slot
-    /// of `bytes` bytes. Nothing about the memory is changed. That all of it is mapped, and is memory of this device
-    /// and not of another one or of the host, is asked of the driver, allocation by allocation: ranges of virtual
-    /// memory that were mapped piece by piece may span several.
+    /// Views memory that other code in this process has allocated and uses, an engine's tensors for example,
+    /// as one slot of `bytes` bytes. The memory is not changed. The driver is asked, allocation by
+    /// allocation, whether all of the range is mapped and is memory of this device, not of another one or of
+    /// the host: ranges of virtual memory that were mapped piece by piece may span several allocations.
     ///
     /// # Safety
     /// 1. This device's primary context may use the bytes.
-    /// 2. They stay mapped until the slab was dropped.
+    /// 2. They stay mapped until the slab is dropped.
     pub unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Result<Self, BorrowError> {
         foreign::is_mapped(device.context(), address, bytes)?;
         let layout = SlabLayout { slot_bytes: bytes, slot_count: 1 };
         Ok(Self::over(device, address, layout, bytes, Origin::Adopted))
     }
 
-    /// Slots in a part of a slab, from byte `offset` on: one tensor of memory that was attached whole, say. It keeps
-    /// the whole.
+    /// Returns slots in a part of a slab, from byte `offset` on, for example one tensor of memory that was
+    /// attached whole. Keeps the whole slab.
     pub fn part(whole: &Arc<Self>, offset: usize, layout: SlabLayout) -> Result<Self, DeviceError> {
         let bytes = span(layout).ok_or_else(|| unusable("part", layout))?;
         let base = whole.range("part", offset, bytes)?;
@@ -125,8 +126,9 @@ impl DeviceSlab {
         Self { device: device.clone(), base, bytes, stride, layout, origin, has_peer_memory: false }
     }
 
-    /// Asks the driver to finish each blocking copy to this memory before it returns, whoever makes it: a NIC that
-    /// registers the bare address would otherwise see the bytes late. Returns whether a NIC may do so here.
+    /// Makes the driver finish every blocking copy to this memory before the call returns, for all callers: a
+    /// NIC that registers the bare address would otherwise see the bytes late. Returns whether a NIC may
+    /// register bare addresses here.
     fn keep_in_order(&self) -> bool {
         let context = self.device.context();
         let Ok(_entered) = context.enter() else { return false };
@@ -139,25 +141,26 @@ impl DeviceSlab {
         set == code::SUCCESS && description.has_direct_access && description.has_peer_memory
     }
 
-    /// Bytes from the slab's start to the end of the allocation that it lies in.
+    /// Returns the bytes from the slab's start to the end of the allocation that contains it.
     fn allocation_bytes(&self) -> Result<usize, CudaError> {
         let (start, bytes) = export::allocation_of(self.device.context(), self.base)?;
         Ok((start + bytes as u64).saturating_sub(self.base) as usize)
     }
 
-    /// The device that it lies on.
+    /// Returns the device that holds the slab.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The shape.
+    /// Returns the layout.
     #[must_use]
     pub fn layout(&self) -> SlabLayout {
         self.layout
     }
 
-    /// The device's address of `len` bytes at `offset` of `slot`, or `None` when they are not inside the slot.
+    /// Returns the device address of `len` bytes at `offset` of `slot`; `None` when they are not inside the
+    /// slot.
     #[must_use]
     #[inline]
     pub fn try_address(&self, slot: u32, offset: usize, len: usize) -> Option<u64> {
@@ -166,7 +169,7 @@ impl DeviceSlab {
         is_inside.then(|| self.base + (slot as usize * self.stride + offset) as u64)
     }
 
-    /// Sets every byte. Blocks.
+    /// Sets every byte to `value`. Blocks.
     pub fn fill(&self, value: u8) -> Result<(), DeviceError> {
         let context = self.device.context();
         let fill = |stream: CUstream| {
@@ -176,7 +179,7 @@ impl DeviceSlab {
         context.block_on("cuMemsetD8Async", fill).map_err(|(error, _)| failed(error))
     }
 
-    /// Who ends the memory that this is, or is a part of.
+    /// Returns the origin of the slab, or of the slab that this is a part of.
     fn root(&self) -> &Origin {
         match &self.origin {
             Origin::Part { whole } => whole.root(),
@@ -184,8 +187,8 @@ impl DeviceSlab {
         }
     }
 
-    /// A name by which another process attaches this slab. Valid while the slab lives. Only for a slab that was
-    /// allocated here: the handle stands for the whole allocation, from its start.
+    /// Returns a handle by which another process attaches this slab. Valid while the slab lives. Only for a
+    /// slab that was allocated here: the handle stands for the whole allocation, from its start.
     pub fn export_ipc(&self) -> Result<IpcHandle, DeviceError> {
         if !matches!(self.origin, Origin::Allocated) {
             let reason = "the slab was not allocated by this process's own call".to_owned();
@@ -204,8 +207,8 @@ impl DeviceSlab {
         }
     }
 
-    /// Copies between `host` and the device, and waits. Should the wait fail, the copy may be under way still: the
-    /// host's side is leaked then, which is why it is not the caller's slice.
+    /// Copies between `host` and the device, and waits. When the wait fails, the copy may still be running:
+    /// then `host` is leaked, which is why it is not the caller's slice.
     fn copy(&self, device: u64, mut host: Vec<u8>, is_read: bool) -> Result<Vec<u8>, DeviceError> {
         if host.is_empty() {
             return Ok(host);
@@ -214,8 +217,8 @@ impl DeviceSlab {
         let (address, len) = (host.as_mut_ptr() as u64, host.len());
         let (to, from) = if is_read { (address, device) } else { (device, address) };
         let copy = |stream: CUstream| {
-            // SAFETY: one side is this slab's range, which the caller checked; the other one lives until the copy is
-            // over, or for good.
+            // SAFETY: one side is this slab's range, which the caller checked; the other side lives until the
+            // copy has ended, or is leaked.
             unsafe { (context.library.copy_async)(to, from, len, stream) }
         };
         context.block_on("cuMemcpyAsync", copy).map(|()| std::mem::take(&mut host)).map_err(
@@ -276,7 +279,7 @@ impl DeviceMemory for DeviceSlab {
         };
         let _entered = context.enter().map_err(failed)?;
         let target = FlushTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
-        // SAFETY: the context is current; the device says that the host may ask for this.
+        // SAFETY: the context is current; the device reports that the host may call this.
         let flushed = unsafe { flush(target, FlushScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) };
         context.library.check(operation, flushed).map_err(failed)
     }
@@ -286,7 +289,7 @@ impl Drop for DeviceSlab {
     fn drop(&mut self) {
         let context = self.device.context();
         let Ok(_entered) = context.enter() else { return };
-        // A context that has failed refuses this too; its memory goes with the process.
+        // A context that has failed refuses this too; its memory is freed with the process.
         match &self.origin {
             // SAFETY: allocated by this slab and freed once; the driver waits for copies that are under way.
             Origin::Allocated => _ = unsafe { (context.library.free)(self.base) },
@@ -297,7 +300,7 @@ impl Drop for DeviceSlab {
     }
 }
 
-/// Bytes of all slots, or `None` when the layout is unusable.
+/// Returns the bytes of all slots; `None` when the layout is unusable.
 fn span(layout: SlabLayout) -> Option<usize> {
     layout.mapped_bytes()?;
     layout.stride().checked_mul(layout.slot_count as usize)

@@ -1,4 +1,4 @@
-//! A stream: what is put on it runs in order, beside what is on other streams.
+//! Streams: the work of one stream runs in order, concurrently with that of other streams.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,29 +10,29 @@ use crate::device::Context;
 use crate::error::CudaError;
 use crate::module::Function;
 
-/// Which streams a device serves first.
+/// Scheduling priority of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// Before all others: what a request waits for.
+    /// Before all other streams: work that a request waits for.
     Urgent,
-    /// After all others: what nobody waits for.
+    /// After all other streams: work that no request waits for.
     Background,
 }
 
-/// One stream. It does not wait for the device's default stream.
+/// A stream that does not wait for the device's default stream.
 #[derive(Debug)]
 pub struct Stream {
     device: Device,
     raw: CUstream,
 }
 
-// SAFETY: a stream is used from any thread; the driver locks for itself.
+// SAFETY: a stream is used from any thread; the driver does its own locking.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Makes a stream of the device's highest or lowest priority.
+    /// Creates a stream of the device's highest or lowest priority.
     pub fn new(device: &Device, priority: Priority) -> Result<Self, CudaError> {
         let context = device.context();
         let library = context.library;
@@ -50,7 +50,7 @@ impl Stream {
         Ok(Self { device: device.clone(), raw })
     }
 
-    /// The device that it runs on.
+    /// Returns the device of the stream.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -64,20 +64,20 @@ impl Stream {
         self.raw
     }
 
-    /// The driver's handle, for libraries that put their own work on the stream.
+    /// Returns the driver's handle, for libraries that put their own work on the stream.
     #[must_use]
     pub fn handle(&self) -> *mut c_void {
         self.raw.cast()
     }
 
-    /// Puts a kernel on the stream and returns. `parameters` has the address of each parameter, which is read during
-    /// the call; grid and block are in x, y, z.
+    /// Launches a kernel on the stream and returns without waiting. `parameters` has the address of each
+    /// parameter, which is read during the call; grid and block are in x, y, z.
     ///
     /// # Safety
     /// 1. `parameters` has as many entries as the kernel has parameters, each the address of a value of its type.
-    /// 2. Memory that the kernel reads or writes is inside what it was given, and lives until the kernel is over:
-    ///    nothing here keeps it.
-    /// 3. The function's module is not dropped before the kernel is over. (Unloading waits for the device.)
+    /// 2. All memory that the kernel accesses lies inside the ranges that it was given and lives until the
+    ///    kernel has ended: this function does not keep it.
+    /// 3. The function's module is not dropped before the kernel has ended. (Unloading waits for the device.)
     pub unsafe fn launch(
         &self,
         function: &Function,
@@ -102,8 +102,8 @@ impl Stream {
         context.library.check("cuLaunchKernel", launched)
     }
 
-    /// Lets what is put on this stream from now on wait for what is on `other` now. The device waits, not the thread.
-    /// Makes an event: not for hot paths.
+    /// Makes all later work of this stream wait for the current work of `other`. The device waits, not the
+    /// thread. Creates an event: not for hot paths.
     pub fn wait_for(&self, other: &Self) -> Result<(), CudaError> {
         let event = create_event(other.context())?;
         let recorded = record(other, event).and_then(|()| {
@@ -133,7 +133,7 @@ impl Drop for Stream {
     }
 }
 
-/// An event that only says whether it has passed: cheaper than one that tells the time.
+/// Creates an event without timing, which is cheaper.
 pub(crate) fn create_event(context: &Context) -> Result<cudarc::driver::sys::CUevent, CudaError> {
     let _entered = context.enter()?;
     let mut event = std::ptr::null_mut();
@@ -150,7 +150,7 @@ fn record(stream: &Stream, event: cudarc::driver::sys::CUevent) -> Result<(), Cu
     context.library.check("cuEventRecord", unsafe { (context.library.record_event)(event, stream.raw) })
 }
 
-/// The driver keeps an event that has not passed until it has.
+/// Destroys an event. The driver keeps an event that has not passed until it passes.
 pub(crate) fn destroy_event(context: &Context, event: cudarc::driver::sys::CUevent) {
     let Ok(_entered) = context.enter() else { return };
     // SAFETY: made by `create_event`, destroyed once.

@@ -1,15 +1,15 @@
-//! What goes into a copy queue and what comes out of it, apart from the copies.
+//! Submissions to a copy queue and their completions, except for the copies themselves.
 
 use crate::error::CudaError;
 
-/// The sizes of a queue.
+/// Limits of a copy queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyQueueConfig {
-    /// Pieces of one flush, after neighbours were merged.
+    /// Largest number of pieces of one flush, after neighbours were merged.
     pub copies_max: usize,
-    /// Tokens that are accepted and not yet completed.
+    /// Largest number of tokens that are accepted and not yet completed.
     pub tokens_max: usize,
-    /// Flushes that are in flight.
+    /// Largest number of flushes in flight.
     pub flushes_max: usize,
 }
 
@@ -19,13 +19,13 @@ impl Default for CopyQueueConfig {
     }
 }
 
-/// Why a submission was not accepted. Nothing of it was.
+/// Reason for which a submission was rejected. No part of the submission was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is no room now: flush and poll, then try again.
+    /// The queue is full: flush and poll, then try again.
     #[error("the queue is full")]
     Full,
-    /// It has more pieces than a flush ever has room for.
+    /// The submission has more pieces than one flush can hold.
     #[error("{copies} pieces are more than one flush can have ({copies_max})")]
     TooMany {
         /// Pieces of the submission.
@@ -33,34 +33,35 @@ pub enum Refusal {
         /// [`CopyQueueConfig::copies_max`].
         copies_max: usize,
     },
-    /// A place or a row does not exist.
+    /// A position or a row is outside of its region.
     #[error("copy {index} of the submission is not inside its regions")]
     Outside {
-        /// Which copy.
+        /// Index of the copy.
         index: usize,
     },
 }
 
-/// The end of a submission.
+/// Completion of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The token that came with it.
+    /// Token of the submission.
     pub token: u64,
-    /// How it ended. After an error the target's bytes may be anything.
+    /// Result. After an error the content of the target is undefined.
     pub result: Result<(), CudaError>,
 }
 
-/// What a queue has done. Counts only grow.
+/// Counters of a queue. They only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopyQueueCounters {
     /// Copies submitted.
     pub copies: u64,
-    /// Calls of the driver for them.
+    /// Driver calls for these copies.
     pub calls: u64,
     /// Flushes.
     pub flushes: u64,
     /// Bytes handed to the driver.
     pub bytes: u64,
-    /// Batch calls that the driver refused, as such or for one of their copies. Their copies were issued one by one.
+    /// Batch calls that the driver refused, whole or for one of their copies. Their copies were issued one by
+    /// one.
     pub batches_refused: u64,
 }

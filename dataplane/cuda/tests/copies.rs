@@ -1,4 +1,4 @@
-//! The copy queue, over the double of the driver: what arrives, in which order, and how it ends when something fails.
+//! The copy queue over the double of the driver: results, order, and the completions after failures.
 
 mod double;
 
@@ -49,12 +49,12 @@ impl Rig {
         Place { region: self.regions[region], slot, offset }
     }
 
-    /// From the host's slot to the device's.
+    /// Returns a copy from the host's slot to the device's.
     fn down(&self, from: u32, to: u32) -> CopyRequest {
         CopyRequest::contiguous(self.place(0, from, 0), self.place(1, to, 0), SLOT_BYTES)
     }
 
-    /// Completions until there are none in flight.
+    /// Polls until no token is in flight and returns the completions.
     fn drain(&mut self) -> Vec<Completion> {
         let started = Instant::now();
         self.queue.flush();
@@ -90,8 +90,8 @@ impl Random {
     }
 }
 
-/// Random copies between all regions, against a model: arrays of bytes. Within a flush no copy touches what
-/// another one writes.
+/// Random copies between all regions, against a model of byte arrays. Within a flush no copy accesses bytes
+/// that another one writes.
 fn model(double: &Double, seed: u64, flushes: usize) {
     let mut random = Random(seed);
     let mut rig = Rig::new(CopyQueueConfig { copies_max: 40, tokens_max: 64, flushes_max: 3 });
@@ -104,7 +104,7 @@ fn model(double: &Double, seed: u64, flushes: usize) {
     let (mut token, mut seen) = (0_u64, Vec::new());
     let pageable = double.get("pageable");
     for _ in 0..flushes {
-        // The slots of this flush that are written, and the others.
+        // The slots that this flush writes, and the free ones.
         let mut free: Vec<(usize, u32)> =
             (0..3).flat_map(|region| (0..SLOTS).map(move |slot| (region, slot))).collect();
         let before = expected.clone();
@@ -245,7 +245,8 @@ fn a_refused_copy_fails_alone() {
             rig.host.write(slot, 0, &[slot as u8 + 1; SLOT_BYTES]);
             rig.queue.submit(&rig.down(slot, SLOTS - 1 - slot), u64::from(slot)).expect("room");
         }
-        // The batch is refused for its third copy; then the third one of those that are issued one by one.
+        // The batch is refused for its third copy; then the third of the copies that are issued one by one is
+        // refused.
         double.set("refuse_copy", 3);
         rig.queue.flush();
         let is_first = refuse_batch == 0;
@@ -265,7 +266,7 @@ fn a_refused_copy_fails_alone() {
     }
 }
 
-/// A region that does not exist, as the driver finds out: neither a batch nor a merged piece takes others with it.
+/// A copy to freed memory fails alone: the other copies of its batch and of merged pieces succeed.
 #[test]
 fn a_copy_into_freed_memory_fails_alone() {
     let Some(_double) = Double::load() else { return };
@@ -278,7 +279,7 @@ fn a_copy_into_freed_memory_fails_alone() {
     let gone = rig.queue.add_region(Region::Device(Arc::new(adopted))).expect("region");
     for token in 0..SLOTS {
         let mut copy = rig.down(token, token);
-        // Neighbours: 2 and 3 are one piece, and so are those before and after.
+        // Neighbours: 2 and 3 are merged into one piece, and so are those before and after.
         if matches!(token, 2 | 3) {
             copy.to.region = gone;
         }
@@ -361,7 +362,8 @@ fn a_flush_that_cannot_be_told_the_end_of_waits_and_ends_the_queue() {
     assert_eq!(rig.queue.dead().expect("dead").operation, "cuEventRecord");
 }
 
-/// A failure that says nothing about what is under way, and a wait that fails: tokens stay until a wait succeeds.
+/// After a failure that leaves open whether copies run, and a failed wait, tokens are kept until a wait
+/// succeeds.
 #[test]
 fn tokens_are_kept_while_it_is_unknown_whether_copies_run() {
     let Some(double) = Double::load() else { return };
@@ -381,8 +383,9 @@ fn tokens_are_kept_while_it_is_unknown_whether_copies_run() {
     assert_eq!(ends, [(1, false), (2, false)]);
 }
 
-/// An engine's thread records a graph in the mode that forbids others' calls: they are made in the mode that is exempt,
-/// or, with a driver that has none, tried again. No token fails and the recording is not spoilt by a second kind.
+/// An engine's thread records a graph in the mode that forbids other threads' calls: the queue's calls are
+/// made in the exempt mode, or, with a driver that has none, tried again. No token fails and the recording is
+/// not invalidated.
 #[test]
 fn a_recording_by_another_thread_is_waited_out() {
     let Some(double) = Double::load() else { return };
@@ -417,7 +420,7 @@ fn a_recording_by_another_thread_is_waited_out() {
     assert_eq!((ends, rig.queue.dead()), (vec![(2, true), (3, true)], None));
 }
 
-/// Memory that was short is no reason to give batches up; that the driver knows none is.
+/// A lack of memory does not disable batches; a driver without them does.
 #[test]
 fn batches_are_given_up_for_good_reasons_only() {
     let Some(double) = Double::load() else { return };

@@ -1,4 +1,4 @@
-//! Memory that others allocated, and slabs that are made after the copier, over the double of the driver.
+//! Memory of other allocators, and slabs that are created after the copier, over the double of the driver.
 
 mod double;
 
@@ -42,7 +42,7 @@ fn memory_is_borrowed_where_it_is_mapped() {
         let refused = unsafe { borrowed(&device, address, bytes) }.expect_err("outside");
         assert!(refused.starts_with("cuMemGetAddressRange: "), "{refused}");
     }
-    // Memory that a kernel of this device must not be given, though the driver knows its range.
+    // Memory that a kernel of this device must not access, although the driver knows its range.
     let other = Cuda::open().expect("the double starts").device(1).expect("device");
     let elsewhere = DeviceSlab::allocate(&other, one(4096)).expect("memory");
     let host = Arc::new(Slab::create("host", one(4096), PageSize::Standard).expect("slab"));
@@ -56,7 +56,7 @@ fn memory_is_borrowed_where_it_is_mapped() {
         assert!(refused.starts_with("cuPointerGetAttribute: ") && refused.contains(text), "{refused}");
     }
     drop((pinned, elsewhere));
-    // A driver that tells a range which ends before the address asked for is not believed for ever.
+    // A driver that reports a range which ends before the requested address must not cause an endless loop.
     double.set("range_bytes", 1 << 20);
     // SAFETY: it is refused.
     let refused = unsafe { borrowed(&device, start, end) }.expect_err("no end");

@@ -162,7 +162,7 @@ fn an_exported_buffer_is_the_slab() {
     };
     let inner = inner.expect("adopt");
     assert_eq!(inner.dma_buf(DmaBufMapping::Bar).expect("export").offset, 2);
-    // An allocation of 5 bytes has a page that it shares with others, who did not ask for an export.
+    // The page of an allocation of 5 bytes is shared with other allocations, which must not be exported.
     double.set("range_bytes", (64 << 10) + 5);
     let refused = inner.dma_buf(DmaBufMapping::Bar).expect_err("not whole pages").reason;
     assert!(refused.contains("65541 bytes") && refused.contains("64 KiB"), "{refused}");
@@ -184,7 +184,8 @@ fn an_exported_buffer_is_the_slab() {
     assert_eq!(reason, "the device says that it exports no DMA buffers");
 }
 
-/// Memory that was mapped piece by piece: the driver names the first piece only, and all bytes are exported.
+/// Memory that was mapped piece by piece: the driver reports only the first piece, and all bytes are
+/// exported.
 #[test]
 fn a_range_over_several_allocations_is_exported_whole() {
     let Some(double) = Double::load() else { return };
@@ -218,7 +219,7 @@ fn the_report_follows_what_was_probed() {
     assert_eq!(GpuDirect::choose(&probe).label(), "staged");
 }
 
-/// Run in a process of its own by the test below.
+/// Runs in a process of its own, started by the test below.
 #[test]
 #[ignore = "the other side of another process attaches a slab"]
 fn attach_in_this_process() {

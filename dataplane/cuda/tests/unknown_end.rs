@@ -1,4 +1,5 @@
-//! What is dropped while nobody knows whether copies run is leaked. A process of its own, since something is left.
+//! Values that are dropped while copies may still be running are leaked. A process of its own, since it leaks
+//! memory.
 
 mod double;
 
@@ -42,6 +43,6 @@ fn a_copier_whose_end_cannot_be_waited_for_keeps_slots_and_memory() {
             assert_eq!((used, left), ((1, 1), [1; 3]), "the copy may run");
         }
     }
-    // Left for good, as it has to be.
+    // The leak is intended, so the counts are reset.
     ["allocations", "registrations", "contexts", "events"].into_iter().for_each(|name| double.set(name, 0));
 }

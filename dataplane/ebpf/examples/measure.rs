@@ -1,4 +1,5 @@
-//! What the programs are worth on this machine: each pair of figures side by side in one run, three times.
+//! Measures the benefit of the programs on this machine: each pair of figures side by side in one run, three
+//! times.
 //!
 //! `measure redirect` compares round trips over loopback with and without the redirect. `measure flood` sends SYNs
 //! from one network namespace at a server in another, with and without admission, while a client in a third one
@@ -129,7 +130,7 @@ fn flood() {
         println!("  no flood:             {quiet}");
         for repeat in 1..=REPEATS {
             for with in [false, true] {
-                // A new one each time: its backlog is empty.
+                // A new server each time, with an empty backlog.
                 let _server = Server::start(&spaces.left);
                 let admission = with.then(|| admit(&spaces.left));
                 let name = if with { "admission" } else { "kernel   " };
@@ -154,7 +155,7 @@ fn flood() {
     }
 }
 
-/// Deletes the client's namespace at the end.
+/// A network namespace for the client, deleted on drop.
 struct Client(String);
 
 impl Drop for Client {
@@ -173,13 +174,14 @@ fn set_up_client(left: &str, client: &str) -> Client {
         format!("ip -n {left} link set veth1 up"),
         format!("ip -n {client} addr add 10.98.0.2/24 dev {VETH}"),
         format!("ip -n {client} link set {VETH} up"),
-        // Answers to the flood need a way out, or the kernel would drop the SYNs for want of a route.
+        // Answers to the flood need a route, or the kernel would drop the SYNs for lack of one.
         format!("ip -n {left} route add default via 10.99.0.2 dev {VETH}"),
         format!(
             "ip netns exec {left} sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{VETH}.rp_filter=0"
         ),
         format!("ip netns exec {left} sysctl -qw net.core.somaxconn=128 net.ipv4.tcp_max_syn_backlog=128"),
-        // A client that the kernel remembers gets the last quarter of the backlog; one that is new does not.
+        // The last quarter of the backlog is reserved for clients that the kernel remembers; a new client is
+        // not one.
         format!("ip netns exec {left} sysctl -qw net.ipv4.tcp_no_metrics_save=1"),
     ] {
         lab::run(&words.split(' ').collect::<Vec<_>>()).expect("the namespaces are ours");
@@ -187,7 +189,7 @@ fn set_up_client(left: &str, client: &str) -> Client {
     guard
 }
 
-/// Answers one client after the other until it is dropped.
+/// A server that answers one client after the other until it is dropped.
 struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -281,7 +283,7 @@ fn ask(client: &str, during: Duration) -> Asked {
     })
 }
 
-/// Sends SYNs with right checksums from random addresses of 198.18.0.0/15 (RFC 2544) until told to stop.
+/// Sends SYNs with correct checksums from random addresses of 198.18.0.0/15 (RFC 2544) until `stop` is set.
 fn send_syns(stop: &AtomicBool) -> (u64, Duration) {
     let mut random = lab::Random(0x1234_5678_9abc_def1);
     let socket = packet_socket();
@@ -325,13 +327,13 @@ fn checksum(bytes: &[u8], field: usize, start: u32) -> [u8; 2] {
     (!(sum as u16)).to_be_bytes()
 }
 
-/// A raw socket on the veth of this thread's namespace.
+/// Opens a raw socket on the veth of this thread's namespace.
 fn packet_socket() -> std::os::fd::OwnedFd {
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     // SAFETY: no pointers; the result is checked below.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     assert!(fd >= 0, "root may open a packet socket");
-    // SAFETY: the descriptor is new, and nobody else knows it.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let index = rustix::net::netdevice::name_to_index(&socket, VETH).expect("the veth is there");
     let address = libc::sockaddr_ll {
@@ -343,7 +345,7 @@ fn packet_socket() -> std::os::fd::OwnedFd {
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    // SAFETY: the address lives through the call and is as long as is said.
+    // SAFETY: the address lives through the call and has the given length.
     let bound = unsafe {
         libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of::<libc::sockaddr_ll>() as u32)
     };

@@ -1,4 +1,4 @@
-//! Loads `bpf/admission.bpf.c`: who may open connections to the appliance's ports.
+//! Loads `bpf/admission.bpf.c`: filters and limits new connections to the appliance's ports.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -18,10 +18,10 @@ use crate::{host, link};
 const FEATURE: &str = "XDP admission";
 const PROGRAM: &str = "admit";
 
-/// The verdict of the kernel's XDP_PASS.
+/// The kernel's verdict XDP_PASS.
 const PASS: u32 = 2;
 
-/// The attached program; dropping it detaches it from every interface.
+/// The attached program. Dropping it detaches it from every interface.
 pub struct Admission {
     ebpf: Ebpf,
     settings: Array<MapData, AdmissionSettings>,
@@ -33,12 +33,13 @@ pub struct Admission {
     attached: Vec<Attached>,
 }
 
-/// One interface with the program on it.
+/// An interface that the program is attached to.
 #[derive(Debug)]
 pub struct Attached {
-    /// The interface's name.
+    /// Name of the interface.
     pub interface: String,
-    /// In the driver, before the kernel allocates a buffer; otherwise after it, which any interface can do.
+    /// Whether the program runs in the driver, before the kernel allocates a buffer. Otherwise it runs after
+    /// the allocation, which every interface supports.
     pub native: bool,
     _link: OwnedFd,
 }
@@ -46,30 +47,30 @@ pub struct Attached {
 /// Packets by verdict and reason since the attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionCounters {
-    /// Not TCP to a listed port.
+    /// Passed: not TCP, or to another port.
     pub passed_other: u64,
-    /// To a listed port, of a connection that exists.
+    /// Passed: to a listed port, on an existing connection.
     pub passed_established: u64,
-    /// New connections let through.
+    /// Passed: new connections.
     pub passed_connection: u64,
-    /// Later fragments, which show no port.
+    /// Passed: later fragments, which carry no port.
     pub passed_fragment: u64,
-    /// More IPv6 extension headers than are followed.
+    /// Passed: more IPv6 extension headers than the program follows.
     pub passed_extension: u64,
-    /// Headers cut short or contradictory: the kernel's to drop.
+    /// Passed: truncated or contradictory headers, which the kernel drops.
     pub passed_malformed: u64,
-    /// The source is not in the allow-list.
+    /// Dropped: the source is not in the allow-list.
     pub dropped_prefix: u64,
-    /// New connections dropped by the overload level.
+    /// Dropped: new connections, by the overload level.
     pub dropped_overload: u64,
-    /// New connections above the rate of their source.
+    /// Dropped: new connections above the rate of their source.
     pub dropped_source_rate: u64,
-    /// New connections above the rate of all sources.
+    /// Dropped: new connections above the rate of all sources.
     pub dropped_total_rate: u64,
 }
 
 impl Admission {
-    /// Loads the program and attaches it to each interface, in the driver where that works.
+    /// Loads the program and attaches it to each interface, in the driver where that is possible.
     ///
     /// # Errors
     ///
@@ -83,11 +84,11 @@ impl Admission {
         Ok(admission)
     }
 
-    /// Loads the program and attaches it to nothing, for [`Admission::passes`] and [`Admission::attach_to`].
+    /// Loads the program without attaching it, for [`Admission::passes`] and [`Admission::attach_to`].
     ///
     /// # Errors
     ///
-    /// As [`Admission::attach`], without what concerns interfaces.
+    /// The errors of [`Admission::attach`] that do not concern interfaces.
     pub fn load(config: &AdmissionConfig) -> Result<Self, Off> {
         config.check()?;
         load::ADMISSION.map_err(Off::NotBuilt)?;
@@ -119,7 +120,7 @@ impl Admission {
         Ok(admission)
     }
 
-    /// Attaches to one more interface of the calling thread's network namespace.
+    /// Attaches the program to one more interface of the calling thread's network namespace.
     ///
     /// # Errors
     ///
@@ -131,7 +132,8 @@ impl Admission {
         let program = program.fd().map_err(|error| refused(PROGRAM.to_owned(), &error))?.as_fd();
         let (link, native) = match link::attach_xdp(program, index, link::NATIVE) {
             Ok(link) => (Ok(link), true),
-            // Occupied is occupied in either mode; anything else may be the driver's.
+            // EBUSY means in either mode that the interface is occupied; other errors may come from the
+            // driver.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => (Err(error), true),
             Err(_) => (link::attach_xdp(program, index, link::GENERIC), false),
         };
@@ -143,14 +145,14 @@ impl Admission {
         self.attached.last().ok_or_else(unloaded)
     }
 
-    /// Where the program is, and how.
+    /// Returns the interfaces that the program is attached to, with the mode of each.
     #[must_use]
     pub fn attached(&self) -> &[Attached] {
         &self.attached
     }
 
-    /// Replaces the allow-list; empty lets everybody in. While it changes, a source that is in both lists stays
-    /// allowed.
+    /// Replaces the allow-list; an empty list admits all sources. During the change, a source that is in both
+    /// lists stays allowed.
     ///
     /// # Errors
     ///
@@ -161,7 +163,7 @@ impl Admission {
             self.current.allow_list = 0;
             self.write_settings()?;
         }
-        // Old ones go first only where both lists together would not fit.
+        // Old prefixes are removed first only if both lists together do not fit.
         let fits = check_allow(&[&self.allow, allow].concat()).is_ok();
         if !fits {
             self.remove_all_but(allow)?;
@@ -195,7 +197,7 @@ impl Admission {
         self.write_settings()
     }
 
-    /// The counters, summed over CPUs.
+    /// Returns the counters, summed over CPUs.
     ///
     /// # Errors
     ///
@@ -216,8 +218,8 @@ impl Admission {
         })
     }
 
-    /// Runs the program on an Ethernet frame of at least 14 bytes, in the kernel but on no interface. It takes
-    /// tokens and counts as if the frame had come.
+    /// Runs the program on an Ethernet frame of at least 14 bytes, in the kernel but on no interface. Tokens
+    /// and counters change as for a frame from the network.
     ///
     /// # Errors
     ///
@@ -255,7 +257,7 @@ fn unloaded() -> Off {
     Off::Refused { step: PROGRAM.to_owned(), reason: "it is not loaded".to_owned() }
 }
 
-/// `None` for a name that no interface can have, too.
+/// Returns the index of an interface; also `None` for a name that no interface can have.
 fn interface_index(name: &str) -> Option<u32> {
     let socket =
         rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).ok()?;

@@ -1,8 +1,8 @@
-//! The token bucket of `bpf/admission.bpf.c` in Rust, where a table of times can test it; the program itself is
-//! tested with bursts and pauses of the real clock.
+//! The token bucket of `bpf/admission.bpf.c` in Rust, where a table of times can test it. The program itself
+//! is tested with bursts and pauses of the real clock.
 //!
 //! A bucket is one number, the time at which it will be full again. That needs no division and no second
-//! field to keep in step, so that the program updates it with one compare-and-swap.
+//! field, so that the program updates it with one compare-and-swap.
 
 /// A token bucket; a new one is full.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,7 +11,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Takes a token at time `now_ns`, or says that there is none. A token returns every `interval_ns`; the
+    /// Takes a token at time `now_ns`; false when there is none. A token returns every `interval_ns`; the
     /// bucket holds `burst_ns / interval_ns` of them.
     pub fn take(&mut self, now_ns: u64, interval_ns: u64, burst_ns: u64) -> bool {
         let next = self.full_at_ns.max(now_ns) + interval_ns;
@@ -23,8 +23,8 @@ impl Bucket {
     }
 }
 
-/// Interval between two tokens and span of a full bucket, both in ns; (0, 0) where `rate` is 0, which is no
-/// limit. `rate` is per second.
+/// Returns the interval between two tokens and the span of a full bucket, both in ns; (0, 0) when `rate` is
+/// 0, which means no limit. `rate` is per second.
 pub(crate) fn spans_ns(rate: u32, burst: u32) -> (u64, u64) {
     match 1_000_000_000u64.checked_div(u64::from(rate)) {
         None => (0, 0),
@@ -57,7 +57,7 @@ mod tests {
             (9000, true),
             (9000, true),
             (9000, false),
-            // A clock of another CPU may lag a little: never more tokens, and no wrap-around.
+            // The clock of another CPU may lag a little: no extra tokens, and no wrap-around.
             (8999, false),
         ] {
             assert_eq!(bucket.take(at_ms * 1_000_000, interval, burst), taken, "at {at_ms} ms");

@@ -1,17 +1,18 @@
-//! What an operator may set, with the checks. Defaults are those of `Default`.
+//! Configuration of the eBPF features, with the checks. Defaults are those of `Default`.
 
 use std::path::PathBuf;
 
 use crate::error::Off;
 use crate::prefix::Prefix;
 
-/// Ports that one program can watch; the size of the map `ports`.
+/// Largest number of ports of one program; the size of the map `ports`.
 pub const PORTS_MAX: usize = 64;
-/// Prefixes of each address family in an allow-list; the size of the maps `allow_v4` and `allow_v6`.
+/// Largest number of prefixes of each address family in an allow-list; the size of the maps `allow_v4` and
+/// `allow_v6`.
 pub const PREFIXES_MAX: usize = 4096;
-/// The highest rate and burst of new connections: a token each microsecond.
+/// Largest rate and burst of new connections: one token per microsecond.
 pub const RATE_MAX: u32 = 1_000_000;
-/// Everything is dropped.
+/// Largest overload level: every new connection is dropped.
 pub const OVERLOAD_PERCENT_MAX: u32 = 100;
 
 const MESSAGE_BYTES_MAX: std::ops::RangeInclusive<u32> = 1..=512 << 10;
@@ -19,20 +20,21 @@ const UNREAD_BYTES_MAX: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 30;
 const SOCKETS_MAX: std::ops::RangeInclusive<u32> = 2..=1 << 20;
 const SOURCES_MAX: std::ops::RangeInclusive<u32> = 1024..=1 << 22;
 
-/// Which connections skip the TCP stack.
+/// Configuration of the redirect: connections that skip the TCP stack.
 #[derive(Clone, Debug)]
 pub struct RedirectConfig {
-    /// The cgroup v2 directory whose processes take part; `None`: the one that this process is in.
+    /// The cgroup v2 directory whose processes take part; `None`: the directory of this process.
     pub cgroup: Option<PathBuf>,
     /// Ports that a local server listens on: 1 to [`PORTS_MAX`] of them.
     pub ports: Vec<u16>,
-    /// A longer message takes the TCP stream, which has flow control and is as fast for it. 1 to 512 KiB.
+    /// Longest message that is redirected, 1 to 512 KiB. Longer messages take the TCP stream, which has flow
+    /// control and is as fast for them.
     pub message_bytes_max: u32,
-    /// Bytes that may wait unread in one direction, 1 KiB of overhead for each message included, before the sender
-    /// gets `EACCES`: only a sender that never pauses after a short message, to a reader that stays behind, comes
-    /// near it. 1 MiB to 1 GiB.
+    /// Largest number of unread bytes in one direction, including 1 KiB of overhead for each message; beyond
+    /// it the sender gets `EACCES`. Only a sender that never pauses after a short message, to a reader that
+    /// stays behind, comes near it. 1 MiB to 1 GiB.
     pub unread_bytes_max: u64,
-    /// Sockets in the map, two for each connection; further connections take the usual way. 2 to 2^20.
+    /// Sockets in the map, two for each connection. Further connections are not redirected. 2 to 2^20.
     pub sockets_max: u32,
 }
 
@@ -57,26 +59,27 @@ impl RedirectConfig {
     }
 }
 
-/// Who may open connections, and how fast.
+/// Configuration of admission: the sources that may open connections, and the rates.
 #[derive(Clone, Debug)]
 pub struct AdmissionConfig {
-    /// Network interfaces, by name; an interface has room for one XDP program.
+    /// Network interfaces, by name. An interface can have only one XDP program.
     pub interfaces: Vec<String>,
     /// TCP destination ports: 1 to [`PORTS_MAX`] of them.
     pub ports: Vec<u16>,
-    /// Sources that may send to these ports; empty: everybody. At most [`PREFIXES_MAX`] of each family.
+    /// Sources that may send to these ports; empty: all sources. At most [`PREFIXES_MAX`] of each family.
     pub allow: Vec<Prefix>,
-    /// New connections per second of one source (an IPv4 address or an IPv6 /64); 0: no limit. Up to [`RATE_MAX`].
+    /// New connections per second of one source (an IPv4 address or an IPv6 /64); 0: no limit. Up to
+    /// [`RATE_MAX`].
     pub syn_rate_per_source: u32,
-    /// New connections that a source may open at once. 1 to [`RATE_MAX`].
+    /// Burst of new connections of one source. 1 to [`RATE_MAX`].
     pub syn_burst_per_source: u32,
     /// New connections per second of all sources; 0: no limit. Up to [`RATE_MAX`].
     pub syn_rate: u32,
-    /// New connections that all sources together may open at once. 1 to [`RATE_MAX`].
+    /// Burst of new connections of all sources together. 1 to [`RATE_MAX`].
     pub syn_burst: u32,
-    /// Share of new connections dropped at random, 0 to 100.
+    /// Share of new connections that are dropped at random, in percent, 0 to 100.
     pub overload_percent: u32,
-    /// Sources remembered; the least recently seen one makes room. 1024 to 2^22.
+    /// Sources that are remembered; the least recently seen one is replaced. 1024 to 2^22.
     pub sources_max: u32,
 }
 
@@ -109,33 +112,33 @@ impl AdmissionConfig {
     }
 }
 
-/// Whose sockets and block requests are measured.
+/// Sockets and block requests that are measured.
 #[derive(Clone, Debug, Default)]
 pub enum Scope {
-    /// Those of this process. Accepted connections are not among the sockets: the kernel finishes a handshake
-    /// outside of any process. Block requests that waited in a full queue are not counted either: a kernel thread
-    /// issues them.
+    /// Sockets and block requests of this process. Accepted connections are not included: the kernel finishes
+    /// a handshake outside of any process. Block requests that waited in a full queue are not included
+    /// either: a kernel thread issues them.
     #[default]
     Process,
-    /// The sockets of the processes in a cgroup v2 directory, accepted ones included, and the block requests of
-    /// everybody: the kernel issues many of them for others.
+    /// Sockets of the processes in a cgroup v2 directory, including accepted ones, and the block requests of
+    /// all processes: the kernel issues many of them on behalf of another process.
     Cgroup(PathBuf),
-    /// Everything on this machine.
+    /// All sockets and block requests of this machine.
     Machine,
 }
 
-/// What is measured. Each part costs something on every event, so that each can be left out.
+/// Configuration of the latency measurement. Each part costs time on every event and can be switched off.
 #[derive(Clone, Debug)]
 pub struct LatencyConfig {
-    /// Whose.
+    /// Sockets and block requests that are measured.
     pub scope: Scope,
     /// TCP connections: time to connect, lifetime, retransmissions.
     pub connections: bool,
-    /// Each arriving segment: round-trip time, and how long the first unread byte waits for its reader.
+    /// Each arriving segment: round-trip time, and the time that the first unread byte waits for its reader.
     pub segments: bool,
     /// Block requests: time from issue to completion.
     pub block: bool,
-    /// Only the requests of this device (major, minor), a whole disk; `None`: all.
+    /// Whole disk (major, minor) whose requests are measured; `None`: all disks.
     pub device: Option<(u32, u32)>,
 }
 

@@ -1,4 +1,5 @@
-//! Loads `bpf/engines.bpf.c`: for each engine of this machine, how long its requests and its threads wait, kept in the kernel.
+//! Loads `bpf/engines.bpf.c`: per engine of this machine, the waiting times of its requests and threads,
+//! measured in the kernel.
 
 use aya::maps::{HashMap, MapData, PerCpuArray};
 use aya::programs::raw_trace_point::RawTracePoint;
@@ -27,34 +28,34 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("read_done", "block_rq_complete"),
 ];
 
-/// An engine: where it listens, and the processes that do its work.
+/// An engine: its listening address and its processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchedEngine {
-    /// Inode number of its network namespace.
+    /// Inode number of the engine's network namespace.
     pub netns: u32,
-    /// Its port.
+    /// TCP port that the engine listens on.
     pub port: u16,
-    /// The listening process and those below it.
+    /// The listening process and its descendants.
     pub processes: Vec<u32>,
 }
 
-/// Times of one engine since it was first watched.
+/// Times of one engine since the engine was first watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineTimes {
     /// From the arrival of a request's first bytes to the first bytes of its answer.
     pub first_byte: Histogram,
-    /// From the arrival of a request's first bytes to the read that takes them.
+    /// From the arrival of a request's first bytes to the read that returns them.
     pub read_late: Histogram,
-    /// From the moment a thread could run to the moment it does.
+    /// From the moment at which a thread becomes runnable to the moment at which it runs.
     pub run_queue: Histogram,
     /// Disk reads, from issue to completion.
     pub disk_read: Histogram,
-    /// Segments sent again.
+    /// Retransmitted segments.
     pub retransmits: u64,
 }
 
 impl EngineTimes {
-    /// Counts since an earlier look.
+    /// Returns the difference to an earlier value.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -67,27 +68,27 @@ impl EngineTimes {
     }
 }
 
-/// The attached programs; dropping it detaches them.
+/// The attached programs. Dropping the probe detaches them.
 pub struct EngineProbe {
     ports: HashMap<MapData, EnginePort, u32>,
     processes: HashMap<MapData, u32, u32>,
     histograms: PerCpuArray<MapData, HistogramValues>,
     resent: PerCpuArray<MapData, u64>,
-    /// Contents of the maps, by engine.
+    /// Engine whose entries are in the maps, by engine number.
     watched: Vec<Option<WatchedEngine>>,
     ebpf: Ebpf,
 }
 
 impl EngineProbe {
-    /// Engines that are watched at a time.
+    /// Largest number of engines that are watched at a time.
     pub const ENGINES_MAX: usize = ENGINES_MAX as usize;
 
     /// Loads and attaches the programs; no engine is watched yet.
     ///
     /// # Errors
     ///
-    /// [`Off`]: not built, capabilities, BTF, another PID namespace than the machine's, or the kernel refused: before Linux 6.3
-    /// it does not tell of sends.
+    /// [`Off`]: not built, capabilities, BTF, another PID namespace than the machine's, or the kernel
+    /// refused: before Linux 6.3 the kernel has no tracepoint of sends.
     pub fn attach() -> Result<Self, Off> {
         let (mut probe, btf) = Self::load()?;
         for (name, tracepoint) in PROGRAMS {
@@ -100,7 +101,7 @@ impl EngineProbe {
         Ok(probe)
     }
 
-    /// Loads all programs and attaches none: whether [`EngineProbe::attach`] would work.
+    /// Loads all programs and attaches none, to find out whether [`EngineProbe::attach`] would work.
     pub(crate) fn check() -> Result<(), Off> {
         let (mut probe, btf) = Self::load()?;
         for (name, tracepoint) in PROGRAMS {
@@ -135,7 +136,8 @@ impl EngineProbe {
         Ok((probe, btf))
     }
 
-    /// Watches this engine under a number below [`Self::ENGINES_MAX`] from now on, in place of the one before.
+    /// Watches the engine under a number below [`Self::ENGINES_MAX`], in place of the previous engine of that
+    /// number.
     ///
     /// # Errors
     ///
@@ -151,7 +153,7 @@ impl EngineProbe {
             port: u32::from(engine.port),
         });
         if let Some(before) = before.as_ref().filter(|before| **before != *engine) {
-            // What is gone already need not be removed.
+            // The entry may have been removed already.
             let _gone = self.ports.remove(&key(before));
             for process in before.processes.iter().filter(|process| !engine.processes.contains(process)) {
                 let _gone = self.processes.remove(process);
@@ -169,17 +171,17 @@ impl EngineProbe {
         Ok(())
     }
 
-    /// Watches nothing under this number any more.
+    /// Stops watching the engine with this number.
     pub fn unwatch(&mut self, number: usize) {
         let Some(before) = self.watched.get_mut(number).and_then(Option::take) else { return };
-        // What is gone already need not be removed.
+        // The entries may have been removed already.
         let _gone = self.ports.remove(&EnginePort { netns: before.netns, port: u32::from(before.port) });
         for process in &before.processes {
             let _gone = self.processes.remove(process);
         }
     }
 
-    /// Times of the engine with this number, summed over CPUs.
+    /// Returns the times of the engine with this number, summed over CPUs.
     ///
     /// # Errors
     ///

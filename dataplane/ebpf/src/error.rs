@@ -1,11 +1,11 @@
-//! Why a program is off: one sentence that an operator can act on.
+//! The error of this crate: the reason why a feature is off, in one sentence that an operator can act on.
 
 use std::path::PathBuf;
 
-/// Why an eBPF feature is not available, or no longer answers.
+/// Reason why an eBPF feature is unavailable or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Off {
-    /// The binary holds no programs.
+    /// The binary was built without the programs.
     #[error("built without eBPF: {0}")]
     NotBuilt(&'static str),
     /// The process lacks a capability.
@@ -13,17 +13,17 @@ pub enum Off {
         "{feature} needs {missing}: grant it (setcap, AmbientCapabilities=, securityContext) or run as root"
     )]
     Capability {
-        /// What was asked for.
+        /// Name of the feature.
         feature: &'static str,
         /// The capabilities that are not in the effective set.
         missing: String,
     },
-    /// The kernel does not describe its structures.
+    /// The kernel offers no type information (BTF).
     #[error(
         "{feature} needs the kernel's type information, and /sys/kernel/btf/vmlinux is not there (CONFIG_DEBUG_INFO_BTF)"
     )]
     NoBtf {
-        /// What was asked for.
+        /// Name of the feature.
         feature: &'static str,
     },
     /// No cgroup v2 hierarchy is mounted.
@@ -34,35 +34,36 @@ pub enum Off {
     NotACgroup {
         /// The path that was given.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault of the path.
         reason: String,
     },
     /// There is no such network interface in this network namespace.
     #[error("no network interface {0:?} in this network namespace")]
     NoInterface(String),
-    /// Another XDP program is attached there.
+    /// Another XDP program is attached to the interface.
     #[error("network interface {0:?} has an XDP program of somebody else attached: see `ip link show`")]
     InterfaceBusy(String),
     /// A value is out of its range.
     #[error("{key}: {reason}")]
     Configuration {
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// What is wrong, with the range.
+        /// Fault of the value, with the allowed range.
         reason: String,
     },
-    /// Processes of the machine have other numbers here.
+    /// The process is not in the machine's PID namespace, so that its process numbers differ from the
+    /// kernel's.
     #[error(
         "{feature} needs the machine's own process numbers: run it in the host's PID namespace (hostPID: true)"
     )]
     PidNamespace {
-        /// What was asked for.
+        /// Name of the feature.
         feature: &'static str,
     },
-    /// The kernel said no.
+    /// The kernel refused an operation.
     #[error("the kernel refused {step}: {reason}")]
     Refused {
-        /// What was being done, with its object.
+        /// The operation and its object.
         step: String,
         /// The errno, and the end of the verifier's log where there is one.
         reason: String,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::layout::BUCKETS;
 
-/// Octaves that Prometheus sees: 2^10 ns (1 µs) to 2^35 ns (34 s).
+/// Octaves that are exported to Prometheus: 2^10 ns (1 µs) to 2^35 ns (34 s).
 const OCTAVES_SHOWN: std::ops::RangeInclusive<u32> = 10..=35;
 
-/// Counts of durations.
+/// Histogram of durations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
@@ -29,7 +29,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.wrapping_add(sum_ns);
     }
 
-    /// Counts since an earlier look at the same histogram.
+    /// Returns the counts since an earlier copy of the same histogram.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
@@ -47,20 +47,20 @@ impl Histogram {
         self.sum_ns = self.sum_ns.wrapping_add(ns);
     }
 
-    /// How many durations were counted.
+    /// Returns the number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their sum.
+    /// Returns the sum of the durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_nanos(self.sum_ns)
     }
 
-    /// The duration that a share `q` (0 to 1) of all does not exceed, rounded up to the end of its bucket;
-    /// `None` while nothing was counted.
+    /// Returns the duration that a share `q` (0 to 1) of all durations does not exceed, rounded up to the end
+    /// of its bucket; `None` while the histogram is empty.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     pub fn quantile(&self, q: f64) -> Option<Duration> {
@@ -73,8 +73,8 @@ impl Histogram {
         })
     }
 
-    /// Upper bounds in seconds with the number of durations up to each, as Prometheus wants them; the bucket
-    /// `+Inf` is [`Histogram::count`].
+    /// Returns upper bounds in seconds with the number of durations up to each, in Prometheus' format; the
+    /// bucket `+Inf` is [`Histogram::count`].
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         OCTAVES_SHOWN.map(|octave| {
             let upto = self.counts[..octave as usize * 4].iter().sum();
@@ -83,7 +83,7 @@ impl Histogram {
     }
 }
 
-/// The bucket of a duration; `bpf/histogram.h` computes the same.
+/// Returns the bucket of a duration; `bpf/histogram.h` computes the same.
 fn bucket_of(ns: u64) -> usize {
     if ns < 4 {
         return ns as usize;
@@ -92,7 +92,8 @@ fn bucket_of(ns: u64) -> usize {
     ((bit * 4) as usize + (ns >> (bit - 2) & 3) as usize).min(BUCKETS - 1)
 }
 
-/// The first duration behind a bucket. The buckets 4 to 7 stay empty: durations below 4 ns have one each.
+/// Returns the first duration behind a bucket. Buckets 4 to 7 stay empty: durations below 4 ns have one
+/// bucket each.
 fn end_ns(index: usize) -> u64 {
     if index < 8 {
         return index as u64 + 1;

@@ -1,4 +1,4 @@
-//! What this process may do and what this machine has: capabilities, kernel type information, cgroups.
+//! Privileges of this process and features of this machine: capabilities, kernel type information, cgroups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ const CAP_BPF: u32 = 39;
 /// CGROUP2_SUPER_MAGIC of linux/magic.h.
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
-/// What the network programs need; those that look into kernel structures also need `CAP_PERFMON`.
+/// Capabilities that the network programs need. Programs that read kernel structures also need `CAP_PERFMON`.
 pub(crate) const NETWORK: &[u32] = &[CAP_BPF, CAP_NET_ADMIN];
 pub(crate) const NETWORK_AND_STRUCTURES: &[u32] = &[CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON];
 pub(crate) const STRUCTURES: &[u32] = &[CAP_BPF, CAP_PERFMON];
 
-/// Fails with the names of the capabilities that the process does not have.
+/// Fails with the names of the missing capabilities.
 pub(crate) fn check_capabilities(feature: &'static str, needed: &[u32]) -> Result<(), Off> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let missing = missing(effective(&status), needed);
     if missing.is_empty() { Ok(()) } else { Err(Off::Capability { feature, missing: missing.join(" + ") }) }
 }
 
-/// The `CapEff` set of a `/proc/<pid>/status`; empty where it cannot be read.
+/// Returns the `CapEff` set of a `/proc/<pid>/status`; 0 when it cannot be read.
 fn effective(status: &str) -> u64 {
     status
         .lines()
@@ -37,7 +37,7 @@ fn effective(status: &str) -> u64 {
 
 fn missing(effective: u64, needed: &[u32]) -> Vec<&'static str> {
     let has = |capability: u32| effective >> capability & 1 == 1;
-    // The kernel lets CAP_SYS_ADMIN stand in for the others here (bpf_token_capable).
+    // CAP_SYS_ADMIN implies the other capabilities here (bpf_token_capable).
     if has(CAP_SYS_ADMIN) {
         return Vec::new();
     }
@@ -57,12 +57,12 @@ pub(crate) fn check_btf(feature: &'static str) -> Result<(), Off> {
     if Path::new("/sys/kernel/btf/vmlinux").exists() { Ok(()) } else { Err(Off::NoBtf { feature }) }
 }
 
-/// The cgroup v2 directory that this process is in.
+/// Returns the cgroup v2 directory of this process.
 ///
 /// # Errors
 ///
-/// [`Off::NoCgroup2`] where no such hierarchy is mounted, [`Off::NotACgroup`] where its directory is not visible
-/// from here, as in a container with a private mount.
+/// [`Off::NoCgroup2`] where no such hierarchy is mounted, [`Off::NotACgroup`] where the directory is not
+/// visible to this process, as in a container with a private mount.
 pub fn own_cgroup() -> Result<PathBuf, Off> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -71,7 +71,7 @@ pub fn own_cgroup() -> Result<PathBuf, Off> {
     Ok(path)
 }
 
-/// Joins the mount point of the cgroup v2 hierarchy with this process's place in it (proc(5), cgroups(7)).
+/// Joins the mount point of the cgroup v2 hierarchy with this process's path in it (proc(5), cgroups(7)).
 fn cgroup_directory(mounts: &str, groups: &str) -> Option<PathBuf> {
     let (root, mount_point) = mounts.lines().find_map(|line| {
         let (place, source) = line.split_once(" - ")?;

@@ -24,38 +24,38 @@ const SEGMENTS: &[(&str, &str)] =
     &[("segment_arrives", "tcp_probe"), ("socket_read", "tcp_rcv_space_adjust")];
 const BLOCK: &[(&str, &str)] = &[("request_issued", "block_rq_issue"), ("request_done", "block_rq_complete")];
 
-/// The attached programs; dropping it detaches them.
+/// The attached programs. Dropping it detaches them.
 pub struct Latency {
     histograms: PerCpuArray<MapData, HistogramValues>,
     counters: PerCpuArray<MapData, u64>,
     ebpf: Ebpf,
 }
 
-/// The histograms at one moment. They grow from the attachment on; a part that was not asked for stays empty.
+/// Values of the histograms since the attachment. A part that was not configured stays empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencySnapshot {
-    /// From `connect(2)` to the established connection.
+    /// Time from `connect(2)` to the established connection.
     pub connect: Histogram,
-    /// From the established connection to its end.
+    /// Time from the established connection to its end.
     pub lifetime: Histogram,
-    /// From the arrival of the first unread byte to the read that takes it.
+    /// Time from the arrival of the first unread byte to the read that returns it.
     pub read_delay: Histogram,
-    /// The kernel's smoothed round-trip time, counted at each arriving segment.
+    /// The kernel's smoothed round-trip time, sampled at each arriving segment.
     pub round_trip: Histogram,
-    /// Block reads, from issue to the device to completion.
+    /// Block reads: time from issue to the device to completion.
     pub block_read: Histogram,
-    /// Block writes.
+    /// Block writes: time from issue to completion.
     pub block_write: Histogram,
-    /// Flushes of a device's cache.
+    /// Flushes of a device's cache: time from issue to completion.
     pub block_flush: Histogram,
-    /// Segments sent again.
+    /// Retransmitted segments.
     pub retransmits: u64,
-    /// Sockets and requests that were left out because the map was full.
+    /// Sockets and requests that were not measured because the map was full.
     pub untracked: u64,
 }
 
 impl Latency {
-    /// Loads and attaches the programs that the configuration asks for.
+    /// Loads and attaches the configured programs.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Latency {
         Ok(latency)
     }
 
-    /// Loads all programs and attaches none: whether [`Latency::attach`] would work.
+    /// Loads all programs and attaches none, to find out whether [`Latency::attach`] would work.
     pub(crate) fn check() -> Result<(), Off> {
         let (mut latency, btf) = Self::load()?;
         for (name, tracepoint) in [CONNECTIONS, SEGMENTS, BLOCK].concat() {
@@ -109,7 +109,7 @@ impl Latency {
         Ok((Self { histograms, counters, ebpf }, btf))
     }
 
-    /// All histograms, summed over CPUs: nine system calls.
+    /// Returns all histograms, summed over CPUs: nine system calls.
     ///
     /// # Errors
     ///
@@ -135,7 +135,8 @@ impl Latency {
         })
     }
 
-    /// This process's number as the kernel's programs see it, which in a container is not that of `getpid`.
+    /// Returns this process's number as the kernel's programs see it, which in a container differs from
+    /// `getpid`.
     fn own_tgid(&mut self) -> Result<u32, Off> {
         let program: &mut RawTracePoint = load::program(&mut self.ebpf, "own_tgid", RawTracePoint::load)?;
         let result = program
@@ -145,7 +146,7 @@ impl Latency {
     }
 }
 
-/// A cgroup's id is the inode number of its directory.
+/// Returns a cgroup's id, which is the inode number of its directory.
 fn cgroup_id(path: &Path) -> Result<u64, Off> {
     host::check_cgroup(path)?;
     let found = std::fs::metadata(path)
@@ -160,7 +161,7 @@ mod tests {
     use crate::histogram::Histogram;
     use std::time::Duration;
 
-    /// The kernel's histogram code and ours put the same values into the same buckets.
+    /// The histogram code of the kernel and of this crate put the same values into the same buckets.
     #[test]
     fn kernel_and_model_agree() {
         let (mut latency, _) = match Latency::load() {

@@ -1,9 +1,10 @@
-//! Mirrors of `bpf/shared.h`: what crosses a map. Sizes are asserted here, the order of the counters by tests
-//! that provoke all but the rarest (`sockets_not_added`, `retransmits`, `untracked`).
+//! Mirrors of `bpf/shared.h`: the types in the maps. Sizes are asserted here, the order of the counters by
+//! tests that provoke all but the rarest (`sockets_not_added`, `retransmits`, `untracked`).
 
 use aya::Pod;
 
-/// One end of a connection; only its size matters on this side, where it is a key to count.
+/// One end of a connection. Used only as the key of a map whose entries are counted, so only its size
+/// matters.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Endpoint {
@@ -56,12 +57,12 @@ pub(crate) struct EnginePort {
 }
 const _: () = assert!(size_of::<EnginePort>() == 8);
 
-/// Engines that are watched at a time.
+/// Largest number of engines that are watched at a time.
 pub(crate) const ENGINES_MAX: u32 = 32;
-/// Histograms of each.
+/// Number of histograms of each engine.
 pub(crate) const ENGINE_HISTOGRAMS: u32 = 4;
 
-/// Buckets of a histogram: a quarter of an octave each.
+/// Number of buckets of a histogram: a quarter of an octave each.
 pub(crate) const BUCKETS: usize = 160;
 
 #[derive(Clone, Copy)]

@@ -1,20 +1,24 @@
-//! eBPF programs beside the data plane: each is optional, and the appliance is right without any of them.
+//! eBPF programs beside the data plane. Each is optional, and the appliance works correctly without any of
+//! them.
 //!
 //! - [`Redirect`]: short messages between two sockets of this host skip the TCP stack (sockops + sk_msg).
-//! - [`Admission`]: who may open connections to the appliance's ports, decided in the driver (XDP).
-//! - [`EngineProbe`]: why an engine of this machine is slow, as the kernel sees it; nothing of the engine is changed.
+//! - [`Admission`]: filters and limits new connections to the appliance's ports in the driver (XDP).
+//! - [`EngineProbe`]: waiting times of an engine of this machine, measured in the kernel; the engine is not
+//!   changed.
 //! - [`Latency`]: histograms, kept in the kernel, of the appliance's TCP sockets and block requests.
 //!
 //! Invariants:
 //! - Nothing is pinned. Cgroup, XDP and tracepoint attachments are kernel links held by a file descriptor of
 //!   this process, so that they end with it, however it ends.
-//! - A program only ever passes what the kernel would pass, faster (`Redirect`), drops TCP to listed ports
-//!   (`Admission`) or looks (`Latency`, `EngineProbe`). What it cannot judge goes its usual way and is counted.
-//! - Whatever is missing (clang, capability, BTF, cgroup, interface) is an [`Off`] that says so and what to do.
+//! - A program only passes packets that the kernel would pass, faster (`Redirect`), drops TCP to listed ports
+//!   (`Admission`) or observes (`Latency`, `EngineProbe`). Packets that a program cannot judge take the usual
+//!   path and are counted.
+//! - Each missing requirement (clang, capability, BTF, cgroup, interface) is an [`Off`] with the reason and
+//!   the remedy.
 //!
 //! The programs are C in `bpf/`, compiled by `build.rs` and embedded: aya's Rust side needs a nightly
 //! compiler, its own LLVM and a second target, and generates the same instructions. aya 0.14 loads them; 0.16
-//! asks for a newer compiler. All calls here are for the control path: each one is a handful of system calls.
+//! needs a newer compiler. All calls here are for the control path: each one makes a few system calls.
 //! Linux 5.18 or newer. Sources: kernel net/ipv4/tcp_bpf.c, net/core/sock_map.c, include/uapi/linux/bpf.h.
 
 mod admission;

@@ -1,5 +1,5 @@
-//! XDP links made by hand: aya falls back to netlink where the kernel refuses a link, and what netlink attaches
-//! outlives the process.
+//! Creation of XDP links without aya: aya falls back to netlink where the kernel refuses a link, and a
+//! netlink attachment outlives the process.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,8 +23,8 @@ struct LinkCreate {
 }
 const _: () = assert!(size_of::<LinkCreate>() == 64);
 
-/// Attaches an XDP program to an interface; closing the result detaches it, also when the kernel does so for a
-/// process that died.
+/// Attaches an XDP program to an interface. Closing the returned descriptor detaches it, also when the kernel
+/// closes it for a process that died.
 pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface_index: u32, flags: u32) -> io::Result<OwnedFd> {
     let attributes = LinkCreate {
         program: program.as_raw_fd().cast_unsigned(),
@@ -42,6 +42,6 @@ pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface_index: u32, flags: u
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so that `fd` is a new descriptor, and nobody else knows it.
+    // SAFETY: the call succeeded, so `fd` is a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -8,7 +8,7 @@ use crate::error::Off;
 
 include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 
-/// Lines of a verifier log that say why; the rest is how it got there.
+/// Number of lines at the end of a verifier log that are shown; they contain the reason.
 const LOG_LINES_SHOWN: usize = 4;
 
 /// Creates the maps and relocates the programs; nothing is attached yet. `sizes` overrides map capacities.
@@ -25,7 +25,7 @@ pub(crate) fn load(
     loader.load(object).map_err(|error| refused(format!("the maps of {name}"), &error))
 }
 
-/// Puts a program into the kernel, where the verifier looks at it.
+/// Loads a program into the kernel, where the verifier checks it.
 pub(crate) fn program<'a, P>(
     ebpf: &'a mut Ebpf,
     name: &'static str,
@@ -41,14 +41,14 @@ where
     Ok(program)
 }
 
-/// Takes a map out of the object, so that its owner lives beside the program. It has to outlive the loading of
+/// Takes a map out of the object, so that it is owned beside the program. It must outlive the loading of
 /// every program that names it: loading looks it up by descriptor.
 pub(crate) fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, Off> {
     let map = ebpf.take_map(name).ok_or_else(|| missing(name))?;
     map.try_into().map_err(|error| refused(format!("the map {name}"), &error))
 }
 
-/// Writes the one element of an array that only the program reads from then on.
+/// Writes the only element of an array that from then on only the program reads.
 pub(crate) fn set_once<V: Pod>(ebpf: &mut Ebpf, name: &'static str, value: V) -> Result<(), Off> {
     let map = ebpf.map_mut(name).ok_or_else(|| missing(name))?;
     let mut map: Array<_, V> = map.try_into().map_err(|error| refused(format!("the map {name}"), &error))?;
@@ -66,7 +66,7 @@ pub(crate) fn set_ports(ebpf: &mut Ebpf, ports: &[u16]) -> Result<(), Off> {
     Ok(())
 }
 
-/// The element `index` of every CPU.
+/// Returns the element `index` of every CPU.
 pub(crate) fn per_cpu<V: Pod>(
     map: &PerCpuArray<MapData, V>,
     index: u32,
@@ -74,7 +74,7 @@ pub(crate) fn per_cpu<V: Pod>(
     map.get(&index, 0).map_err(|error| refused(format!("reading counter {index}"), &error))
 }
 
-/// The sum of a counter over all CPUs.
+/// Returns the sum of a counter over all CPUs.
 pub(crate) fn counter(map: &PerCpuArray<MapData, u64>, index: u32) -> Result<u64, Off> {
     Ok(per_cpu(map, index)?.iter().fold(0, |sum: u64, value| sum.wrapping_add(*value)))
 }
@@ -87,7 +87,8 @@ fn missing(name: &str) -> Off {
     Off::Refused { step: name.to_owned(), reason: "the embedded object does not hold it".to_owned() }
 }
 
-/// The error with its causes in one line. Of a verifier log only the end is kept, where the reason stands.
+/// Formats the error with its causes in one line. Only the end of a verifier log is kept, which contains the
+/// reason.
 fn reason(error: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut next = Some(error);

@@ -1,26 +1,26 @@
-//! An IP prefix as operators write it: `10.0.0.0/8`, `fd00::/8`, or a single address.
+//! An IP prefix in an operator's notation: `10.0.0.0/8`, `fd00::/8`, or a single address.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A block of addresses: those whose first `bits` bits equal those of `address`.
+/// A block of addresses: all addresses whose first `bits` bits equal those of `address`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix {
     address: IpAddr,
     bits: u8,
 }
 
-/// What is wrong with a prefix.
+/// Fault of a prefix.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrefixError {
-    /// The part before the slash is no IPv4 or IPv6 address.
+    /// The part before the slash is not an IPv4 or IPv6 address.
     #[error("{0:?} is no IP address")]
     Address(String),
-    /// The part after the slash is no length that the address can have.
+    /// The part after the slash is not a prefix length of the address's family.
     #[error("{0:?} is no prefix length for this address (0 to 32 for IPv4, 0 to 128 for IPv6)")]
     Bits(String),
-    /// Bits behind the prefix are set: most likely the length or the address is a typing error.
+    /// Bits behind the prefix are set, which is most likely a typing error in the length or the address.
     #[error("{0} has bits set behind the prefix")]
     HostBits(String),
     /// An IPv4 address in IPv6 notation, which no packet carries.
@@ -29,7 +29,7 @@ pub enum PrefixError {
 }
 
 impl Prefix {
-    /// A prefix of `address`.
+    /// Creates the prefix of `address` with `bits` bits.
     ///
     /// # Errors
     ///
@@ -51,13 +51,13 @@ impl Prefix {
         Ok(Self { address, bits })
     }
 
-    /// The first address of the block.
+    /// Returns the first address of the block.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The number of bits that count.
+    /// Returns the length of the prefix in bits.
     #[must_use]
     pub fn bits(&self) -> u8 {
         self.bits

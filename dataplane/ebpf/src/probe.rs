@@ -1,4 +1,4 @@
-//! What `kvasir doctor` says about eBPF: one line for each feature.
+//! The report of `kvasir doctor` about eBPF: one line for each feature.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use crate::error::Off;
 use crate::latency::Latency;
 use crate::redirect::Redirect;
 
-/// One feature, and whether it would work.
+/// A feature, and whether it would work.
 #[derive(Debug)]
 pub struct Finding {
-    /// The feature, as the configuration names it.
+    /// Name of the feature in the configuration.
     pub feature: &'static str,
-    /// Why not, where it would not.
+    /// Reason why the feature would not work; `None`: it works.
     pub off: Option<Off>,
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Loads each feature's programs, which has the kernel verify them, and lets go of them again. Attaches nothing.
+/// Loads each feature's programs, so that the kernel verifies them, and unloads them again. Attaches none.
 #[must_use]
 pub fn probe() -> Vec<Finding> {
     let admission = AdmissionConfig { ports: vec![1], ..AdmissionConfig::default() };

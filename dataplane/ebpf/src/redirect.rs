@@ -1,13 +1,13 @@
 //! Loads `bpf/redirect.bpf.c`: short messages between local sockets skip the TCP stack.
 //!
-//! What changes for a program on a listed port: `splice(2)` from such a socket sees only the TCP stream, a read
-//! with `MSG_WAITALL` may return early, `MSG_OOB` bytes arrive in line, `MSG_ZEROCOPY` sends no notification,
-//! and netfilter, tcpdump and byte counters see the handshake and the long messages only. Readers by `read`,
-//! `recv`, epoll or io_uring see no difference.
+//! Differences for a program on a listed port: `splice(2)` from such a socket sees only the TCP stream, a
+//! read with `MSG_WAITALL` may return early, `MSG_OOB` bytes arrive in line, `MSG_ZEROCOPY` sends no
+//! notification, and netfilter, tcpdump and byte counters see the handshake and the long messages only.
+//! Readers by `read`, `recv`, epoll or io_uring see no difference.
 //!
-//! After a detach, sockets that were tracked keep their program until they close (each holds a reference), so
-//! that no byte in flight is lost. A drop tells it to use the stream from the next moment at which the peer's
-//! queue is empty; after a crash it goes on as before.
+//! After a detach, tracked sockets keep their program until they close (each holds a reference), so that no
+//! byte in flight is lost. Dropping [`Redirect`] switches the program to the stream as soon as the peer's
+//! queue is empty; after a crash the program redirects as before.
 
 use std::fs::File;
 
@@ -32,24 +32,24 @@ pub struct Redirect {
     _ebpf: Ebpf,
 }
 
-/// What has happened since the attachment.
+/// Counts of events since the attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RedirectCounters {
     /// Messages that skipped the TCP stack.
     pub redirected_messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub redirected_bytes: u64,
     /// Messages that took the stream because they were long, in a direction of bulk, or the redirect was off.
     pub passed_large: u64,
     /// Messages that took the stream because the other socket is not in the map.
     pub passed_no_peer: u64,
-    /// Messages that took the stream because earlier bytes in it were not read yet.
+    /// Messages that took the stream because earlier bytes of the stream were still unread.
     pub passed_unread: u64,
-    /// Messages refused with `EACCES`: too many bytes waited unread.
+    /// Messages refused with `EACCES`: too many unread bytes.
     pub refused: u64,
     /// Sockets that entered the map.
     pub sockets_added: u64,
-    /// Sockets that should have and could not: it was full.
+    /// Sockets that were not added because the map was full.
     pub sockets_not_added: u64,
 }
 
@@ -77,20 +77,20 @@ impl Redirect {
         };
         redirect.write_settings()?;
         let ebpf = &mut redirect._ebpf;
-        // The verdict program first: a socket takes the one that the map has when the socket enters it.
+        // The verdict program first: a socket gets the program that is in the map when the socket is added.
         let forward: &mut SkMsg = load::program(ebpf, "forward", SkMsg::load)?;
         forward
             .attach(redirect.sockets.fd())
             .map_err(|error| refused("attaching forward".to_owned(), &error))?;
         let track: &mut SockOps = load::program(ebpf, "track", SockOps::load)?;
-        // A link takes no mode: it always leaves room for the programs of others.
+        // A cgroup link has no mode: it always allows programs of other owners.
         track
             .attach(cgroup, CgroupAttachMode::Single)
             .map_err(|error| refused("attaching track to the cgroup".to_owned(), &error))?;
         Ok(redirect)
     }
 
-    /// Loads the programs and attaches nothing: whether [`Redirect::attach`] would work.
+    /// Loads the programs and attaches none, to find out whether [`Redirect::attach`] would work.
     pub(crate) fn check() -> Result<(), Off> {
         let (mut ebpf, _) = prepare(&RedirectConfig::default())?;
         load::program(&mut ebpf, "forward", SkMsg::load)?;
@@ -98,7 +98,7 @@ impl Redirect {
         Ok(())
     }
 
-    /// The counters, summed over CPUs.
+    /// Returns the counters, summed over CPUs.
     ///
     /// # Errors
     ///
@@ -117,14 +117,14 @@ impl Redirect {
         })
     }
 
-    /// Sockets in the map now.
+    /// Returns the number of sockets in the map.
     #[must_use]
     pub fn sockets(&self) -> usize {
         self.sockets.keys().count()
     }
 
-    /// Turns the redirect off and on without detaching: off, no socket enters the map, and a tracked one takes the
-    /// stream as soon as its peer has read what waits.
+    /// Switches the redirect off or on without detaching. While it is off, no socket enters the map, and a
+    /// tracked socket uses the stream as soon as its peer has read the waiting bytes.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Redirect {
 
 impl Drop for Redirect {
     fn drop(&mut self) {
-        // A failure leaves the tracked sockets as they are, which is right too, only faster.
+        // After a failure the tracked sockets stay redirected, which is correct as well.
         let _ = self.set_enabled(false);
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use dataplane_ebpf::{EngineProbe, EngineTimes, Off, WatchedEngine};
 
-/// How long the engine takes to look at a request, and to answer it then.
+/// Time until the engine reads a request, and then until it answers.
 const READS_AFTER: Duration = Duration::from_millis(40);
 const ANSWERS_AFTER: Duration = Duration::from_millis(60);
 const REQUESTS: u64 = 10;
 
-/// Requests that come at once after an answer, most of them before the engine's call that sent it has ended.
+/// Number of requests that follow an answer at once, most of them before the engine's send call has returned.
 const REQUESTS_AT_ONCE: u64 = 20_000;
 
 fn attached() -> Option<EngineProbe> {
@@ -24,7 +24,7 @@ fn attached() -> Option<EngineProbe> {
             println!("SKIPPED: {off}");
             None
         }
-        // Before Linux 6.3 there is no tracepoint of sends.
+        // Before Linux 6.3 the kernel has no tracepoint of sends.
         Err(Off::Refused { step, reason }) if step.contains("answer_begins") => {
             println!("SKIPPED: {step}: {reason}");
             None
@@ -51,12 +51,12 @@ fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
         stream.set_nodelay(true).expect("set");
         let mut request = [0; 64];
         for _ in 0..REQUESTS {
-            // The engine is busy with something else while the request comes.
+            // The engine is busy while the request arrives.
             std::thread::sleep(READS_AFTER);
             let count = stream.read(&mut request).expect("a request");
             assert_eq!(count, 5);
             std::thread::sleep(ANSWERS_AFTER);
-            // In two parts: the first one counts.
+            // The answer is sent in two parts; the first one counts.
             stream.write_all(b"first").expect("sent");
             std::thread::sleep(Duration::from_millis(5));
             stream.write_all(b"rest").expect("sent");
@@ -81,7 +81,7 @@ fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
     assert_eq!(times.first_byte.count(), REQUESTS);
     assert!(at(&times.first_byte) >= READS_AFTER + ANSWERS_AFTER, "{:?}", at(&times.first_byte));
     assert_eq!(times.read_late.count(), REQUESTS);
-    // The request comes a moment after the engine has begun to be busy.
+    // The request arrives a moment after the engine has become busy.
     let late = at(&times.read_late);
     assert!(late >= READS_AFTER - Duration::from_millis(5) && late < at(&times.first_byte), "{late:?}");
     assert!(times.run_queue.count() >= REQUESTS);
@@ -109,7 +109,7 @@ fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
     assert_eq!((times.read_late.count(), times.first_byte.count()), (REQUESTS_AT_ONCE, REQUESTS_AT_ONCE));
     assert_eq!(probe.times(2).expect("times"), EngineTimes::default(), "another number is another engine");
 
-    // Watched no more: another engine has its number.
+    // The engine is no longer watched: another engine has its number.
     let other = WatchedEngine { netns: 1, port: 1, processes: Vec::new() };
     probe.watch(3, &other).expect("watched");
     let before = probe.times(3).expect("times");

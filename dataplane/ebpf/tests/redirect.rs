@@ -1,4 +1,5 @@
-//! The socket redirect on real sockets: right bytes in the right order, whatever the sizes, readers and ends.
+//! The socket redirect on real sockets: every byte arrives, in order, for all sizes, readers and ends of
+//! connections.
 
 mod lab;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 use dataplane_ebpf::{Redirect, RedirectConfig, RedirectCounters};
 use lab::{Cgroup, Grandchild, Random, alone, eventually, or_skip, programs};
 
-/// A cgroup with the redirect on it, for one listener.
+/// A cgroup with the redirect attached, for one listener.
 struct Rig {
     redirect: Redirect,
     listener: TcpListener,
@@ -88,7 +89,7 @@ fn short_messages_skip_the_stack() {
         let counters = rig.counters();
         println!("{listen} {connect}: {counters:?}");
         assert_eq!(counters.sockets_added, 2);
-        // The first message may overtake the server's entry.
+        // The first message may be sent before the server's socket is in the map.
         assert!(counters.redirected_messages >= 999, "{counters:?}");
         assert_eq!(counters.refused, 0);
         drop((client, server));
@@ -100,13 +101,14 @@ fn short_messages_skip_the_stack() {
 fn other_connections_are_left_alone() {
     let _alone = alone();
     let Some(rig) = rig("127.0.0.1:0", |_| ()) else { return };
-    // Another port.
+    // A listener on a port that is not listed.
     let other = TcpListener::bind("127.0.0.1:0").expect("loopback is there");
     let mut client = TcpStream::connect(other.local_addr().expect("it is bound")).expect("it listens");
     let (mut server, _) = other.accept().expect("a client waits");
     round_trips(&mut client, &mut server, 10);
     assert_eq!(rig.counters(), RedirectCounters::default());
-    // A client outside of the cgroup: one end is tracked, finds no peer, and talks as ever.
+    // A client outside of the cgroup: the server's socket is tracked, has no peer in the map, and uses the
+    // stream.
     let port = rig.listener.local_addr().expect("it is bound").port();
     let mut outside = Grandchild::start("child_client", &port.to_string());
     rig.group.release(outside.id());
@@ -136,7 +138,7 @@ fn child_client() {
     println!("served");
 }
 
-/// The trap of two queues: bytes in the stream that nobody has read, then a short message.
+/// Unread bytes in the stream, then a short message: the two queues must not change the order.
 #[test]
 fn order_survives_a_change_of_path() {
     let _alone = alone();
@@ -151,13 +153,14 @@ fn order_survives_a_change_of_path() {
         assert_eq!(receive(&mut server, 5), b"short");
         let before = rig.counters();
         assert!(before.passed_unread > 0, "{before:?}");
-        // The answer tells the client's side that all was read: the next short message is redirected again.
+        // The answer shows the client's side that all bytes were read: the next short message is redirected
+        // again.
         send(&mut server, b"ok");
         assert_eq!(receive(&mut client, 2), b"ok");
         send(&mut client, b"again");
         assert_eq!(receive(&mut server, 5), b"again");
         assert_eq!(rig.counters().redirected_messages, before.redirected_messages + 2);
-        // And the other way round: a short message waits, then a large one.
+        // The other order: a short message waits, then a large one follows.
         send(&mut client, b"short");
         send(&mut client, &large);
         assert_eq!(receive(&mut server, 5), b"short");
@@ -167,8 +170,8 @@ fn order_survives_a_change_of_path() {
     }
 }
 
-/// 64 MiB in both directions at once, to readers that dawdle and that wait for an edge after each short read, as
-/// tokio's do.
+/// 64 MiB in both directions at once, to readers that pause and that wait for an edge after each short read,
+/// as tokio's readers do.
 #[test]
 fn sixty_four_mebibytes_through_a_slow_reader() {
     const TOTAL: usize = 64 << 20;
@@ -217,7 +220,7 @@ fn sixty_four_mebibytes_through_a_slow_reader() {
     }
 }
 
-/// Messages around the limit, answers at the reader's leisure: the path changes thousands of times.
+/// Messages around the limit, with answers at random times: the path changes thousands of times.
 #[test]
 fn bytes_keep_their_order_while_paths_alternate() {
     let _alone = alone();
@@ -240,7 +243,7 @@ fn bytes_keep_their_order_while_paths_alternate() {
             content.fill(&mut message);
             send(&mut client, &message);
             sent += bytes as u64;
-            // Sometimes the writer waits for the reader, often it does not.
+            // The writer waits for the reader after one in four messages.
             if choice.next().is_multiple_of(4) {
                 while u64::from_le_bytes(receive(&mut client, 8).try_into().expect("eight bytes")) != sent {}
             }
@@ -253,9 +256,9 @@ fn bytes_keep_their_order_while_paths_alternate() {
     assert!(counters.redirected_messages > 1000 && counters.passed_large > 1000, "{counters:?}");
 }
 
-/// Reads as an edge-triggered event loop does: a read shorter than its buffer means that nothing is left, and the
-/// next read waits for the next edge.
-/// It pauses every sixteenth read, and calls `drained` with the bytes so far whenever it believes that.
+/// Reads as an edge-triggered event loop does: a read shorter than its buffer means that the socket is
+/// drained, and the next read waits for the next edge. Pauses after every sixteenth read, and calls `drained`
+/// with the number of bytes read so far whenever the socket seems drained.
 fn read_edges(stream: &TcpStream, seed: u64, total: usize, pause: Duration, mut drained: impl FnMut(usize)) {
     use rustix::event::epoll;
     use rustix::net::{RecvFlags, recv};
@@ -278,7 +281,7 @@ fn read_edges(stream: &TcpStream, seed: u64, total: usize, pause: Duration, mut 
             if turn % 16 == 0 {
                 std::thread::sleep(pause);
             }
-            // The flag, because the writer of the same socket is to block.
+            // The flag makes this read nonblocking: the socket itself stays blocking for the writer.
             let bytes = match recv(stream, &mut buffer[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => panic!("closed after {read} bytes"),
                 Ok((_, bytes)) => bytes,
@@ -314,7 +317,7 @@ fn half_close_delivers_what_was_sent() {
         let mut all = Vec::new();
         server.read_to_end(&mut all).expect("the end comes after the bytes");
         assert_eq!(all, b"last words".repeat(50));
-        // The other direction lives on.
+        // The other direction still works.
         send(&mut server, b"understood");
         assert_eq!(receive(&mut client, 10), b"understood");
         // A close right after a message.
@@ -337,7 +340,8 @@ fn an_abort_ends_the_connection_and_nothing_else() {
         send(&mut client, b"maybe");
         rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).expect("it can be set");
         drop(client);
-        // TCP promises nothing of bytes before an abort: all, none, but no others, and no wait for ever.
+        // TCP does not guarantee delivery of bytes before an abort: all or none arrive, no other bytes, and
+        // the read ends.
         let mut all = Vec::new();
         match server.read_to_end(&mut all) {
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
@@ -373,7 +377,7 @@ fn too_much_unread_is_refused() {
     round_trips(&mut client, &mut server, 1);
     let message = [5u8; 1024];
     let sent = (0..10_000).take_while(|_| client.write_all(&message).is_ok()).count();
-    // 1 MiB at 1 KiB and as much overhead each.
+    // 1 MiB at 1 KiB of data and 1 KiB of overhead per message.
     assert_eq!(sent, 512);
     assert_eq!(rig.counters().refused, 1);
     assert_eq!(receive(&mut server, sent * 1024), vec![5; sent * 1024]);
@@ -391,7 +395,7 @@ fn a_detach_loses_nothing() {
     send(&mut client, b"and after ");
     assert_eq!(receive(&mut server, 17), b"before and after ");
     round_trips(&mut client, &mut server, 100);
-    // New connections are the kernel's own, old ones keep the program until they close.
+    // New connections are not tracked; old ones keep the program until they close.
     assert_eq!((programs(&["track"]), programs(&["forward"])), (0, 1));
     let mut fresh = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");
     let (mut other, _) = listener.accept().expect("a client waits");

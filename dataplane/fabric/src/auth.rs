@@ -1,56 +1,59 @@
-//! Who may connect: each side of a handshake proves that it holds the cluster's secret.
+//! Authentication of peers: each side of a handshake proves that it holds the cluster's secret.
 //!
 //! Every transport begins a connection in the same way:
-//! 1. The side that connects sends an opening: the transport, the versions of the protocol that it speaks, and a nonce that it
-//!    has just drawn. The side that accepts answers with another.
-//! 2. Each side's hello is followed by a proof: BLAKE3, keyed with the secret, over the side, both openings, the address that
-//!    was dialled and the hello. The side that connects goes first: the side that accepts makes no queue pair, passes no
-//!    descriptor and names no block for a stranger.
+//! 1. The connecting side sends an opening: the transport, the protocol versions that it speaks, and a fresh
+//!    nonce. The accepting side answers with its own opening.
+//! 2. Each side's hello is followed by a proof: BLAKE3, keyed with the secret, over the side, both openings,
+//!    the address that was dialled and the hello. The connecting side goes first, so that the accepting side
+//!    makes no queue pair, passes no descriptor and names no block for a stranger.
 //!
-//! From the hellos on, both speak the newest version that both know ([`Versions`]): processes of two releases work together
-//! while their ranges overlap, so a cluster is upgraded node by node. The version covers hellos, frames and rings of every
-//! transport and the frames of a bond; messages of hand-offs have versions of their own.
+//! From the hellos on, both sides speak the newest version that both know ([`Versions`]). Processes of two
+//! releases work together while their ranges overlap, so a cluster is upgraded node by node. The version
+//! covers hellos, frames and rings of every transport and the frames of a bond; messages of hand-offs have
+//! versions of their own.
 //!
-//! Both sides are proved, nothing can be replayed, and what openings and hellos say (versions, queue pairs, keys of memory) cannot
-//! be changed on its way. A stranger who is dialled cannot pass the messages on to a peer either: the two would differ about the address.
-//! For the same reason peers with a secret cannot have address translation between them.
+//! Both sides are authenticated, nothing can be replayed, and the contents of openings and hellos (versions,
+//! queue pairs, keys of memory) cannot be changed in transit. A stranger who is dialled cannot relay the
+//! messages to a peer either: the two sides would have different addresses. For the same reason peers with a
+//! secret cannot have address translation between them.
 //!
-//! Limits: whoever can read the secret is a peer; the side that connects shows its hello to whoever it dials; and what
-//! travels after the handshake is neither encrypted nor authenticated. Without a secret the same messages are exchanged
-//! with a key that everybody knows, and without the address: anybody may connect.
+//! Limits: every process that can read the secret is a peer; the connecting side shows its hello to any
+//! process that it dials; and the traffic after the handshake is neither encrypted nor authenticated. Without
+//! a secret the same messages are exchanged with a publicly known key and without the address: any process
+//! can connect.
 //!
-//! Once for each connection; not a hot path.
+//! Runs once for each connection; not a hot path.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// Bytes of an opening.
+/// Length of an opening.
 pub const OPENING_BYTES: usize = 32;
-/// Bytes of a proof.
+/// Length of a proof.
 pub const PROOF_BYTES: usize = 32;
-/// Fewest bytes of a secret.
+/// Shortest secret.
 pub const SECRET_BYTES_MIN: usize = 32;
 
 /// Help text of the counter `unproved_handshakes`, which every transport has.
 pub const UNPROVED_HELP: &str = "Handshakes in which the peer did not prove that it holds this node's secret";
 
 const MAGIC: [u8; 8] = *b"KVSRAUTH";
-/// Of the opening itself, which never changes otherwise.
+/// Format of the opening, which is the only part of it that may change.
 const FORMAT: u8 = 2;
 const TRANSPORT_AT: usize = 9;
 const OLDEST_AT: usize = 10;
 const NEWEST_AT: usize = 12;
 const NONCE_BYTES: usize = 16;
 const NONCE_AT: usize = OPENING_BYTES - NONCE_BYTES;
-/// Sets this use of the secret apart from every other.
+/// Key derivation context: separates this use of the secret from every other.
 const CONTEXT: &str = "kvasir 2026-11-27 data plane handshake";
 
 /// The versions of a protocol that a process speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Versions {
-    /// The oldest one.
+    /// The oldest version.
     pub oldest: u16,
-    /// The newest one.
+    /// The newest version.
     pub newest: u16,
 }
 
@@ -65,7 +68,7 @@ impl fmt::Display for Versions {
 }
 
 impl Versions {
-    /// The newest version that both sides speak.
+    /// Returns the newest version that both sides speak.
     #[must_use]
     pub fn common(self, theirs: Self) -> Option<u16> {
         let newest = self.newest.min(theirs.newest);
@@ -92,18 +95,18 @@ pub enum Transport {
 pub struct Protocol {
     /// The transport.
     pub transport: Transport,
-    /// The versions that it speaks.
+    /// The versions that the side speaks.
     pub versions: Versions,
 }
 
 impl Transport {
-    /// The versions of the protocol over it that this release speaks.
+    /// Returns the protocol versions over the transport that this release speaks.
     #[must_use]
     pub fn versions(self) -> Versions {
         let only = |version| Versions { oldest: version, newest: version };
         match self {
             Self::Shm | Self::Tcp | Self::CudaIpc => only(1),
-            // Since 2 a greeting tells of host slots and of a device's.
+            // Since version 2 a hello describes host slots and a device's slots.
             Self::Rdma => only(2),
         }
     }
@@ -118,7 +121,7 @@ impl From<Transport> for Protocol {
 
 type Opening = [u8; OPENING_BYTES];
 
-/// Why a peer is refused.
+/// Reason for which a peer is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// The opening is of another protocol.
@@ -133,17 +136,17 @@ pub enum AuthError {
     /// The two sides have no version in common.
     #[error("the peer speaks {theirs} of the protocol, and this process {ours}")]
     Version {
-        /// The peer's.
+        /// Versions of the peer.
         theirs: Versions,
-        /// The versions of this process.
+        /// Versions of this process.
         ours: Versions,
     },
-    /// The proof does not match: the secrets differ, or the hello was changed or passed on by somebody.
+    /// The proof does not match: the secrets differ, or the hello was changed or relayed.
     #[error(
         "its secret is not ours, or its hello was changed or passed on (transfer.secret_file, KVASIR_TRANSFER_SECRET)"
     )]
     Secret,
-    /// A hello or a second opening where an opening was due, or the other way round.
+    /// A hello or a second opening where an opening was due, or an opening where a hello was due.
     #[error("an opening or a hello out of its order")]
     Order,
     /// The system gave no random bytes.
@@ -156,7 +159,8 @@ pub enum AuthError {
 #[error("the secret has {0} bytes; it takes at least {SECRET_BYTES_MIN}")]
 pub struct ShortSecret(pub usize);
 
-/// The key that the processes of a cluster share. The default is the key of those without a secret.
+/// The key that the processes of a cluster share. The default is the publicly known key of processes without
+/// a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct SharedKey {
     key: [u8; 32],
@@ -170,7 +174,7 @@ impl fmt::Debug for SharedKey {
 }
 
 impl SharedKey {
-    /// The key of a secret. White space around it is not a part of it.
+    /// Derives the key from a secret. White space around the secret is ignored.
     ///
     /// # Errors
     /// [`ShortSecret`] when it has fewer than [`SECRET_BYTES_MIN`] bytes.
@@ -182,23 +186,23 @@ impl SharedKey {
         Ok(Self { key: blake3::derive_key(CONTEXT, secret), is_secret: true })
     }
 
-    /// Whether it keeps anybody out.
+    /// Whether the key comes from a secret, so that processes without it are refused.
     #[must_use]
     pub fn is_secret(&self) -> bool {
         self.is_secret
     }
 }
 
-/// The address that was dialled, as both sides see it: the other end of the socket for the side that connects, the own end
-/// for the side that accepts.
+/// The dialled address as both sides see it: the remote address of the socket on the connecting side, the
+/// local address on the accepting side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dialled([u8; 18]);
 
 impl Dialled {
-    /// Of a socket whose other processes cannot be strangers' (a path, guarded by its peer's credentials).
+    /// For a socket that strangers cannot reach (a path, guarded by the peer's credentials).
     pub const LOCAL: Self = Self([0; 18]);
 
-    /// Of an address of a socket; an IPv4 address is the same in either notation.
+    /// Takes the address of a socket; an IPv4 address is the same in either notation.
     #[must_use]
     pub fn of(address: SocketAddr) -> Self {
         let mut bytes = [0; 18];
@@ -220,31 +224,31 @@ enum Side {
 
 #[derive(Debug)]
 enum State {
-    /// The side that accepts waits for an opening.
+    /// The accepting side waits for an opening.
     Awaited,
-    /// The side that connects has sent this opening.
+    /// The connecting side has sent this opening.
     Opened(Opening),
-    /// Agreed on a version: both openings are known.
+    /// Both openings are known.
     Agreed { side: Side, initiator: Opening, acceptor: Opening, dialled: Dialled },
 }
 
-/// One side's part in a handshake.
+/// One side's state in a handshake.
 #[derive(Debug)]
 pub struct Authentication {
     protocol: Protocol,
     state: State,
-    /// The version that both sides speak, once both openings are here.
+    /// Newest version that both sides speak, once both openings are known.
     version: Option<u16>,
 }
 
 impl Authentication {
-    /// For a connection that was accepted.
+    /// Starts the handshake of an accepted connection.
     #[must_use]
     pub fn accepting(protocol: Protocol) -> Self {
         Self { protocol, state: State::Awaited, version: None }
     }
 
-    /// For a connection that this side makes; and the opening that it is to send.
+    /// Starts the handshake of a connection that this side makes, and returns the opening to send.
     ///
     /// # Errors
     /// [`AuthError::Random`].
@@ -253,20 +257,22 @@ impl Authentication {
         Ok((Self { protocol, state: State::Opened(opening), version: None }, opening))
     }
 
-    /// Whether both openings are here: hellos and their proofs follow.
+    /// Whether both openings are known: hellos and their proofs follow.
     #[must_use]
     pub fn is_agreed(&self) -> bool {
         matches!(self.state, State::Agreed { .. })
     }
 
-    /// The version that both sides speak; `None` before both openings are here, and when there is none.
+    /// Returns the version that both sides speak; `None` before both openings are known, and when there is
+    /// none.
     #[must_use]
     pub fn version(&self) -> Option<u16> {
         self.version
     }
 
-    /// Takes the other side's opening; on the side that accepts, returns the one to answer it with. That side answers a peer
-    /// without a common version, too, so that it learns why; its hello is refused then.
+    /// Takes the other side's opening. On the accepting side, returns the opening to answer with. The
+    /// accepting side also answers a peer without a common version, so that the peer learns the reason; the
+    /// hello of that peer is then refused.
     ///
     /// # Errors
     /// [`AuthError::Stranger`], [`AuthError::Format`], [`AuthError::Transport`], [`AuthError::Random`], [`AuthError::Version`] on
@@ -302,19 +308,20 @@ impl Authentication {
         AuthError::Version { theirs: versions_of(theirs), ours: self.protocol.versions }
     }
 
-    /// The proof that follows this side's hello.
+    /// Returns the proof that follows this side's hello.
     ///
     /// # Errors
-    /// [`AuthError::Order`] before both openings are here.
+    /// [`AuthError::Order`] before both openings are known.
     pub fn prove(&self, key: &SharedKey, hello: &[u8]) -> Result<[u8; PROOF_BYTES], AuthError> {
         let State::Agreed { side, .. } = self.state else { return Err(AuthError::Order) };
         Ok(*self.proof(key, side, hello)?.as_bytes())
     }
 
-    /// Checks the proof that followed the other side's hello. The time it takes says nothing about the secret.
+    /// Checks the proof that followed the other side's hello, in constant time.
     ///
     /// # Errors
-    /// [`AuthError::Secret`]; [`AuthError::Version`] when no version is common; [`AuthError::Order`] before both openings are here.
+    /// [`AuthError::Secret`]; [`AuthError::Version`] when no version is common; [`AuthError::Order`] before
+    /// both openings are known.
     pub fn check(&self, key: &SharedKey, hello: &[u8], proof: &[u8; PROOF_BYTES]) -> Result<(), AuthError> {
         let State::Agreed { side, initiator, acceptor, .. } = &self.state else {
             return Err(AuthError::Order);
@@ -343,7 +350,7 @@ impl Authentication {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns random bytes of the system.
 ///
 /// # Errors
 /// [`AuthError::Random`] when the system has none.
@@ -355,7 +362,8 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], AuthError> {
     }
 }
 
-/// Number `index` of a sequence that only a holder of the seed can compute, whatever else of the sequence is known.
+/// Returns element `index` of a sequence that only a holder of the seed can compute, even if the other
+/// elements are known.
 #[must_use]
 pub fn unguessable(seed: u64, index: u64) -> u64 {
     let key = blake3::derive_key("kvasir 2026-11-27 names of sessions", &seed.to_le_bytes());
@@ -375,7 +383,7 @@ fn encode(protocol: Protocol) -> Result<Opening, AuthError> {
     Ok(bytes)
 }
 
-/// For fuzzing: an opening of a stranger, and a hello with its proof, as both sides take them.
+/// Fuzzing: takes an opening of a stranger, and a hello with its proof, on both sides.
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {

@@ -5,20 +5,20 @@ use std::str::FromStr;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Processors by number; by default those that the thread may use anyway.
+/// Processors by number. Default: the processors that the thread may use already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cores(Option<CpuSet>);
 
-/// Why a list of processors is of no use.
+/// Cause of an unusable list of processors.
 #[derive(Debug, thiserror::Error)]
 pub enum CoresError {
-    /// A part of the list is not like `0-3` or `8`.
+    /// A part of the list has not the form `0-3` or `8`.
     #[error("{0:?} is not a range of cores like 0-3")]
     Range(String),
-    /// The machine, or the process's cpuset, has none of them.
+    /// The machine or the process's cpuset has none of the listed processors.
     #[error("this process may use none of these cores")]
     Forbidden,
-    /// The system refuses.
+    /// The system refused the processors.
     #[error("sched_setaffinity: {0}")]
     System(Errno),
 }
@@ -26,7 +26,7 @@ pub enum CoresError {
 impl FromStr for Cores {
     type Err = CoresError;
 
-    /// Ranges and numbers like `0-3,8`; nothing is no choice.
+    /// Parses ranges and numbers like `0-3,8`. An empty text leaves the processors as they are.
     fn from_str(text: &str) -> Result<Self, CoresError> {
         if text.trim().is_empty() {
             return Ok(Self(None));
@@ -47,7 +47,7 @@ impl FromStr for Cores {
 }
 
 impl Cores {
-    /// The part of these cores that the calling thread may use now; `None` when there is none.
+    /// Returns the part of these processors that the calling thread may use now; `None` when there is none.
     #[must_use]
     pub fn allowed(&self) -> Option<Self> {
         let (wanted, allowed) = (self.0.as_ref()?, rustix::thread::sched_getaffinity(None).ok()?);
@@ -58,10 +58,11 @@ impl Cores {
         (both.count() > 0).then_some(Self(Some(both)))
     }
 
-    /// Keeps the calling thread, and those that it starts from now on, on those of these that the process's cpuset has.
+    /// Binds the calling thread, and the threads that it starts from now on, to those of these processors
+    /// that the process's cpuset has.
     ///
     /// # Errors
-    /// [`CoresError::Forbidden`] when it has none of them.
+    /// [`CoresError::Forbidden`] when the cpuset has none of them.
     pub fn bind_thread(&self) -> Result<(), CoresError> {
         let Some(set) = &self.0 else { return Ok(()) };
         sched_setaffinity(None, set).map_err(|errno| match errno {
@@ -106,7 +107,7 @@ mod tests {
             let put = |core: usize| core.to_string().parse::<Cores>().expect("a list").bind_thread();
             Cores::default().bind_thread().expect("no choice");
             put(first).expect("allowed");
-            // The thread's mask has the first core only: the process's cpuset is what counts.
+            // The thread's mask has the first core only; the process's cpuset decides.
             put(last).expect("allowed");
             rustix::thread::sched_getcpu()
         });

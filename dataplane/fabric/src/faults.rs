@@ -1,8 +1,8 @@
-//! Damage on the way, on purpose: a fabric that lets one in so many slot writes land with a wrong byte.
+//! Fault injection for tests: a fabric that lets one in so many slot writes land with a wrong byte.
 //!
-//! It wraps any transport. The write goes through unharmed and is followed by an inline write of one flipped
-//! byte, so real bytes in the peer's real memory are wrong, exactly what the receiver's checksum must catch.
-//! Used by the fault lanes of the tests (`[faults]` in the configuration); off, it is not constructed.
+//! [`CorruptingFabric`] wraps any transport. The write is posted unchanged and is followed by an inline write
+//! of one flipped byte, so that real bytes in the peer's real memory are wrong: what the receiver's checksum
+//! must catch. Used by the tests (`[faults]` in the configuration); not constructed when it is off.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
     ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest,
 };
 
-/// See the module's documentation.
+/// A fabric that corrupts some of the slot writes that it passes on.
 pub struct CorruptingFabric<F> {
     inner: F,
     one_in: u64,
@@ -34,7 +34,7 @@ impl<F: Fabric> CorruptingFabric<F> {
         (self.random >> 8).is_multiple_of(self.one_in)
     }
 
-    /// Posts the write without its immediate, then the wrong byte with it.
+    /// Posts the write without its immediate, then the wrong byte with the immediate.
     fn post_corrupted(&mut self, request: WorkRequest) -> Result<(), Full> {
         let WorkRequest { id, peer, priority, operation } = request;
         let Operation::Write { source: Source::Slot { slot, offset, len }, target, rows, immediate } =
@@ -42,7 +42,7 @@ impl<F: Fabric> CorruptingFabric<F> {
         else {
             return self.inner.post(WorkRequest { id, peer, priority, operation });
         };
-        // A byte of the first row, when there are rows: it lies at the same distance from the start on both sides.
+        // With rows, a byte of the first row: it has the same distance from the start on both sides.
         let middle = rows.map_or(len, |rows| rows.bytes) / 2;
         let mut wrong = [0_u8; INLINE_BYTES_MAX];
         slot.slab().read(slot.slot(), (offset + middle) as usize, &mut wrong[..1]);
@@ -73,7 +73,7 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
     }
 
     fn post(&mut self, request: WorkRequest) -> Result<(), Full> {
-        // Bytes in a device's memory cannot be looked at here: those writes go through unharmed.
+        // Bytes in a device's memory cannot be read here: those writes are passed on unchanged.
         let is_slot_write = matches!(
             &request.operation,
             Operation::Write { source: Source::Slot { slot, len: 1.., .. }, .. } if slot.slab().device().is_none()

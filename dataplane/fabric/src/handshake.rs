@@ -5,17 +5,19 @@
 //! connect ──────────── openings ─▶ Opened ─ send(hello) ─▶ peer's hello with its proof ─▶ Frame ─▶ the same
 //! ```
 //!
-//! Openings and proofs are described in [`auth`](crate::auth). An accepted socket is a *stranger* until its first frame has
-//! proved itself: the transport hears nothing of it and makes nothing for it, it costs a descriptor and a deadline, and there are
-//! at most [`HandshakeConfig::strangers_max`]; one more ends the oldest, so that silent sockets keep nobody out. When descriptors
-//! run out, accepting pauses: connections wait in the listener's backlog, and no thread turns around a listener that stays
-//! readable.
+//! Openings and proofs are described in [`auth`](crate::auth). An accepted socket is a *stranger* until the
+//! proof of its first frame has been verified. Until then the transport gets no event for it and allocates
+//! nothing for it; it costs a descriptor and a deadline. There are at most [`HandshakeConfig::strangers_max`]
+//! strangers. One more closes the oldest, so that silent sockets do not block other peers. When descriptors
+//! run out, accepting pauses: connections wait in the listener's backlog, and no thread spins on a listener
+//! that stays readable.
 //!
-//! A socket of which the transport knows is its own to end ([`Handshakes::close`]). Two ways to go on with it:
-//! [`Handshakes::keep_open`] leaves it here, where it tells of the peer's end; [`Handshakes::release`] gives it to the transport.
+//! The transport closes the sockets that were reported to it ([`Handshakes::close`]). After the handshake
+//! there are two ways to go on: [`Handshakes::keep_open`] leaves the socket here, where it reports the peer's
+//! disconnect; [`Handshakes::release`] hands it to the transport.
 //!
-//! Costs: a few system calls for each connection, none without events: [`Handshakes::descriptor`] is readable when there is some. Not
-//! a hot path.
+//! Costs: a few system calls for each connection and none without events: [`Handshakes::descriptor`] is
+//! readable when there are events. Not a hot path.
 
 mod poller;
 mod socket;
@@ -31,91 +33,93 @@ use crate::auth::{AuthError, Protocol, SharedKey};
 use poller::{Poller, Ready};
 use socket::{Incoming, Socket};
 
-/// Most descriptors that come with a frame.
+/// Largest number of descriptors that a frame carries.
 pub const DESCRIPTORS_MAX: usize = 4;
-/// Sockets accepted at one look.
+/// Sockets accepted by one [`Handshakes::poll`].
 const ACCEPTS_MAX: usize = 16;
-/// How long nothing is accepted after the system has run out of descriptors or memory.
+/// Time without accepting after the system has run out of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How connections are made.
+/// Parameters of the handshakes of one transport.
 #[derive(Debug, Clone)]
 pub struct HandshakeConfig {
     /// The transport and its versions.
     pub protocol: Protocol,
-    /// The secret that peers share.
+    /// The secret that all peers share.
     pub key: SharedKey,
     /// Bytes of a frame without its proof.
     pub frame_bytes: usize,
     /// Descriptors that come with each frame.
     pub descriptors: Option<FrameDescriptors>,
-    /// How long a socket may take to be kept open or released.
+    /// Time limit from `connect(2)` or `accept(2)`, renewed by each frame, until the socket is kept open or
+    /// released.
     pub timeout: Duration,
-    /// Most accepted sockets that have not proved themselves.
+    /// Largest number of accepted sockets whose proof has not been verified.
     pub strangers_max: usize,
 }
 
-/// Descriptors that come with each frame (`SCM_RIGHTS`, unix(7)).
+/// Descriptors that each frame carries (`SCM_RIGHTS`, unix(7)).
 #[derive(Debug, Clone, Copy)]
 pub struct FrameDescriptors {
-    /// How many, at most [`DESCRIPTORS_MAX`].
+    /// Number of descriptors, at most [`DESCRIPTORS_MAX`].
     pub count: usize,
-    /// Appends what the proof of a frame covers of them: whoever passes a frame on shall not put others into it. An error is the
-    /// reason why they are refused.
+    /// Appends the identity of the descriptors, which the proof of the frame covers, so that a relay cannot
+    /// exchange them. An error is the reason why the descriptors are refused.
     pub identify: fn(&[BorrowedFd<'_>], &mut Vec<u8>) -> Result<(), String>,
 }
 
-/// A socket's number: never given twice, and never zero.
+/// Number of a socket: never 0 and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub u64);
 
 /// An event of one socket.
 #[derive(Debug)]
 pub enum HandshakeEvent {
-    /// On the side that connects: both openings are here, and it is to say its hello.
+    /// Connecting side: both openings are exchanged; the hello is to be sent now.
     Opened {
         /// The socket.
         socket_id: SocketId,
     },
-    /// A frame of a peer that holds the secret. With the first one of an accepted socket, the transport learns of it.
+    /// A frame of a peer that holds the secret. The first frame of an accepted socket makes it known to the
+    /// transport.
     Frame {
         /// The socket.
         socket_id: SocketId,
-        /// [`HandshakeConfig::frame_bytes`] bytes.
+        /// [`HandshakeConfig::frame_bytes`] bytes, without the proof.
         frame: Vec<u8>,
-        /// As many as [`FrameDescriptors::count`].
+        /// [`FrameDescriptors::count`] descriptors.
         descriptors: Vec<OwnedFd>,
     },
-    /// The handshake failed, or the peer broke the protocol; its end of the socket may be open. Nothing but its
-    /// [`HandshakeEvent::Closed`] follows.
+    /// The handshake failed, or the peer broke the protocol. The peer's end of the socket may still be open.
+    /// The only event that can follow is [`HandshakeEvent::Closed`].
     Failed {
         /// The socket.
         socket_id: SocketId,
-        /// Why.
+        /// Cause of the failure.
         error: HandshakeError,
     },
-    /// The peer has closed the socket or died. Nothing follows.
+    /// The peer closed the socket or died. No event follows.
     Closed {
         /// The socket.
         socket_id: SocketId,
-        /// How.
+        /// Cause, as text for an operator.
         reason: String,
     },
 }
 
-/// Why a handshake failed.
+/// Cause of a failed handshake.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The address did not answer in time.
+    /// The address did not answer within the time limit.
     #[error("cannot connect: timed out")]
     Unreachable,
-    /// The peer did not greet in time.
+    /// The peer sent no hello within the time limit.
     #[error("the handshake timed out")]
     Late,
     /// The peer's opening or proof was refused.
     #[error("the peer is refused: {0}")]
     Auth(#[from] AuthError),
-    /// The descriptors that came with a frame.
+    /// The descriptors of a frame were refused, for this reason.
     #[error("the peer is refused: {0}")]
     Descriptors(String),
 }
@@ -123,25 +127,25 @@ pub enum HandshakeError {
 /// Counts of events since the last [`Handshakes::take_counts`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandshakeCounts {
-    /// Accepted ones that ended before they proved themselves: the transport hears nothing else of them.
+    /// Accepted sockets that ended before their proof was verified. The transport gets no event for them.
     pub refused: u64,
-    /// Refused sockets that made room for others.
+    /// Refused sockets that were closed to make room for a newer one.
     pub displaced: u64,
-    /// All whose handshake took too long.
+    /// Handshakes that exceeded the time limit.
     pub late: u64,
-    /// All whose proof was wrong.
+    /// Handshakes in which the proof was wrong.
     pub unproved: u64,
-    /// Pauses in accepting.
+    /// Times that accepting was paused.
     pub accept_pauses: u64,
 }
 
-/// The sockets of a transport, driven by its thread.
+/// The sockets of one transport, driven by the transport's thread.
 #[derive(Debug)]
 pub struct Handshakes {
     config: HandshakeConfig,
     poller: Poller,
     listener: Option<OwnedFd>,
-    /// While set, the listener is not polled.
+    /// End of the pause in accepting. While set, the listener is not polled.
     paused_until: Option<Instant>,
     sockets: BTreeMap<SocketId, Box<Socket>>,
     strangers: usize,
@@ -150,7 +154,7 @@ pub struct Handshakes {
 }
 
 impl Handshakes {
-    /// With a nonblocking listener, if others can connect.
+    /// Creates the handshakes, with a nonblocking listener if peers can connect to this node.
     ///
     /// # Errors
     /// When the system gives no epoll descriptor or timer.
@@ -164,19 +168,19 @@ impl Handshakes {
         Ok(Self { config, poller, listener, paused_until: None, sockets, strangers: 0, next: 1, counts })
     }
 
-    /// Readable when [`Self::poll`] would find something.
+    /// Returns a descriptor that is readable when [`Self::poll`] has work.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.poller.descriptor()
     }
 
-    /// The socket that listens.
+    /// Returns the listening socket.
     #[must_use]
     pub fn listener(&self) -> Option<BorrowedFd<'_>> {
         self.listener.as_ref().map(AsFd::as_fd)
     }
 
-    /// Closes the listener and all strangers: nobody is accepted any more.
+    /// Closes the listener and all strangers. No connection is accepted afterwards.
     pub fn stop_listening(&mut self) {
         if let Some(listener) = self.listener.take() {
             self.poller.remove_listener(listener.as_fd());
@@ -192,19 +196,20 @@ impl Handshakes {
         std::mem::take(&mut self.counts)
     }
 
-    /// Has a look come at `at`, or earlier.
+    /// Makes [`Self::descriptor`] readable at `at` or earlier.
     pub fn wake_at(&mut self, at: Instant) {
         self.poller.arm(at);
     }
 
-    /// Takes a nonblocking socket on which `connect(2)` was called. [`HandshakeEvent::Opened`], [`HandshakeEvent::Failed`] or [`HandshakeEvent::Closed`] follows.
+    /// Adds a nonblocking socket on which `connect(2)` was called. [`HandshakeEvent::Opened`],
+    /// [`HandshakeEvent::Failed`] or [`HandshakeEvent::Closed`] follows.
     ///
     /// # Errors
     /// When the system has no random bytes, the socket cannot be watched, or connecting has failed already.
     pub fn connect(&mut self, socket: OwnedFd) -> std::io::Result<SocketId> {
         let deadline = Instant::now() + self.config.timeout;
         let mut socket = Socket::connecting(socket, self.config.protocol, deadline)?;
-        // A socket to a process of this host is often connected at once.
+        // A connection to a process of this host is often complete at once.
         socket.finish_connecting().map_err(std::io::Error::other)?;
         self.insert(socket)
     }
@@ -221,16 +226,17 @@ impl Handshakes {
         Ok(socket_id)
     }
 
-    /// The socket with this number, while it is here.
+    /// Returns the socket with this number; `None` when it was closed or released.
     #[must_use]
     pub fn socket(&self, socket_id: SocketId) -> Option<BorrowedFd<'_>> {
         self.sockets.get(&socket_id).map(|socket| socket.descriptor.as_fd())
     }
 
-    /// Sends a frame with its proof, and descriptors. A socket takes the few frames of a handshake at once.
+    /// Sends a frame with its proof and descriptors. A socket buffer holds the few frames of a handshake, so
+    /// nothing is queued.
     ///
     /// # Errors
-    /// Why it could not be sent: the connection is lost.
+    /// The reason why the frame could not be sent; the connection is lost.
     pub fn send(
         &mut self,
         socket_id: SocketId,
@@ -244,22 +250,22 @@ impl Handshakes {
         socket.send(&self.config, frame, descriptors)
     }
 
-    /// The handshake is over. The socket stays here and tells of the peer's end; further frames are told as well.
+    /// Ends the handshake and keeps the socket here: the peer's disconnect and further frames are reported.
     pub fn keep_open(&mut self, socket_id: SocketId) {
         if let Some(socket) = self.sockets.get_mut(&socket_id) {
             socket.deadline = None;
         }
     }
 
-    /// Takes the socket out, in blocking mode; bytes after the last frame are unread. `None` when there is no such socket any more, or
-    /// its mode could not be set, and then it is closed.
+    /// Removes the socket and returns it in blocking mode; bytes after the last frame are unread. `None` when
+    /// there is no such socket, or when its mode could not be set and it was closed.
     pub fn release(&mut self, socket_id: SocketId) -> Option<OwnedFd> {
         let socket = self.remove(socket_id)?;
         rustix::io::ioctl_fionbio(&socket.descriptor, false).ok()?;
         Some(socket.descriptor)
     }
 
-    /// Closes the socket, without events.
+    /// Closes the socket. No event is reported for it.
     pub fn close(&mut self, socket_id: SocketId) {
         drop(self.remove(socket_id));
     }
@@ -271,8 +277,9 @@ impl Handshakes {
         Some(socket)
     }
 
-    /// Takes what sockets have, and looks at deadlines: at most 64 sockets and 16 accepts; there is more while
-    /// [`Self::descriptor`] is readable. Does not block. `admit` sets options of an accepted socket, or turns it away.
+    /// Reads the ready sockets and checks the deadlines: at most 64 sockets and 16 accepts per call. While
+    /// [`Self::descriptor`] stays readable there is more. Does not block. `admit` sets options of an accepted
+    /// socket or rejects it.
     pub fn poll(&mut self, mut admit: impl FnMut(&OwnedFd) -> bool, events: &mut Vec<HandshakeEvent>) {
         let ready = self.poller.look();
         for found in ready.iter() {
@@ -297,7 +304,8 @@ impl Handshakes {
         }
     }
 
-    /// Nothing is accepted for a moment: the listener stays readable, and a thread would turn around it.
+    /// Pauses accepting for [`ACCEPT_PAUSE`]: without descriptors the listener stays readable, and its thread
+    /// would spin.
     fn pause(&mut self) {
         let Some(listener) = &self.listener else { return };
         self.poller.remove_listener(listener.as_fd());
@@ -318,19 +326,19 @@ impl Handshakes {
         }
         let deadline = Instant::now() + self.config.timeout;
         match self.insert(Socket::accepted(socket, self.config.protocol, deadline)) {
-            // The peer's opening is often here already: a peer speaks before it is accepted.
+            // The peer's opening has often arrived already: a peer sends it before it is accepted.
             Ok(socket_id) => self.progress(socket_id, events),
             Err(_) => self.counts.refused += 1,
         }
     }
 
-    /// Ends a stranger.
+    /// Closes a stranger and counts it as refused.
     fn refuse(&mut self, socket_id: SocketId) {
         self.counts.refused += 1;
         drop(self.remove(socket_id));
     }
 
-    /// Reads what a socket has: at most an opening and a frame, the rest at the next look.
+    /// Reads one socket: at most an opening and a frame; the rest is left for the next poll.
     fn progress(&mut self, socket_id: SocketId, events: &mut Vec<HandshakeEvent>) {
         let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
         match socket.finish_connecting() {
@@ -342,7 +350,7 @@ impl Handshakes {
         match socket.read(&self.config) {
             Incoming::Nothing => {}
             Incoming::Opened if socket.is_initiator => events.push(HandshakeEvent::Opened { socket_id }),
-            // The peer's hello is often here as well.
+            // The peer's hello has often arrived as well.
             Incoming::Opened => match socket.read(&self.config) {
                 Incoming::Nothing | Incoming::Opened => {}
                 other => self.arrived(socket_id, other, events),
@@ -357,7 +365,8 @@ impl Handshakes {
             Incoming::Frame(frame, descriptors) => {
                 let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
                 self.strangers -= usize::from(std::mem::take(&mut socket.is_stranger));
-                // The transport gets time to answer: the socket does not fail in this poll.
+                // Renews the deadline, so that the socket does not time out in this poll before the transport
+                // can answer.
                 if let Some(deadline) = &mut socket.deadline {
                     *deadline = Instant::now() + self.config.timeout;
                 }
@@ -385,13 +394,13 @@ impl Handshakes {
         if socket.is_stranger {
             return self.refuse(socket_id);
         }
-        // A closed socket stays readable, and the transport may keep it for a while.
+        // A closed socket stays readable, and the transport may keep it for a while: stop polling it.
         self.poller.remove(socket);
         socket.deadline = None;
         events.push(HandshakeEvent::Closed { socket_id, reason });
     }
 
-    /// The timer has rung: ends what took too long, accepts again.
+    /// Handles the timer: fails the handshakes whose deadline has passed and ends the pause in accepting.
     fn expire(&mut self, events: &mut Vec<HandshakeEvent>) {
         self.poller.rung();
         let now = Instant::now();
@@ -420,7 +429,8 @@ impl Handshakes {
     }
 }
 
-/// Whether `accept(2)` failed because of the socket that it was about to return: the next one may be fine.
+/// Whether `accept(2)` failed because of the one socket that it was about to return; the next call may
+/// succeed.
 fn is_of_one_socket(errno: Errno) -> bool {
     let passing = [
         Errno::INTR,

@@ -1,4 +1,4 @@
-//! Plain data that crosses the seam.
+//! Requests, completions and events: the plain data between a fabric and its user.
 
 use std::sync::Arc;
 
@@ -29,13 +29,13 @@ pub enum Source {
     Inline {
         /// The bytes; the first `len` count.
         bytes: [u8; INLINE_BYTES_MAX],
-        /// How many of them.
+        /// Number of valid bytes in `bytes`.
         len: u8,
     },
 }
 
 impl Source {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// Whether there is nothing to write.
+    /// Whether the source is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -62,28 +62,28 @@ pub struct SlotRange {
     pub len: u32,
 }
 
-/// Bytes that lie in rows: `len / bytes` of them, each `bytes` long, their starts a stride apart on either
-/// side. The head range that two differently sharded workers share is such a thing: one descriptor for a block,
-/// not one for each token.
+/// Layout of bytes in rows: `len / bytes` rows of `bytes` bytes each, whose starts are a stride apart on
+/// either side. One descriptor then covers the head range of a block that two differently sharded workers
+/// share, instead of one descriptor per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
     /// Bytes of one row; divides the length of the whole.
     pub bytes: u32,
-    /// From the start of one row to the start of the next, at this node.
+    /// Distance from the start of one row to the start of the next at this node, in bytes.
     pub local_stride: u32,
-    /// The same at the peer.
+    /// Distance from the start of one row to the start of the next at the peer, in bytes.
     pub remote_stride: u32,
 }
 
 impl Rows {
-    /// How many rows `len` bytes are.
+    /// Returns the number of rows in `len` bytes; 0 when `bytes` is 0.
     #[must_use]
     pub fn count(&self, len: u32) -> u32 {
         len.checked_div(self.bytes).unwrap_or(0)
     }
 
-    /// From the first byte of the first row to the last byte of the last, with starts `stride` apart; `None`
-    /// when that does not fit into 32 bits.
+    /// Returns the distance in bytes from the first byte of the first row to the end of the last row, with
+    /// row starts `stride` apart; `None` when it does not fit into 32 bits.
     #[must_use]
     pub fn span(&self, len: u32, stride: u32) -> Option<u32> {
         match self.count(len) {
@@ -92,7 +92,7 @@ impl Rows {
         }
     }
 
-    /// Whether this cuts `len` bytes into whole rows that do not overlap on either side.
+    /// Whether the rows divide `len` bytes without remainder and do not overlap on either side.
     #[must_use]
     pub fn is_valid(&self, len: u32) -> bool {
         self.bytes > 0
@@ -102,81 +102,83 @@ impl Rows {
     }
 }
 
-/// Which of two lanes to a peer carries a request. Requests of one lane keep their order; between lanes there
-/// is none, so that what a decode step waits for never queues behind an offload.
+/// The lane to a peer that carries a request. Requests of one lane keep their order. The lanes are not
+/// ordered against each other, so that a transfer that a decode step waits for never queues behind an
+/// offload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// Transfers that a request waits for.
     #[default]
     Urgent,
-    /// Nobody waits: offload, prefetch, replication.
+    /// Transfers that no request waits for: offload, prefetch, replication.
     Background,
 }
 
 impl Priority {
-    /// All of them, most urgent first.
+    /// All priorities, the most urgent first.
     pub const ALL: [Self; 2] = [Self::Urgent, Self::Background];
 
-    /// Position in a table with one entry per lane.
+    /// Returns the position in a table with one entry per lane.
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
     }
 }
 
-/// Where at the peer: a slot of a slab that it shows.
+/// A position in the peer's memory: a byte of a slot of a slab that the peer shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// The kind of the slab.
     pub slab: SlabKind,
     /// Slot index at the peer.
     pub slot: u32,
-    /// The generation that the peer announced; a write to another one is refused.
+    /// Generation of the slot that the peer announced. A write to another generation is refused.
     pub generation: u32,
     /// First byte within the slot.
     pub offset: u32,
 }
 
 impl Target {
-    /// The bytes from `offset` on of a slot, as its owner names it.
+    /// Returns the target for the bytes of `slot` from `offset` on, at the node that owns the slot.
     #[must_use]
     pub fn of(slot: &SlotRef, offset: u32) -> Self {
         Self { slab: slot.slab().kind(), slot: slot.slot(), generation: slot.generation(), offset }
     }
 }
 
-/// What to do.
+/// The operation of a work request.
 #[derive(Debug, Clone)]
 pub enum Operation {
-    /// One-sided write; with an immediate, the peer sees `Event::Immediate` once the bytes have landed.
+    /// One-sided write. With an immediate, the peer gets `Event::Immediate` once the bytes have landed.
     Write {
-        /// What to write.
+        /// Bytes to write.
         source: Source,
-        /// Where to.
+        /// Position at the peer that the bytes are written to.
         target: Target,
-        /// How the bytes lie; `None`: one after the other on both sides. Only for slot sources.
+        /// Row layout; `None`: contiguous on both sides. Only for slot sources.
         rows: Option<Rows>,
-        /// 32 bits for the peer, delivered after the bytes.
+        /// A 32-bit value for the peer, delivered after the bytes.
         immediate: Option<u32>,
     },
-    /// One-sided read of the peer's slots into one of ours. Its completion says that the bytes are here.
+    /// One-sided read of a slot of the peer into a local slot. Its completion says that the bytes have
+    /// arrived.
     Read {
-        /// Where to, here.
+        /// Local slot range that the bytes are written to.
         into: SlotRange,
-        /// Where from, at the peer.
+        /// Position at the peer that the bytes are read from.
         from: Target,
-        /// How the bytes lie; `None`: one after the other on both sides.
+        /// Row layout; `None`: contiguous on both sides.
         rows: Option<Rows>,
     },
     /// A message of at most [`MESSAGE_BYTES_MAX`] bytes.
     Send {
-        /// The message.
+        /// Bytes of the message.
         message: Box<[u8]>,
     },
 }
 
 impl Operation {
-    /// Where at the peer the operation writes or reads; `None` for a message.
+    /// Returns the position at the peer that the operation writes or reads; `None` for a message.
     #[must_use]
     pub fn target(&self) -> Option<&Target> {
         match self {
@@ -186,7 +188,8 @@ impl Operation {
         }
     }
 
-    /// The slab of this node that the operation moves bytes from or into; `None` when they are in the request itself.
+    /// Returns the local slab that the operation reads from or writes to; `None` when the request carries the
+    /// bytes.
     #[must_use]
     pub fn local_slab(&self) -> Option<&Arc<Slab>> {
         match self {
@@ -204,116 +207,117 @@ impl Operation {
     }
 }
 
-/// Why a fabric that moves host memory only ends a connection over which it was to move other memory.
+/// Reason of the disconnect when a fabric that moves host memory only is asked to move other memory.
 pub const HOST_MEMORY_ONLY: &str =
     "refused at the sender: memory of a device, which this transport does not move";
 
 /// One operation towards one peer.
 #[derive(Debug, Clone)]
 pub struct WorkRequest {
-    /// Comes back with the completion. Zero: no completion is wanted (unsignalled).
+    /// Identifies the request in its completion. 0: unsignalled, there is no completion.
     pub id: u64,
     /// The connection to use.
     pub peer: PeerId,
-    /// The lane.
+    /// The lane that carries the request.
     pub priority: Priority,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
 }
 
 impl WorkRequest {
-    /// An unsignalled message on the urgent lane.
+    /// Returns an unsignalled message on the urgent lane.
     #[must_use]
     pub fn message(peer: PeerId, message: Box<[u8]>) -> Self {
         Self { id: 0, peer, priority: Priority::Urgent, operation: Operation::Send { message } }
     }
 }
 
-/// The request comes back: the queue to that peer is full, the peer is gone, or the fabric copies no more before the next `poll`.
+/// The request that was not accepted: the queue to the peer is full, the peer is disconnected, or the fabric
+/// copies no more bytes before the next `poll`.
 #[derive(Debug)]
 pub struct Full(pub WorkRequest);
 
-/// How a request ended.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
-    /// Done; the source may be reused.
+    /// The operation is complete; the source may be reused.
     Done,
-    /// The connection ended first. Whether the peer has the bytes is unknown.
+    /// The connection ended before the operation completed. It is unknown whether the peer has the bytes.
     PeerDown,
 }
 
-/// What a fabric reports.
+/// An event that a fabric reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A connection that we asked for is ready.
+    /// A connection that this node started is ready.
     Connected {
-        /// Its id, as returned by `connect`.
+        /// Id that `connect` returned.
         peer: PeerId,
     },
-    /// A peer connected to us.
+    /// A peer connected to this node.
     Accepted {
-        /// Its new id.
+        /// Id of the new connection.
         peer: PeerId,
     },
     /// A signalled request ended.
     Completed {
         /// The request's id.
         id: u64,
-        /// How.
+        /// Result of the request.
         completion: Completion,
     },
-    /// A write with immediate has landed in our slab.
+    /// A write with immediate has landed in a slab of this node.
     Immediate {
-        /// From whom.
+        /// The peer that wrote.
         peer: PeerId,
-        /// The 32 bits.
+        /// The immediate value.
         value: u32,
     },
-    /// A message.
+    /// A message arrived.
     Message {
-        /// From whom.
+        /// The peer that sent the message.
         peer: PeerId,
-        /// Its bytes.
+        /// Bytes of the message.
         message: Box<[u8]>,
     },
-    /// A connection ended, or could not be made. The last event of that peer.
+    /// A connection ended or could not be made. This is the last event of that peer.
     PeerDown {
-        /// Which.
+        /// Id of the connection.
         peer: PeerId,
-        /// Why, for people.
+        /// Cause, as text for an operator.
         reason: String,
     },
 }
 
-/// A connection could not even be started.
+/// A failure to start a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The address is not in this transport's notation.
     #[error("'{address}' is not an address of {fabric}: {reason}")]
     Address {
-        /// The transport.
+        /// Name of the transport.
         fabric: &'static str,
-        /// What was given.
+        /// The address that was passed in.
         address: String,
-        /// What is wrong.
+        /// The part of the notation that is wrong.
         reason: String,
     },
     /// No more connections: the named limit is reached.
     #[error("{fabric}: {limit} connections are open, which is the limit")]
     TooMany {
-        /// The transport.
+        /// Name of the transport.
         fabric: &'static str,
-        /// The limit.
+        /// Largest number of connections.
         limit: usize,
     },
     /// The operating system refused.
     #[error("{fabric} connect to '{address}': {error}")]
     System {
-        /// The transport.
+        /// Name of the transport.
         fabric: &'static str,
-        /// The address.
+        /// The address that was passed in.
         address: String,
-        /// Its reason.
+        /// Error of the system call.
         error: std::io::Error,
     },
 }

@@ -1,9 +1,10 @@
 //! An in-memory fabric with seeded faults, for simulation: equal seed, equal run.
 //!
 //! Time is a tick counter that the test advances. Each operation is a packet with a delivery time drawn from
-//! [`Faults`]; bytes are read from the source slot at delivery, as a NIC would, so a slot that is reused too
-//! early shows; so it is with slots in a device's memory, which only some nodes move. Faults: delay, loss, corruption, reordering (which breaks the ordering clause of the
-//! contract on purpose) and the death of a node.
+//! [`Faults`]. Bytes are read from the source slot at delivery, as a NIC would, so that a slot that is reused
+//! too early shows; the same holds for slots in a device's memory, which only some nodes move. Faults: delay,
+//! loss, corruption, reordering (which breaks the ordering clause of the contract on purpose) and the death
+//! of a node.
 //!
 //! Not a hot path; single-threaded by construction.
 
@@ -19,18 +20,18 @@ use crate::{
     Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
 
-/// What may go wrong, and how often.
+/// Kinds and rates of the injected faults.
 #[derive(Debug, Clone, Copy)]
 pub struct Faults {
     /// Longest delay of one packet, in ticks (at least 1).
     pub delay_ticks_max: u64,
-    /// One in so many data packets is never delivered; 0 is never.
+    /// One in so many data packets is not delivered; 0: none is lost.
     pub lose_one_in: u64,
-    /// One in so many writes lands with a flipped bit; 0 is never.
+    /// One in so many writes lands with a flipped bit; 0: none is corrupted.
     pub corrupt_one_in: u64,
     /// Whether later packets may overtake earlier ones.
     pub reorder: bool,
-    /// Requests in flight per connection before `post` says full.
+    /// Largest number of requests in flight per connection; `post` returns full beyond it.
     pub queue_depth_max: usize,
 }
 
@@ -57,13 +58,13 @@ struct Link {
 
 #[derive(Debug)]
 struct SimNode {
-    /// The slabs that its peers write into, at most one of each kind.
+    /// The slabs that the node's peers write into, at most one of each kind.
     slabs: Vec<Arc<Slab>>,
-    /// Whether it moves slots in a device's memory.
+    /// Whether the node moves slots in a device's memory.
     is_direct: bool,
     alive: bool,
     events: VecDeque<Event>,
-    /// In order, as everything is that the simulation goes through: equal seeds must give equal runs.
+    /// Ordered, as is everything that the simulation iterates over: equal seeds must give equal runs.
     links: BTreeMap<PeerId, Link>,
 }
 
@@ -80,7 +81,7 @@ struct State {
     faults: Faults,
     nodes: Vec<SimNode>,
     packets: BTreeMap<(u64, u64), (usize, PeerId, Packet)>,
-    /// Connections that one end has given up while what it sent is still on its way: that end to the other.
+    /// Connections that one end has given up while its packets are still in transit: that end to the other.
     ghosts: HashMap<(usize, PeerId), (usize, PeerId)>,
     sequence: u64,
     next_peer: u64,
@@ -99,7 +100,7 @@ pub struct SimFabric {
 }
 
 impl SimNetwork {
-    /// A network whose every choice comes from `seed`.
+    /// Creates a network in which every choice comes from `seed`.
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Self {
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -115,25 +116,25 @@ impl SimNetwork {
         })))
     }
 
-    /// Adds a node that lets its peers write into `slab`, which lies in host memory. Its address is its number: `0`,
-    /// `1`, …
+    /// Adds a node that lets its peers write into `slab`, which lies in host memory. The node's address is
+    /// its number: `0`, `1`, …
     pub fn add_node(&self, slab: Arc<Slab>) -> SimFabric {
         self.add_node_named(slab, "sim")
     }
 
-    /// The same for a fabric of another name: a node with several rails tells them apart by that.
+    /// Like [`Self::add_node`] with another fabric name: a node with several rails tells them apart by name.
     pub fn add_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
         assert!(slab.device().is_none(), "this node of the simulated fabric reaches host memory only");
         self.add(vec![slab], name, false)
     }
 
-    /// Adds a node that moves slots in any memory: those of `slab`, which its peers write into, and its own sources may
-    /// lie in a device's.
+    /// Adds a node that moves slots in any memory: both `slab`, which its peers write into, and the sources
+    /// of its own operations may lie in a device's memory.
     pub fn add_direct_node(&self, slab: Arc<Slab>) -> SimFabric {
         self.add_direct_node_named(slab, "sim")
     }
 
-    /// The same for a fabric of another name.
+    /// Like [`Self::add_direct_node`] with another fabric name.
     pub fn add_direct_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
         self.add(vec![slab], name, true)
     }
@@ -151,12 +152,12 @@ impl SimNetwork {
         SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1, name }
     }
 
-    /// Changes what may go wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.0.borrow_mut().faults = faults;
     }
 
-    /// Lets time pass and delivers what is due.
+    /// Advances the time and delivers the packets that are due.
     pub fn advance(&self, ticks: u64) {
         let mut state = self.0.borrow_mut();
         state.now += ticks;
@@ -167,13 +168,13 @@ impl SimNetwork {
         }
     }
 
-    /// Kills a node: it answers nothing any more and its peers learn of it after a delay.
+    /// Kills a node: it answers no packet, and its peers learn of its death after a delay.
     pub fn kill(&self, node: usize) {
         self.0.borrow_mut().kill(node);
     }
 
-    /// Cuts the link between two nodes as a pulled cable would: both learn of it after a delay, and can connect
-    /// anew unless one is dead.
+    /// Cuts every link of a node, as a pulled cable would: both ends of a link get the event of its end, and
+    /// can connect anew unless one of them is dead.
     pub fn cut(&self, node: usize) {
         let mut state = self.0.borrow_mut();
         let peers: Vec<PeerId> = state.nodes[node].links.keys().copied().collect();
@@ -184,8 +185,8 @@ impl SimNetwork {
         }
     }
 
-    /// Ends the connections of `node` at its end alone. What it has sent is still delivered, until the other end
-    /// disconnects: a queue pair whose retries ran out while its packets sit in a switch.
+    /// Ends the connections of `node` at its end alone. Packets that the node has sent are still delivered,
+    /// until the other end disconnects: a queue pair whose retries ran out while its packets are in a switch.
     pub fn cut_one_end(&self, node: usize) {
         let mut state = self.0.borrow_mut();
         let peers: Vec<PeerId> = state.nodes[node].links.keys().copied().collect();
@@ -196,7 +197,7 @@ impl SimNetwork {
         }
     }
 
-    /// Lets a dead node be reached again, empty-handed.
+    /// Makes a dead node reachable again, without connections.
     pub fn revive(&self, node: usize) {
         self.0.borrow_mut().nodes[node].alive = true;
     }
@@ -234,7 +235,7 @@ impl State {
             Packet::Connect | Packet::Down(_) => None,
         };
         if let Some(link) = self.nodes[from].links.get_mut(&peer).filter(|_| !reorder) {
-            // The end of a connection overtakes nothing of either lane.
+            // The end of a connection overtakes no request of either lane.
             let last = lane.map_or(link.last_delivery.iter().max(), |lane| link.last_delivery.get(lane));
             due = due.max(last.copied().unwrap_or(0));
             match lane {
@@ -344,7 +345,7 @@ impl State {
         }
     }
 
-    /// Forgets a connection; its requests complete as down and the node is told.
+    /// Removes a connection; its requests complete as down, and the node gets an event.
     fn end_link(&mut self, (node, peer): (usize, PeerId), reason: &str) {
         let Some(link) = self.nodes[node].links.remove(&peer) else { return };
         let ghosts: Vec<_> = self.ghosts.extract_if(|_, remote| *remote == (node, peer)).collect();
@@ -364,7 +365,7 @@ impl State {
     }
 }
 
-/// Bytes from the first to the last that `len` bytes in rows of (bytes, stride) touch.
+/// Returns the distance from the first to the last byte that `len` bytes in rows of (bytes, stride) touch.
 fn span_of(len: u32, rows: Option<(u32, u32)>) -> usize {
     match rows {
         Some((bytes, stride)) if len > 0 => ((len / bytes - 1) * stride + bytes) as usize,
@@ -372,7 +373,7 @@ fn span_of(len: u32, rows: Option<(u32, u32)>) -> usize {
     }
 }
 
-/// `None` when the bytes lie in the memory of a device that is gone.
+/// Reads the bytes of a slot; `None` when they lie in the memory of a device that is gone.
 fn gather(slab: &Slab, slot: u32, offset: u32, len: u32, rows: Option<(u32, u32)>) -> Option<Vec<u8>> {
     let (row, stride) = rows.unwrap_or((len.max(1), len));
     let mut bytes = vec![0; len as usize];
@@ -393,7 +394,7 @@ fn gather_checked(slab: &Slab, from: Target, len: u32, rows: Option<(u32, u32)>)
         .flatten()
 }
 
-/// What is written to the memory of a device that is gone is lost.
+/// Writes the bytes of a slot. A write to the memory of a device that is gone is lost.
 fn scatter(slab: &Slab, slot: u32, offset: u32, bytes: &[u8], rows: Option<(u32, u32)>) {
     let (row, stride) = rows.unwrap_or((bytes.len().max(1) as u32, bytes.len() as u32));
     for (number, chunk) in bytes.chunks(row as usize).enumerate() {

@@ -1,4 +1,4 @@
-//! The contract of [`Fabric`] as a test that every transport runs.
+//! The contract of [`Fabric`], as a test that every transport runs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,27 +13,27 @@ use crate::{
 
 /// Bytes of a slot in the pools of these tests.
 pub const SLOT_BYTES: usize = 128 << 10;
-/// The slots of these pools.
+/// Slots of the pools of these tests.
 pub const LAYOUT: SlabLayout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: 16 };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two nodes that can reach each other.
 pub struct Pair {
-    /// The one that connects. `None` once a test has killed it.
+    /// The node that connects. `None` once a test has killed it.
     pub a: Option<Box<dyn Fabric>>,
-    /// The one that is connected to.
+    /// The node that is connected to. `None` once a test has killed it.
     pub b: Option<Box<dyn Fabric>>,
-    /// The slots that `b` may write.
+    /// The slots of `a` that `b` may write.
     pub pool_a: Arc<SlotPool>,
-    /// The slots that `a` may write.
+    /// The slots of `b` that `a` may write.
     pub pool_b: Arc<SlotPool>,
-    /// What `a` passes to `connect`.
+    /// The address that `a` passes to `connect`.
     pub address_of_b: String,
-    /// Lets time pass where the transport needs that.
+    /// Advances the time where the transport simulates it.
     pub tick: Box<dyn FnMut()>,
 }
 
-/// A pool for tests.
+/// Creates a slot pool for tests.
 #[must_use]
 pub fn pool(name: &str) -> Arc<SlotPool> {
     SlotPool::new(Arc::new(Slab::create(name, LAYOUT, PageSize::Standard).expect("a small slab")))
@@ -92,7 +92,7 @@ impl Connected {
         }
     }
 
-    /// Posts from a, making progress while the queue is full.
+    /// Posts from `a`, polling while the queue is full.
     fn post(&mut self, id: u64, operation: Operation) {
         self.post_on(Priority::Urgent, id, operation);
     }
@@ -115,12 +115,12 @@ fn completed(events: &[Event], id: u64) -> Option<Completion> {
     })
 }
 
-/// Where bytes of a slot lie in its device's memory.
+/// Returns the position of a slot's byte in its device's memory.
 fn offset_in_device(slot: &SlotRef, offset: usize) -> usize {
     slot.slot() as usize * slot.slab().layout().stride() + offset
 }
 
-/// Writes bytes of a slot, wherever it lies.
+/// Writes bytes of a slot in host or device memory.
 fn put(slot: &SlotRef, offset: usize, bytes: &[u8]) {
     match slot.slab().device() {
         Some(device) => device.write(offset_in_device(slot, offset), bytes).expect("inside"),
@@ -128,7 +128,7 @@ fn put(slot: &SlotRef, offset: usize, bytes: &[u8]) {
     }
 }
 
-/// Reads bytes of a slot, wherever it lies.
+/// Reads bytes of a slot in host or device memory.
 fn take(slot: &SlotRef, offset: usize, bytes: &mut [u8]) {
     match slot.slab().device() {
         Some(device) => device.read(offset_in_device(slot, offset), bytes).expect("inside"),
@@ -136,7 +136,7 @@ fn take(slot: &SlotRef, offset: usize, bytes: &mut [u8]) {
     }
 }
 
-/// Runs the whole contract; `make` gives a fresh pair for each clause.
+/// Runs the whole contract. `make` returns a fresh pair for each clause.
 pub fn conformance(make: &mut dyn FnMut() -> Pair) {
     writes_land_before_their_immediate(Connected::new(make()));
     messages_of_every_size_arrive_in_order(Connected::new(make()));
@@ -212,13 +212,14 @@ fn both_directions_at_once(mut pair: Connected) {
     });
 }
 
-/// A byte that depends on where it lies, so that no two rows are alike.
+/// Returns a byte that depends on its position, so that no two rows are equal.
 fn pattern(at: usize) -> u8 {
     (at * 31 + at / 251) as u8
 }
 
 /// (row bytes, stride of the writer or reader, stride at the peer, rows): a head of each token, one row only,
-/// wider gaps there, dense there (a gather), dense here (a scatter), rows that are dense on both sides, many.
+/// wider gaps at the peer, dense at the peer (a gather), dense here (a scatter), rows that are dense on both
+/// sides, many.
 const ROWS: [(u32, u32, u32, u32); 7] = [
     (256, 1024, 512, 32),
     (100, 100, 4000, 1),
@@ -317,7 +318,7 @@ fn lanes_keep_their_own_order(mut pair: Connected) {
 
 fn a_range_outside_of_the_slot_changes_nothing(mut pair: Connected) {
     let source = pair.pair.pool_a.acquire().expect("a slot");
-    // The last slot: what lies behind it is no slot at all.
+    // The last slot: the bytes behind it belong to no slot.
     let mut slots: Vec<_> = std::iter::from_fn(|| pair.pair.pool_b.acquire()).collect();
     slots.sort_by_key(|slot| slot.slot());
     let last = slots.last().expect("a slot");

@@ -1,5 +1,5 @@
-//! How a thread that drives a fabric waits for something to do: it polls for a moment, and then sleeps in `poll(2)` on the fabric's
-//! descriptors and a bell that other threads ring. [`WaitPolicy::Busy`] never sleeps.
+//! Waiting of a thread that drives a fabric: it polls for a moment, and then sleeps in `poll(2)` on the
+//! fabric's descriptors and a bell that other threads ring. [`WaitPolicy::Busy`] never sleeps.
 //!
 //! Polling does not yield: `sched_yield` gives the rest of a time slice away, and a thread that yields in each wait runs later at each
 //! wake-up when something else computes on its processor (measured on Linux 6.18: 3.6 ms instead of 16 us).
@@ -18,18 +18,18 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use crate::Fabric;
 use crate::cores::Cores;
 
-/// Longest stretch of polling before a sleep.
+/// Longest time of polling before a sleep.
 pub const SPIN_MAX: Duration = Duration::from_millis(1);
-/// Longest sleep. A peer that shares memory with this process may overwrite the word by which others know that this process
-/// sleeps; that delays a wake-up by at most this.
+/// Longest sleep. A peer that shares memory with this process may overwrite the word that says that this
+/// process sleeps; that delays a wake-up by at most this.
 pub const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// When a thread sleeps.
+/// When an idle thread sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitPolicy {
-    /// After polling in vain for so long, at most [`SPIN_MAX`]; zero sleeps at once.
+    /// Sleep after polling without work for this long, at most [`SPIN_MAX`]; zero: sleep at once.
     Sleep(Duration),
-    /// Never: the thread takes a processor.
+    /// Never sleep: the thread occupies a processor.
     Busy,
 }
 
@@ -39,17 +39,17 @@ impl Default for WaitPolicy {
     }
 }
 
-/// How a thread that drives a fabric runs.
+/// Waiting and placement of a thread that drives a fabric.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ThreadPolicy {
-    /// When it sleeps.
+    /// When the thread sleeps.
     pub wait: WaitPolicy,
-    /// Where it runs.
+    /// Processors that the thread runs on.
     pub cores: Cores,
 }
 
 impl ThreadPolicy {
-    /// Starts a thread where it shall run, with its side of the bell.
+    /// Starts a thread on the chosen processors, with a waiter for its end of the bell.
     ///
     /// # Errors
     /// When the system starts no thread, or the process may not use the cores.
@@ -64,7 +64,7 @@ impl ThreadPolicy {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let bound = cores.bind_thread();
             let is_bound = bound.is_ok();
-            // The starting thread waits for this.
+            // `spawn` waits for this message.
             let _waits = tell.send(bound);
             if is_bound {
                 run(waiter);
@@ -78,7 +78,7 @@ impl ThreadPolicy {
     }
 }
 
-/// Wakes a thread that waits. Rung by any thread.
+/// Wakes a waiting thread. Any thread may ring it.
 #[derive(Debug)]
 pub struct Bell {
     descriptor: OwnedFd,
@@ -86,7 +86,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// A bell of its own.
+    /// Creates a bell.
     ///
     /// # Errors
     /// When the system gives no eventfd.
@@ -95,10 +95,12 @@ impl Bell {
         Ok(Arc::new(Self { descriptor, is_awaited: AtomicBool::new(false) }))
     }
 
-    /// Something was left for the thread. Costs a system call only when it sleeps, or is about to.
+    /// Wakes the waiter after work was left for it. Makes a system call only when the waiter sleeps or is
+    /// about to.
     pub fn ring(&self) {
-        // Pairs with the fence in `Waiter::announce`: either this thread sees `is_awaited`, or the waiter sees what was left. The
-        // protocol is that of shared memory's doorbell, which is model-checked (`dataplane/shm/tests/loom.rs`).
+        // Pairs with the fence in `Waiter::announce`: either this thread sees `is_awaited`, or the waiter
+        // sees the work. The protocol is that of shared memory's doorbell, which is model-checked
+        // (`dataplane/shm/tests/loom.rs`).
         fence(Ordering::SeqCst);
         if self.is_awaited.swap(false, Ordering::Relaxed) {
             // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
@@ -107,23 +109,24 @@ impl Bell {
     }
 }
 
-/// The side of the thread that waits.
+/// The waiting thread's side of a [`Bell`].
 ///
-/// In its loop: [`Self::worked`] after a round with work; else, unless [`Self::polls_on`], [`Self::announce`], then look for work
-/// once more (the fabric's is [`Fabric::prepare_wait`]) and [`Self::sleep`] when there is none, and [`Self::retract`].
+/// The loop of the waiting thread: [`Self::worked`] after a round with work; else, unless [`Self::polls_on`],
+/// [`Self::announce`], then one more look for work (the fabric's is [`Fabric::prepare_wait`]),
+/// [`Self::sleep`] when there is none, and [`Self::retract`].
 #[derive(Debug)]
 pub struct Waiter {
     bell: Arc<Bell>,
     policy: WaitPolicy,
-    /// Since when nothing came, while polling.
+    /// Start of the current stretch of polling without work.
     idle_since: Option<Instant>,
 }
 
 impl Waiter {
-    /// A thread that waits for this bell.
+    /// Creates the waiter for a bell.
     #[must_use]
     pub fn new(bell: Arc<Bell>, policy: WaitPolicy) -> Self {
-        // With one processor nobody can bring work while this thread polls.
+        // With one processor no other thread can produce work while this thread polls.
         let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
         let policy = match policy {
             WaitPolicy::Sleep(_) if is_alone => WaitPolicy::Sleep(Duration::ZERO),
@@ -133,12 +136,12 @@ impl Waiter {
         Self { bell, policy, idle_since: None }
     }
 
-    /// The last round had work.
+    /// Records that the last round had work.
     pub fn worked(&mut self) {
         self.idle_since = None;
     }
 
-    /// The last round had none: whether to poll again instead of sleeping.
+    /// Records that the last round had no work. Returns whether to poll again instead of sleeping.
     pub fn polls_on(&mut self) -> bool {
         std::hint::spin_loop();
         let WaitPolicy::Sleep(spin) = self.policy else { return true };
@@ -146,7 +149,7 @@ impl Waiter {
         now.saturating_duration_since(*self.idle_since.get_or_insert(now)) < spin
     }
 
-    /// The thread is about to sleep. What is left for it from now on rings.
+    /// Announces that the thread is about to sleep. A [`Bell::ring`] from now on wakes it.
     pub fn announce(&mut self) {
         self.idle_since = None;
         self.bell.is_awaited.store(true, Ordering::Relaxed);
@@ -154,7 +157,8 @@ impl Waiter {
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeps until the bell rings, the fabric has something, or the moment has come; at most [`SLEEP_MAX`], and possibly less.
+    /// Sleeps until the bell rings, the fabric has work, or `until` is reached; at most [`SLEEP_MAX`], and
+    /// possibly less.
     pub fn sleep(&self, fabric: &impl Fabric, until: Option<Instant>) {
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.bell.descriptor.as_fd()];
         fabric.wait_descriptors(&mut descriptors);
@@ -163,11 +167,11 @@ impl Waiter {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        // EINTR is as good as an event: the loop looks again.
+        // EINTR counts as an event: the loop looks for work again.
         let _interrupted = rustix::event::poll(&mut polled, Some(&timeout));
     }
 
-    /// The thread does not sleep, or not any more.
+    /// Withdraws the announcement: the thread does not sleep, or has woken up.
     pub fn retract(&mut self) {
         self.bell.is_awaited.store(false, Ordering::Relaxed);
         // An empty bell reads as EAGAIN.
@@ -211,14 +215,15 @@ mod tests {
         assert!((0..10_000).all(|_| busy.polls_on()));
     }
 
-    /// Whatever is left is seen, whenever the bell rings: while the waiter works, between looks, before a sleep, in it. The ringer
-    /// leaves something only when the last was taken, so that no later ring makes up for a lost one.
+    /// Work is seen wherever the ring falls: while the waiter works, between polls, before a sleep, during
+    /// it. The ringer leaves work only after the previous one was taken, so that no later ring hides a lost
+    /// one.
     #[test]
     fn no_ring_is_lost() {
         let network = SimNetwork::new(1, Faults::default());
         let fabric = network.add_node(Arc::clone(pool("bell").slab()));
         let left = Arc::new(AtomicU64::new(0));
-        // How often the bell was rung, and when last, in microseconds from here.
+        // Number of rings, and the time of the last one in microseconds from here.
         let (rung, rung_at, origin) =
             (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Instant::now());
         let micros = move || origin.elapsed().as_micros() as u64;
@@ -231,7 +236,7 @@ mod tests {
                 while leaves.load(Ordering::Acquire) > 0 {
                     std::thread::yield_now();
                 }
-                // From none to 150 us, so that rings fall into every part of the wait.
+                // Pauses of 0 to 147 us, so that rings fall into every part of the wait.
                 let pause = Instant::now() + Duration::from_micros(round % 50 * 3);
                 while Instant::now() < pause {}
                 leaves.store(1, Ordering::Release);
@@ -251,7 +256,8 @@ mod tests {
                     let begun = micros();
                     waiter.sleep(&fabric, None);
                     let (ended, was_rung) = (micros(), rung.load(Ordering::Acquire) > taken);
-                    // Half a sleep and more passed after the bell had been rung for what is still there.
+                    // At least half of the longest sleep passed after the ring for the work that is still
+                    // there.
                     let since = begun.max(rung_at.load(Ordering::Relaxed));
                     let is_long = ended.saturating_sub(since) > SLEEP_MAX.as_micros() as u64 / 2;
                     assert!(!(was_rung && is_long), "ring {taken} was lost");
@@ -262,16 +268,16 @@ mod tests {
         ringer.join().expect("ringer");
     }
 
-    /// How long the middle one of many wake-ups takes for a thread that shares its processor with one that computes.
+    /// Median wake-up time of a thread that shares its processor with one that computes.
     fn usual_wake_up(spin: Duration) -> Duration {
         const ROUNDS: usize = 201;
         let core = rustix::thread::sched_getcpu().to_string();
         let cores: Cores = core.parse().expect("a core");
         let bell = Bell::new().expect("an eventfd");
-        // Microseconds from `origin`: when the bell was rung, or 0.
+        // Time of the ring in microseconds from `origin`; 0: not rung.
         let (rung_at, ended, origin) = (AtomicU64::new(0), AtomicBool::new(false), Instant::now());
         let micros = || origin.elapsed().as_micros() as u64;
-        // Before its thread is bound to one processor, as in `ThreadPolicy::spawn`.
+        // Created before its thread is bound to one processor, as in `ThreadPolicy::spawn`.
         let mut waiter = Waiter::new(Arc::clone(&bell), WaitPolicy::Sleep(spin));
         let mut taken = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -314,7 +320,7 @@ mod tests {
         Duration::from_micros(taken[ROUNDS / 2])
     }
 
-    /// Yielding between polls cost a time slice at each wake-up.
+    /// Yielding between polls would cost a time slice at each wake-up.
     #[test]
     fn polling_does_not_make_wake_ups_late_beside_a_thread_that_computes() {
         if std::thread::available_parallelism().is_ok_and(|count| count.get() == 1) {

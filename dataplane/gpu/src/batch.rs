@@ -1,45 +1,48 @@
-//! What a batch asks for, how it ends, and what is kept of it in between.
+//! Batches: the checksums that a batch takes, its result, and its state while it is in flight.
 
 use dataplane_cuda::CudaError;
 
 use crate::ring::Parts;
 use crate::route::Ends;
 
-/// What of the slots' checksums a batch takes on the way.
+/// Use of the slots' checksums by a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sums<'a> {
-    /// Nothing.
+    /// Take no checksums.
     None,
-    /// The checksum of each slot.
+    /// Take the checksum of each slot.
     Take,
-    /// The same, and a difference sets [`status::CHECKSUM`](dataplane_kernels::status::CHECKSUM) in the item's status.
+    /// Take them and compare: a difference sets [`status::CHECKSUM`](dataplane_kernels::status::CHECKSUM) in
+    /// the item's status.
     Expect(&'a [u64]),
 }
 
-/// The end of a batch.
+/// Result of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finished<'a> {
-    /// The token that came with it.
+    /// Token that was submitted with the batch.
     pub token: u64,
-    /// Whether the device did the work. After an error the targets' bytes may be anything, and there are no words.
+    /// Whether the device completed the batch. After an error the content of the targets is undefined, and
+    /// statuses and checksums are empty.
     pub result: Result<(), CudaError>,
-    /// For each item the bits of [`status`](dataplane_kernels::status): its target's bytes count only when it is 0.
+    /// For each item the bits of [`status`](dataplane_kernels::status): the target's bytes are valid only
+    /// when it is 0.
     pub statuses: &'a [u32],
-    /// For each item the checksum, if they were taken.
+    /// For each item the checksum; empty when none were taken.
     pub checksums: &'a [u64],
 }
 
-/// A batch between its acceptance and its completion.
+/// A batch that was accepted and has not completed.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub(crate) token: u64,
-    /// Its place in the ring.
+    /// Position of the batch in the ring.
     pub(crate) slot: u32,
     pub(crate) parts: Parts,
     pub(crate) count: usize,
     pub(crate) has_sums: bool,
-    /// Why its kernel was not launched.
+    /// Error of the launch; `None`: the kernel was launched.
     pub(crate) failure: Option<CudaError>,
-    /// Its memory.
+    /// Memory of the batch, which must stay allocated while the batch is in flight.
     pub(crate) _ends: Ends,
 }

@@ -1,11 +1,12 @@
 //! [`Checksummer`] over a [`KernelQueue`]: ranges of slots, gathered into batches of one length each.
 //!
-//! An item of the checksum kernel is an address, so a range is as good as a slot; what a launch has in common is the
-//! length and whether addresses are multiples of 16. A flush therefore makes a batch of each such kind; the plan for a
-//! length is arithmetic, so none is kept. What finds no free batch waits here, and begins when a poll has freed one.
+//! An item of the checksum kernel is an address, so a range of a slot costs no more than a slot. All items of
+//! a launch have the same length, and either all or none have addresses that are multiples of 16. A flush
+//! therefore makes one batch per length and alignment. The plan for a length is arithmetic, so no plans are
+//! kept. A sum without a free batch waits here until a poll has freed one.
 //!
-//! It knows the slabs that it was told of and refuses all others. No allocation after construction, as the queue; a
-//! failure's text is made when there is one.
+//! Slabs must be registered; slots of all other slabs are refused. Like the queue, allocates nothing after
+//! construction, except for the text of a failure.
 
 use std::sync::Arc;
 
@@ -18,10 +19,10 @@ use crate::error::Refusal;
 use crate::queue::KernelQueue;
 use crate::route::Ends;
 
-/// What the fast kernel wants of addresses.
+/// Alignment of addresses that the fast kernel requires, in bytes.
 const ALIGNMENT: u64 = 16;
 
-/// What the sums of one batch have in common.
+/// Properties that all sums of one batch share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Kind {
     /// Index of the slab.
@@ -36,44 +37,44 @@ impl Kind {
     }
 }
 
-/// A sum that was accepted.
+/// A sum that was accepted and has not completed.
 #[derive(Debug)]
 struct Accepted {
     token: u64,
     kind: Kind,
     address: u64,
-    /// Kept until the sum has ended.
+    /// Keeps the slot until the sum has ended.
     _slot: SlotRef,
 }
 
-/// A slab, and its memory as a batch keeps it.
+/// A registered slab, with its memory in the form that a batch keeps.
 #[derive(Debug)]
 struct Known {
     slab: Arc<Slab>,
     ends: Ends,
 }
 
-/// See the module.
+/// Computes checksums of slots over a [`KernelQueue`].
 #[derive(Debug)]
 pub struct SlotChecksummer {
-    // Dropped first: that waits for the device.
+    // Dropped first: its drop waits for the device.
     queue: KernelQueue,
     slabs: Vec<Known>,
-    /// Not launched yet, in the order of submission.
+    /// Accepted sums that were not launched yet, in the order of submission.
     waiting: Vec<Accepted>,
-    /// What each batch of the queue holds; the batch's token is its place.
+    /// The sums of each batch of the queue; the token of a batch is its index here.
     batches: Box<[Vec<Accepted>]>,
     free: Vec<usize>,
-    /// Sums of one batch.
+    /// Largest number of sums in one batch.
     items_max: usize,
     sums_max: usize,
     in_flight: usize,
-    /// What ended without a launch.
+    /// Results of sums that failed before a launch.
     failed: Vec<SumDone>,
 }
 
 impl Drop for SlotChecksummer {
-    /// The slots of sums that may be under way are never given back.
+    /// When sums may still be running on the device, their slots are leaked instead of freed.
     fn drop(&mut self) {
         if !self.queue.settle() {
             std::mem::forget(std::mem::take(&mut self.batches));
@@ -82,7 +83,8 @@ impl Drop for SlotChecksummer {
 }
 
 impl SlotChecksummer {
-    /// Sums over a queue that nobody else uses, and that is empty; at most `sums_max` (at least 1) at a time.
+    /// Creates a checksummer over an empty queue that it uses alone; at most `sums_max` (at least 1) sums at
+    /// a time.
     #[must_use]
     pub fn new(queue: KernelQueue, sums_max: usize) -> Self {
         let sums_max = sums_max.max(1);
@@ -102,7 +104,8 @@ impl SlotChecksummer {
         }
     }
 
-    /// Tells it of a slab whose slots lie in `memory`, from its byte 0 on. `None`: they do not, or on another device.
+    /// Registers a slab whose slots lie in `memory`, from its byte 0 on. `None`: the slots lie elsewhere or
+    /// on another device.
     pub fn add_device(&mut self, slab: &Arc<Slab>, memory: &Arc<DeviceSlab>) -> Option<()> {
         let lies_there = slab.device().is_some_and(|device| device.address() == memory.address());
         let ordinal = |device: &dataplane_cuda::Device| device.description().ordinal;
@@ -119,7 +122,8 @@ impl SlotChecksummer {
         self.slabs.iter().position(|known| Arc::ptr_eq(&known.slab, slab))
     }
 
-    /// Launches what is of the same kind as the sum that waits longest; false when there is no batch or no sum for it.
+    /// Launches the waiting sums of the same kind as the oldest one; false when there is no free batch or no
+    /// sum.
     fn launch(&mut self) -> bool {
         let Some((first, &place)) = self.waiting.first().zip(self.free.last()) else { return false };
         let kind = first.kind;

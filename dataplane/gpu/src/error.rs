@@ -1,23 +1,24 @@
-//! What can go wrong, by when it does: at start-up, when a route is made, when a batch is submitted.
+//! Errors of this crate, by the time at which they occur: at start-up, when a route is made, when a batch is
+//! submitted.
 
 use dataplane_cuda::{CompileError, CudaError, DeviceError, PinError};
 use dataplane_kernels::PlanError;
 use dataplane_memory::MemoryError;
 
-/// The kernels or their queue cannot be made ready.
+/// A failure to make the kernels or their queue ready.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelsError {
-    /// There is no image.
+    /// The kernels could not be compiled.
     #[error("the layout kernels for compute capability {major}.{minor}: {error}")]
     Compile {
         /// Major number of the device's compute capability.
         major: u32,
         /// Minor number.
         minor: u32,
-        /// What the compiler said.
+        /// Error of the compiler.
         error: CompileError,
     },
-    /// The device does not take the image, or has no room.
+    /// The device rejects the image or has too little memory.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A call of the driver failed.
@@ -31,73 +32,73 @@ pub enum KernelsError {
     Pin(#[from] PinError),
 }
 
-/// Tensors and slots that do not fit together, or not into their memory.
+/// A mismatch between tensors and slots, or between either and its memory.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// A plane is not inside its memory.
+    /// A plane does not lie inside its memory.
     #[error("plane {plane} needs {needed} bytes from byte {offset} on; the memory has {present}")]
     Plane {
-        /// Which plane.
+        /// Index of the plane.
         plane: usize,
-        /// Where it starts.
+        /// Position of the plane's first byte in the memory.
         offset: usize,
-        /// From its first to its last byte; `u64::MAX` when that is more than can be counted.
+        /// Bytes from the plane's first to its last byte; `u64::MAX` when the number overflows.
         needed: u64,
-        /// What there is.
+        /// Bytes of the memory.
         present: usize,
     },
-    /// There are no planes, or other ones than the slot has.
+    /// The tensors have no planes, or another number of planes than the slot.
     #[error("the slot has {slot} planes, the tensors have {tensors}")]
     Planes {
-        /// In the slot.
+        /// Planes of the slot.
         slot: u64,
-        /// In the tensors.
+        /// Planes of the tensors.
         tensors: usize,
     },
     /// A slot is too small.
     #[error("slots of {present} bytes are too small: {needed} are needed")]
     Slot {
-        /// What there is.
+        /// Bytes of a slot.
         present: usize,
-        /// What is needed; `u64::MAX` when that is more than can be counted.
+        /// Bytes that are needed; `u64::MAX` when the number overflows.
         needed: u64,
     },
     /// Tensors, or tensors and slots, lie on different devices.
     #[error("memory of devices {one} and {other} in one route")]
     Devices {
-        /// One of them.
+        /// Ordinal of one device.
         one: u32,
-        /// Another.
+        /// Ordinal of the other device.
         other: u32,
     },
-    /// The kernels have no way for it.
+    /// The kernels have no plan for the route.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The array of planes cannot be made.
+    /// The array of the planes' addresses cannot be allocated.
     #[error(transparent)]
     Memory(#[from] DeviceError),
 }
 
-/// Why a batch was not accepted. Nothing of it was.
+/// Reason for which a batch was rejected. No part of the batch was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As many batches are in flight as may be: poll, then try again.
+    /// The largest number of batches is in flight: poll, then try again.
     #[error("the queue is full")]
     Full,
-    /// It has more items than a batch may have.
+    /// The batch has more items than the queue allows.
     #[error("{items} items are more than a batch may have ({items_max})")]
     TooMany {
         /// Items of the batch.
         items: usize,
-        /// The limit.
+        /// Largest number of items of a batch.
         items_max: u32,
     },
     /// A block does not exist.
     #[error("item {index} names block {block} of {blocks}")]
     Block {
-        /// Which item.
+        /// Index of the item.
         index: usize,
-        /// Its block.
+        /// Block that the item names.
         block: u64,
         /// Blocks of the tensors.
         blocks: u64,
@@ -105,30 +106,30 @@ pub enum Refusal {
     /// A slot does not exist.
     #[error("item {index} names slot {slot} of {slots}")]
     Slot {
-        /// Which item.
+        /// Index of the item.
         index: usize,
-        /// Its slot.
+        /// Slot that the item names.
         slot: u32,
         /// Slots of the slab.
         slots: u32,
     },
-    /// There is not one expected checksum for each item.
+    /// The number of expected checksums differs from the number of items.
     #[error("{expected} checksums for {items} items")]
     Expected {
-        /// Checksums.
+        /// Number of checksums.
         expected: usize,
-        /// Items.
+        /// Number of items.
         items: usize,
     },
-    /// The route's memory is another device's.
+    /// The route's memory is on another device than the queue.
     #[error("the route is on device {route}, the queue on device {queue}")]
     Device {
-        /// The route's.
+        /// Ordinal of the route's device.
         route: u32,
-        /// The queue's.
+        /// Ordinal of the queue's device.
         queue: u32,
     },
-    /// The kernels cannot do this to such a batch.
+    /// The kernels have no plan for such a batch.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }

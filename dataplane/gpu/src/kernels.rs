@@ -7,23 +7,23 @@ use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, Launch, SOURCE};
 
 use crate::error::KernelsError;
 
-/// Layout kernels, ready on one device.
+/// The layout kernels, loaded on one device.
 #[derive(Debug)]
 pub struct LayoutKernels {
     device: Device,
-    /// In the order of the names.
+    /// Kernels by name, sorted by name.
     functions: Vec<(&'static str, Function)>,
     why_text: Option<String>,
     took: Duration,
 }
 
-/// What the compiler calls them in its messages.
+/// Name of the kernels in the compiler's messages.
 const NAME: &str = "layout kernels";
 
 impl LayoutKernels {
-    /// Compiles the kernels for the device and loads them: as machine code, or as text that the driver compiles where
-    /// there is none or the driver does not take it ([`why_text`](Self::why_text)). That takes two seconds of one core; text
-    /// takes half of that, and then the driver's part.
+    /// Compiles the kernels for the device and loads them: as machine code, or as text that the driver
+    /// compiles when there is no machine code or the driver rejects it ([`why_text`](Self::why_text)).
+    /// Machine code takes two seconds of one core; text takes half of that, plus the driver's compilation.
     pub fn compile(device: &Device) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let (major, minor) = device.description().compute_capability;
@@ -36,7 +36,7 @@ impl LayoutKernels {
                 let options: Vec<&str> = COMPILE_OPTIONS.into_iter().chain([architecture.as_str()]).collect();
                 let text = compile(SOURCE, NAME, &options).map_err(failed)?;
                 let why_text = format!("the driver takes no machine code of this compiler: {refused}");
-                // SAFETY: as above.
+                // SAFETY: the image is the compiled text of the kernels.
                 let kernels = unsafe { Self::load(device, text.bytes()) };
                 Self { why_text: Some(why_text), ..kernels? }
             }
@@ -48,7 +48,8 @@ impl LayoutKernels {
     /// Loads an image that was compiled elsewhere.
     ///
     /// # Safety
-    /// The image was made of [`SOURCE`] of this very version: what its kernels take and touch is not checked.
+    /// The image was made of [`SOURCE`] of this very version: the memory that its kernels access is not
+    /// checked.
     pub unsafe fn load(device: &Device, image: &[u8]) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let module = Module::load(device, image)?;
@@ -58,30 +59,31 @@ impl LayoutKernels {
         Ok(Self { device: device.clone(), functions, why_text: None, took: started.elapsed() })
     }
 
-    /// The device that they run on.
+    /// Returns the device that the kernels run on.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Why the driver had to compile them from text although they were wanted as machine code.
+    /// Returns the reason why the driver compiled the kernels from text; `None` when they were loaded as
+    /// machine code.
     #[must_use]
     pub fn why_text(&self) -> Option<&str> {
         self.why_text.as_deref()
     }
 
-    /// How long it took to make them ready.
+    /// Returns the time that it took to compile and load the kernels.
     #[must_use]
     pub fn took(&self) -> Duration {
         self.took
     }
 
-    /// What of the device decides how batches are cut.
+    /// Returns the property of the device that decides how batches are divided.
     pub(crate) fn shape(&self) -> dataplane_kernels::Device {
         dataplane_kernels::Device { multiprocessors: self.device.description().multiprocessors }
     }
 
-    /// Puts a planned launch on a stream of the device.
+    /// Launches a planned kernel on a stream of the device.
     ///
     /// # Safety
     /// 1. Every address of the launch's batch, and every block and slot of its items, lies in memory that the device

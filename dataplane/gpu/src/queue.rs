@@ -1,10 +1,11 @@
 //! Batches of blocks over routes: checked, launched on one stream, polled. This is the hot path.
 //!
-//! A batch is a copy of its items to the device, a launch, and a copy of status words and checksums back, in the order
-//! of the stream; a small one is a launch alone. Batches run one after the other and complete in that order. One thread drives a queue; it may be
-//! moved to another. Dropping a queue waits for the device; batches that were not polled until then are forgotten.
+//! A batch is a copy of its items to the device, a launch, and a copy of status words and checksums back, in
+//! the order of the stream; a small one is a launch alone. Batches run one after the other and complete in
+//! that order. One thread drives a queue, which may be moved to another thread. Dropping a queue waits for
+//! the device; batches that were not polled until then are dropped.
 //!
-//! A failed device is final: what is in flight and what is submitted later completes with its error.
+//! A failed device is final: batches in flight and later ones complete with its error.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +19,11 @@ use crate::kernels::LayoutKernels;
 use crate::ring::{KernelQueueConfig, Parts, Ring};
 use crate::route::{CopyRoute, Ends, Pair, Plan, Route, SlotRoute};
 
-/// See the module.
+/// A queue of kernel batches on one stream.
 #[derive(Debug)]
 pub struct KernelQueue {
-    // Dropped first: that waits for the stream, after which nothing reads or writes what the others keep.
+    // Dropped first: its drop waits for the stream, after which nothing accesses the memory of the other
+    // fields.
     ring: Ring,
     flights: VecDeque<Flight>,
     kernels: Arc<LayoutKernels>,
@@ -33,7 +35,7 @@ pub struct KernelQueue {
 }
 
 impl Drop for KernelQueue {
-    /// When it cannot be known whether kernels run, what they were given is never freed.
+    /// When kernels may still be running, their memory is leaked instead of freed.
     fn drop(&mut self) {
         if !self.ring.copies.settle() {
             std::mem::forget((std::mem::take(&mut self.flights), Arc::clone(&self.kernels)));
@@ -42,7 +44,7 @@ impl Drop for KernelQueue {
 }
 
 impl KernelQueue {
-    /// Makes a queue on a stream of the kernels' device, with all that it ever allocates.
+    /// Creates a queue on a stream of the kernels' device, with all memory that it ever allocates.
     pub fn new(
         kernels: Arc<LayoutKernels>,
         stream: Stream,
@@ -65,7 +67,7 @@ impl KernelQueue {
         })
     }
 
-    /// The stream, for other work that shall wait for batches or they for it.
+    /// Returns the stream, for other work that is to be ordered with the batches.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.ring.copies.stream()
@@ -75,12 +77,12 @@ impl KernelQueue {
         self.config
     }
 
-    /// Waits for the device; false when it cannot be known whether kernels run.
+    /// Waits for the device; false when kernels may still be running.
     pub(crate) fn settle(&mut self) -> bool {
         self.ring.copies.settle()
     }
 
-    /// Batches that were accepted and not yet completed.
+    /// Returns the number of batches that were accepted and have not completed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.len()
@@ -97,7 +99,7 @@ impl KernelQueue {
         self.start(route, Direction::Gather, pairs.iter().copied(), sums, token)
     }
 
-    /// Copies slots to blocks. Sums are of the slots, as they are read.
+    /// Copies slots to blocks. Checksums are those of the slots, as they are read.
     pub fn scatter(
         &mut self,
         route: &CopyRoute,
@@ -108,12 +110,12 @@ impl KernelQueue {
         self.start(route, Direction::Scatter, pairs.iter().copied(), sums, token)
     }
 
-    /// Takes the checksum of slots.
+    /// Takes the checksums of slots.
     pub fn checksum(&mut self, route: &SlotRoute, slots: &[u32], token: u64) -> Result<(), Refusal> {
         self.start(route, (), slots.iter().map(whole_slot), Sums::Take, token)
     }
 
-    /// Compares the checksum of slots with what it was.
+    /// Compares the checksums of slots with the expected ones.
     pub fn verify(
         &mut self,
         route: &SlotRoute,
@@ -138,8 +140,8 @@ impl KernelQueue {
         self.begin(ends, plan, way, count, sums, token)
     }
 
-    /// Takes the checksum of the bytes at each of these addresses, as many as the plan is for. They lie in the slots of
-    /// `ends`, as the caller has checked.
+    /// Takes the checksum of the bytes at each of these addresses, in the length of the plan. The caller has
+    /// checked that they lie in the slots of `ends`.
     pub(crate) fn sum_at(
         &mut self,
         ends: &Ends,
@@ -154,7 +156,7 @@ impl KernelQueue {
         self.begin(ends, plan, (), count, Sums::Take, token)
     }
 
-    /// Launches the batch whose items are collected.
+    /// Launches the batch of the collected items.
     fn begin<P: Plan>(
         &mut self,
         ends: &Ends,
@@ -178,7 +180,7 @@ impl KernelQueue {
         Ok(())
     }
 
-    /// Whether there is room, and the batch is one for this queue.
+    /// Checks that the queue has room and that the batch belongs to this queue's device and limits.
     fn admit(&self, ends: &Ends, items: usize, sums: Sums) -> Result<(), Refusal> {
         let items_max = self.config.items_max;
         if items > items_max as usize {
@@ -198,7 +200,7 @@ impl KernelQueue {
         }
     }
 
-    /// Checks every item and makes the array of them.
+    /// Checks every item and builds the array of items.
     fn collect(&mut self, ends: &Ends, pairs: impl Iterator<Item = Pair>) -> Result<(), Refusal> {
         let (blocks, slots) = (ends.blocks(), ends.slots.layout().slot_count);
         self.ring.clear();
@@ -213,8 +215,8 @@ impl KernelQueue {
         Ok(())
     }
 
-    /// Puts both copies and the launch on the stream. There is room for them: each batch in flight has two tokens and
-    /// two flushes of the copy queue, which has no other work.
+    /// Puts both copies and the launch on the stream. There is room for them: each batch in flight has two
+    /// tokens and two flushes of the copy queue, which has no other work.
     fn hand_over(&mut self, slot: u32, parts: &Parts, launch: &Launch) -> Result<(), CudaError> {
         if parts.is_near() {
             return self.launch_near(launch);
@@ -226,8 +228,8 @@ impl KernelQueue {
             // stream before; the ring and the kernels outlive the stream's work.
             unsafe { self.kernels.launch(stream, launch) }
         } else {
-            // The copy's own error comes with its completion. Its items may be those of an earlier batch, whose memory
-            // is gone: nothing is launched.
+            // The copy's error comes with its completion. The device's items may be those of an earlier
+            // batch, whose memory may have been freed, so nothing is launched.
             Ok(())
         };
         let back = self.ring.back(slot, parts);
@@ -235,7 +237,8 @@ impl KernelQueue {
         launched
     }
 
-    /// A launch whose items and words stay in host memory. Both of the batch's completions come with the event behind it.
+    /// Launches a batch whose items and results stay in host memory. Both of its completions come with the
+    /// event behind it.
     fn launch_near(&mut self, launch: &Launch) -> Result<(), CudaError> {
         let accepted = self.ring.copies.submit_batch(&[], 0);
         debug_assert_eq!(accepted, Ok(()), "a batch in flight has room for both its copies");
@@ -251,7 +254,7 @@ impl KernelQueue {
         launched
     }
 
-    /// Whether the driver took the copies.
+    /// Submits and flushes copies. Returns whether the driver accepted them.
     fn copy(&mut self, requests: &[CopyRequest]) -> bool {
         let copies = &mut self.ring.copies;
         let before = copies.counters().bytes;
@@ -262,10 +265,11 @@ impl KernelQueue {
         accepted.is_ok() && copies.dead().is_none() && copies.counters().bytes - before == bytes
     }
 
-    /// Tells of up to `budget` batches that are over, in the order of submission, and returns how many. Never waits.
+    /// Reports up to `budget` completed batches, in the order of submission, and returns their number. Never
+    /// waits.
     pub fn poll(&mut self, budget: usize, mut each: impl FnMut(Finished<'_>)) -> usize {
         self.ring.copies.poll(budget.saturating_mul(2), &mut self.completions);
-        // Two completions a batch: an odd one stays for the next time.
+        // Two completions per batch: an odd one is kept for the next poll.
         let whole = self.completions.len() / 2;
         for pair in 0..whole {
             let Some(flight) = self.flights.pop_front() else { break };
@@ -292,7 +296,7 @@ impl KernelQueue {
     }
 }
 
-/// An item of a route without tensors: the kernels read no block of it.
+/// Returns the item of a route without tensors, of which the kernels read no block.
 fn whole_slot(&slot: &u32) -> Pair {
     Pair { block: 0, slot }
 }

@@ -12,8 +12,9 @@
 //! Each part starts at a multiple of 16 and is as long as the batch needs, so that a small batch is a small copy. The
 //! host's slot is the same without the scratch.
 //!
-//! A batch of up to [`NEAR_ITEMS`] is not copied at all: the kernel reads its items in the host's slot, and writes its words
-//! there. That costs each thread block a read over the bus, some 1.5 µs, and saves two copies on the stream.
+//! A batch of up to [`NEAR_ITEMS`] items is not copied: the kernel reads its items in the host's slot and
+//! writes its statuses and checksums there. That costs each thread block a read over the bus, some 1.5 µs,
+//! and saves two copies on the stream.
 
 use std::sync::Arc;
 
@@ -26,12 +27,12 @@ use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::error::KernelsError;
 
-/// The sizes of a queue.
+/// Limits of a kernel queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelQueueConfig {
-    /// Items of one batch.
+    /// Largest number of items in one batch.
     pub items_max: u32,
-    /// Batches in flight.
+    /// Largest number of batches in flight.
     pub batches_max: u32,
 }
 
@@ -42,10 +43,10 @@ impl Default for KernelQueueConfig {
     }
 }
 
-/// The most items that a kernel reads over the bus.
+/// Largest number of items that a kernel reads over the bus.
 pub(crate) const NEAR_ITEMS: usize = 8;
 
-/// Where the parts of a batch are, from the start of its items.
+/// Offsets of the parts of a batch, in bytes from the start of its items.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts {
     count: usize,
@@ -56,7 +57,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Whether they stay in host memory.
+    /// Whether the parts stay in host memory.
     pub(crate) fn is_near(&self) -> bool {
         self.count <= NEAR_ITEMS
     }
@@ -70,7 +71,7 @@ impl Parts {
     }
 }
 
-/// Both sides' slots, and the copies between them.
+/// Host and device slots of the batches, and the copies between them.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) copies: CopyQueue,
@@ -79,7 +80,7 @@ pub(crate) struct Ring {
     device: Arc<DeviceSlab>,
     regions: [RegionId; 2],
     scratch_bytes: usize,
-    /// A batch as it goes to the device.
+    /// The batch that is being built, in the layout of a slot.
     image: Vec<u8>,
 }
 
@@ -93,7 +94,7 @@ impl Ring {
         let host = Arc::new(Slab::create("kernel arguments", layout(parts.end), PageSize::Standard)?);
         host.populate(usize::MAX)?;
         let pinned = Arc::new(Pinned::register(stream.device(), host.clone())?);
-        // Two of each for a batch: its way there and its way back.
+        // Two of each per batch: one to the device and one back.
         let most = 2 * config.batches_max as usize;
         let sizes = CopyQueueConfig { copies_max: 2, tokens_max: most, flushes_max: most };
         let mut copies = CopyQueue::new(stream, sizes)?;
@@ -121,7 +122,7 @@ impl Ring {
         self.image.extend_from_slice(bytemuck::bytes_of(&item));
     }
 
-    /// Completes the image, and puts it where the device can fetch it.
+    /// Completes the image and writes it to the host's slot.
     pub(crate) fn seal(&mut self, slot: u32, parts: &Parts, expected: &[u64]) {
         self.image.resize(parts.expected, 0);
         self.image.extend_from_slice(bytemuck::cast_slice(expected));
@@ -129,7 +130,7 @@ impl Ring {
         self.host.write(slot, 0, &self.image);
     }
 
-    /// The device's addresses of a batch.
+    /// Returns the addresses of a batch's parts as the device sees them.
     pub(crate) fn batch(&self, slot: u32, parts: &Parts, planes: u64, sums: Option<bool>) -> Batch {
         let scratch = self.device.address() + slot as u64 * self.device.layout().stride() as u64;
         let items = if parts.is_near() {
@@ -147,12 +148,12 @@ impl Ring {
         Batch { items, count: parts.count as u32, planes, status: at(parts.status), sums }
     }
 
-    /// The copy to the device.
+    /// Returns the copy of a batch's arguments to the device.
     pub(crate) fn there(&self, slot: u32, parts: &Parts) -> CopyRequest {
         self.request(slot, 0..parts.checksums, false)
     }
 
-    /// The copy back.
+    /// Returns the copy of a batch's results to the host.
     pub(crate) fn back(&self, slot: u32, parts: &Parts) -> CopyRequest {
         self.request(slot, parts.status..parts.end, true)
     }
@@ -164,7 +165,7 @@ impl Ring {
         CopyRequest::contiguous(from, to, bytes.len())
     }
 
-    /// Reads what came back.
+    /// Reads the results of a batch.
     pub(crate) fn read(&self, slot: u32, parts: &Parts, statuses: &mut [u32], checksums: &mut [u64]) {
         self.host.read(slot, parts.status, bytemuck::cast_slice_mut(statuses));
         self.host.read(slot, parts.checksums, bytemuck::cast_slice_mut(checksums));

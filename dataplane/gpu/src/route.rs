@@ -1,7 +1,7 @@
 //! Routes: tensors, slots, and the plan between them, checked against both sides' memory. Made once, used for every batch.
 //!
-//! The routes differ in their plan alone, so there is one type with the plan as its parameter: each batch is planned
-//! without a virtual call, and a route cannot be asked for what its plan does not do.
+//! Routes differ in their plan alone, so there is one type with the plan as its parameter: each batch is
+//! planned without a virtual call, and a route does not offer operations that its plan does not have.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use dataplane_kernels::{
 use crate::error::RouteError;
 use crate::tensors::{PagedTensors, same_device};
 
-/// One block and one slot.
+/// A block and the slot that it is copied to or from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
     /// The block in the engine's tensors.
@@ -24,10 +24,10 @@ pub struct Pair {
     pub slot: u32,
 }
 
-/// Memory of both ends, which a batch in flight keeps.
+/// Memory of both ends of a route, which a batch in flight keeps allocated.
 #[derive(Debug, Clone)]
 pub(crate) struct Ends {
-    /// `None`: only slots take part.
+    /// Tensors of the engine; `None`: the route has slots only.
     pub(crate) tensors: Option<Arc<PagedTensors>>,
     pub(crate) slots: Arc<DeviceSlab>,
 }
@@ -37,12 +37,12 @@ impl Ends {
         self.slots.device()
     }
 
-    /// Blocks that an item may name.
+    /// Returns the number of blocks that an item may name.
     pub(crate) fn blocks(&self) -> u64 {
         self.tensors.as_ref().map_or(u64::MAX, |tensors| tensors.layout().blocks)
     }
 
-    /// Where the kernels read the planes' addresses.
+    /// Returns the device address of the array of the planes' addresses; 0 without tensors.
     pub(crate) fn planes(&self) -> u64 {
         self.tensors.as_ref().map_or(0, |tensors| tensors.array())
     }
@@ -67,7 +67,7 @@ impl Ends {
         if planes == tensors as u64 { Ok(()) } else { Err(RouteError::Planes { slot: planes, tensors }) }
     }
 
-    /// What divides every plane's and every slot's address.
+    /// Returns the largest alignment (a power of two) that all plane and slot addresses share.
     fn alignment(&self) -> u64 {
         let stride = self.slots.layout().stride() as u64;
         let slots = alignment_of([self.slots.address(), stride]);
@@ -76,12 +76,12 @@ impl Ends {
     }
 }
 
-/// A plan by which a batch becomes one launch.
+/// A plan that turns a batch into one launch.
 pub(crate) trait Plan {
-    /// What a batch chooses: the direction, or nothing where there is only one.
+    /// The parameter that a batch chooses: the direction, or nothing where there is only one.
     type Way;
 
-    /// Cuts a batch for the device.
+    /// Divides a batch into the work of one launch.
     fn launch(&self, way: Self::Way, batch: &Batch, device: Shape) -> Result<Launch, PlanError>;
 }
 
@@ -108,14 +108,15 @@ pub struct Route<P> {
     pub(crate) plan: P,
 }
 
-/// Blocks as they are, between tensors and slots; also some heads of them, from or to a slot with more or fewer.
+/// Copies blocks between tensors and slots, or some of their heads from or to a slot with more or fewer
+/// heads.
 pub type CopyRoute = Route<CopyPlan>;
 
-/// Slots alone: their first bytes are summed.
+/// Computes checksums over the first bytes of slots.
 pub type SlotRoute = Route<ChecksumPlan>;
 
 impl<P> Route<P> {
-    /// How it is done: the width of an access, the bytes moved.
+    /// Returns the plan: the width of an access, the bytes moved.
     #[must_use]
     pub fn plan(&self) -> &P {
         &self.plan
@@ -123,7 +124,8 @@ impl<P> Route<P> {
 }
 
 impl CopyRoute {
-    /// A route for the heads of `heads`: all ([`HeadRange::all`]), or those that two ranks share ([`heads_shared`]).
+    /// Creates a route for the heads of `heads`: all ([`HeadRange::all`]), or those that two ranks share
+    /// ([`heads_shared`]).
     pub fn new(
         tensors: Arc<PagedTensors>,
         slots: Arc<DeviceSlab>,
@@ -143,7 +145,7 @@ impl CopyRoute {
 }
 
 impl SlotRoute {
-    /// A route for the first `bytes` bytes of each slot.
+    /// Creates a route for the first `bytes` bytes of each slot.
     pub fn new(slots: Arc<DeviceSlab>, bytes: u64) -> Result<Self, RouteError> {
         let ends = Ends::new(None, slots, bytes)?;
         let plan = ChecksumPlan::new(bytes, ends.alignment())?;
@@ -151,8 +153,9 @@ impl SlotRoute {
     }
 }
 
-/// The heads that an engine's rank and a slot share, each given by its range of the model's heads; `None`: there are
-/// none. With it, ranks of any tensor parallelism meet in one slot, or one rank reads several.
+/// Returns the heads that an engine's rank and a slot share, each given by its range of the model's heads;
+/// `None` when they share none. With it, ranks of any tensor parallelism can use one slot, or one rank can
+/// read several slots.
 #[must_use]
 pub fn heads_shared(engine: Range<u32>, slot: Range<u32>) -> Option<HeadRange> {
     let (first, end) = (engine.start.max(slot.start), engine.end.min(slot.end));

@@ -1,4 +1,5 @@
-//! An engine's tensors: where each plane starts, and that all its blocks lie in memory that is kept.
+//! An engine's tensors: the position of each plane, and the check that all its blocks lie in memory that
+//! stays allocated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,28 +10,28 @@ use dataplane_memory::SlabLayout;
 
 use crate::error::RouteError;
 
-/// Where a plane (one layer's keys or values) starts.
+/// Position of a plane (one layer's keys or values).
 #[derive(Debug, Clone)]
 pub struct Plane {
-    /// The memory, looked at as bytes: its slots do not matter.
+    /// The memory, used as plain bytes: its division into slots is ignored.
     pub memory: Arc<DeviceSlab>,
-    /// The byte of the plane's first block.
+    /// Position of the plane's first block in the memory, in bytes.
     pub offset: usize,
 }
 
-/// The planes of one engine on one device, in the order of the slot's.
+/// The planes of one engine on one device, in the same order as in the slot.
 #[derive(Debug)]
 pub struct PagedTensors {
     layout: PagedLayout,
     planes: Vec<Plane>,
-    /// Addresses of planes, as the kernels read them, and the place of the first of these.
+    /// Array of all planes' addresses in device memory, and the index of the first one of these planes.
     array: Arc<DeviceSlab>,
     first: usize,
 }
 
 impl PagedTensors {
-    /// Checks that every block of every plane lies in its memory, and puts the planes' addresses into the device's memory
-    /// (which takes 2 MiB there: the least that is allocated). For some layers only: [`Self::part`].
+    /// Checks that every block of every plane lies in its memory, and writes the planes' addresses to device
+    /// memory (an allocation of 2 MiB, which is the smallest). For a range of layers, use [`Self::part`].
     pub fn new(layout: PagedLayout, planes: &[Plane]) -> Result<Self, RouteError> {
         let Some(first) = planes.first() else { return Err(RouteError::Planes { slot: 0, tensors: 0 }) };
         let device = first.memory.device().clone();
@@ -50,7 +51,8 @@ impl PagedTensors {
         Ok(Self { layout, planes: planes.to_vec(), array: Arc::new(array), first: 0 })
     }
 
-    /// Some of the planes, without device memory of their own; `None` when there are no such planes.
+    /// Returns a range of the planes, without device memory of its own; `None` when the range is empty or out
+    /// of bounds.
     #[must_use]
     pub fn part(&self, planes: Range<usize>) -> Option<Self> {
         let first = self.first + planes.start;
@@ -58,7 +60,8 @@ impl PagedTensors {
         Some(Self { layout: self.layout, planes, array: Arc::clone(&self.array), first })
     }
 
-    /// The same for tensors as engines describe them: one for each layer, or two with separate keys and values.
+    /// Creates the planes from an engine's tensors: one tensor per layer, or two with separate keys and
+    /// values.
     pub fn of_engine(engine: &EngineTensors, tensors: &[Plane]) -> Result<Self, RouteError> {
         let offsets: Vec<u64> = tensors.iter().map(|tensor| tensor.offset as u64).collect();
         let offsets = engine.planes(&offsets);
@@ -71,13 +74,13 @@ impl PagedTensors {
         Self::new(engine.layout(), &planes)
     }
 
-    /// The strides.
+    /// Returns the strides of the planes.
     #[must_use]
     pub fn layout(&self) -> &PagedLayout {
         &self.layout
     }
 
-    /// The device that they lie on.
+    /// Returns the device that holds the planes.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.array.device()
@@ -87,7 +90,7 @@ impl PagedTensors {
         self.planes.len()
     }
 
-    /// Where the kernels read the planes' addresses.
+    /// Returns the device address of the array of the planes' addresses.
     pub(crate) fn array(&self) -> u64 {
         self.array.address() + (self.first * size_of::<u64>()) as u64
     }
@@ -106,7 +109,7 @@ pub(crate) fn same_device(one: &Device, other: &Device) -> Result<(), RouteError
     if one == other { Ok(()) } else { Err(RouteError::Devices { one, other }) }
 }
 
-/// Bytes from a plane's first byte to the last one of its last block; `u64::MAX` when there are more than that.
+/// Bytes from a plane's first byte to the last byte of its last block; `u64::MAX` when the number overflows.
 fn span(layout: &PagedLayout) -> Result<u64, PlanError> {
     let last = |what, count: u64, stride: u64| {
         let last = count.checked_sub(1).ok_or(PlanError::Zero(what))?;

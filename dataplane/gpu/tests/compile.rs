@@ -1,5 +1,6 @@
-//! What the kernels are compiled to, over the doubles of the driver and of its compiler: machine code for the device, else
-//! text with the reason, else an error. A process of its own, since a process keeps the compiler that it finds first.
+//! Compilation of the kernels over the doubles of the driver and of its compiler: machine code for the
+//! device, else text with the reason, else an error. A process of its own, since a process keeps the first
+//! compiler that it finds.
 
 #[path = "../../cuda/tests/double/mod.rs"]
 mod double;
@@ -14,7 +15,7 @@ use dataplane_gpu::{KernelsError, LayoutKernels};
 use double::Double;
 use double::nvrtc::Compiler;
 
-/// How often machine code and text were made, and the architecture that was compiled for last.
+/// Returns the number of machine codes and of texts made, and the architecture that was compiled for last.
 fn counts(compiler: &Compiler) -> (i64, i64, i64) {
     (compiler.get("machine_codes"), compiler.get("texts"), compiler.get("compiled_for"))
 }

@@ -1,6 +1,6 @@
-//! The thread that attaches and detaches peers' slabs: calls of the driver that take milliseconds.
+//! The thread that attaches and detaches peers' slabs, because these driver calls take milliseconds.
 //!
-//! A connection has one job at a time, so as many wait as there are connections.
+//! A connection has one job at a time, so the queue holds at most as many jobs as there are connections.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::wire::Hello;
 /// The slab of a peer, as requests use it.
 #[derive(Debug)]
 pub(crate) struct PeerSlab {
-    /// Every slot, by number: requests name them, and nothing else does. Dropped first.
+    /// All slots, by number. Only requests hold further references to them. Dropped first.
     pub(crate) slots: Vec<SlotRef>,
     pub(crate) attached: AttachedSlab,
 }
@@ -26,7 +26,7 @@ enum Job {
     Detach(PeerId, PeerSlab),
 }
 
-/// A job that is done.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
     Attached(PeerId, Result<PeerSlab, DeviceError>),
@@ -37,12 +37,13 @@ pub(crate) enum Done {
 pub(crate) struct AttachThread {
     jobs: Option<Sender<Job>>,
     done: Receiver<Done>,
-    /// Readable when a job is done, or the thread has ended; and sometimes when not.
+    /// Readable when a job is complete or the thread has ended; sometimes readable without either.
     wakeup: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The thread's side. Dropped in the order of the fields: the fabric is woken when it can see that no more is done.
+/// The thread's side. Fields are dropped in order: the fabric is woken after `done` is closed, so that it
+/// sees the end.
 struct Worker {
     done: Sender<Done>,
     wakeup: WakeOnDrop,
@@ -72,7 +73,7 @@ impl AttachThread {
         let run = move || {
             let worker = worker;
             for job in submitted {
-                // A result that nobody waits for, as the fabric is gone, is dropped.
+                // Fails when the fabric has been dropped; the result is then dropped too.
                 let _gone = worker.done.send(carry_out(job, &*sharing));
                 worker.wakeup.wake();
             }
@@ -85,23 +86,23 @@ impl AttachThread {
         self.wakeup.as_fd()
     }
 
-    /// [`Done::Attached`] follows; false when the thread has panicked.
+    /// Submits an attach job; [`Done::Attached`] follows. False when the thread has panicked.
     pub(crate) fn attach(&self, peer: PeerId, hello: Hello) -> bool {
         self.submit(Job::Attach(peer, hello))
     }
 
-    /// [`Done::Detached`] follows, when the driver has closed the memory. The slab has no copy under way. False when the thread has
-    /// panicked, and the memory was closed here.
+    /// Submits a detach job; [`Done::Detached`] follows when the driver has closed the memory. The slab must
+    /// have no copy in flight. False when the thread has panicked, and the memory was closed here.
     pub(crate) fn detach(&self, peer: PeerId, slab: PeerSlab) -> bool {
         self.submit(Job::Detach(peer, slab))
     }
 
     fn submit(&self, job: Job) -> bool {
-        // A thread that panicked gives the job back, and it is dropped here.
+        // After a panic of the thread, `send` returns the job, which is dropped here.
         self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
-    /// A job that is done; `Err` when the thread has panicked and none will be.
+    /// Returns a completed job; `Err` when the thread has panicked and no further job will complete.
     pub(crate) fn next(&self) -> Result<Option<Done>, ()> {
         match self.done.try_recv() {
             Ok(done) => Ok(Some(done)),
@@ -110,7 +111,7 @@ impl AttachThread {
         }
     }
 
-    /// Whatever is done from now on wakes a sleeper; look at [`Self::next`] after this.
+    /// Clears the wake-up, so that later completions wake a sleeper. Call [`Self::next`] after it.
     pub(crate) fn clear(&self) {
         let _empty = rustix::io::read(&self.wakeup, &mut [0_u8; 8]);
     }
@@ -142,7 +143,7 @@ impl Drop for AttachThread {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
+            // The panic message has been printed; the panic is not propagated.
             let _panicked = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The steps of connections: greeted, attached, open, left, gone.
+//! State transitions of connections: greeted, attached, open, left, closed.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ impl IpcFabric {
         }
     }
 
-    /// Tells the peer something; false when its ring is full.
+    /// Sends a message to the peer; false when its ring is full.
     fn send(&mut self, id: PeerId, priority: Priority, message: Message) -> bool {
         let operation = Operation::Send { message: message.encode() };
         let is_sent = self.shm.post(WorkRequest { id: 0, peer: id, priority, operation }).is_ok();
@@ -38,7 +38,7 @@ impl IpcFabric {
     pub(crate) fn handle_shm_event(&mut self, event: Event) {
         match event {
             Event::Connected { peer } => self.send_hello(peer),
-            // The end of a peer that found no place is told to nobody.
+            // No event reports the end of a peer that exceeded the limit.
             Event::Accepted { peer } if self.peers.len() >= self.peers_max => self.shm.disconnect(peer),
             Event::Accepted { peer } => {
                 self.insert(peer, false);
@@ -61,7 +61,7 @@ impl IpcFabric {
         }
     }
 
-    /// Tells the peer how this node's slab is attached.
+    /// Sends the peer the exported handle of this node's slab.
     fn send_hello(&mut self, id: PeerId) {
         let process = self.shm.peer_pidfd(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -89,7 +89,7 @@ impl IpcFabric {
                     self.close_if_both_left(id);
                 }
             }
-            // Late messages of a peer that does not know of the end yet.
+            // Late messages: the peer does not know yet that the connection is ending.
             (_, stage) if stage.is_end() => {}
             (Message::Hello(hello), Stage::Greeting) => {
                 if !peer.is_initiator {
@@ -107,7 +107,7 @@ impl IpcFabric {
                 }
             }
             (Message::Ready, Stage::Waiting) => self.open_if_waiting(id),
-            // The peer was faster.
+            // The peer has attached our slab first.
             (Message::Ready, Stage::Attaching) => peer.is_ready = true,
             (Message::Ready, Stage::Open) => {}
             (Message::User(message), Stage::Waiting | Stage::Open) => {
@@ -124,7 +124,7 @@ impl IpcFabric {
         }
     }
 
-    /// The peer has attached our slab, as it said or as what it sends shows.
+    /// Opens the connection if the peer has attached our slab, which its `Ready` or any later message shows.
     fn open_if_waiting(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.stage == Stage::Waiting) else { return };
         peer.stage = Stage::Open;
@@ -136,7 +136,7 @@ impl IpcFabric {
         });
     }
 
-    /// Ends connections that are not open in time.
+    /// Ends the connections that are not open in time.
     pub(crate) fn expire(&mut self) {
         let now = Instant::now();
         let late =
@@ -145,8 +145,8 @@ impl IpcFabric {
         late.into_iter().for_each(|id| self.leave(id, "the peer did not attach memory in time"));
     }
 
-    /// Begins the end of a connection: nothing more is begun. The end of one that was never open is told at once: no slot was named
-    /// to its peer.
+    /// Starts to end a connection: no further copy is started. The end of a connection that was never open is
+    /// reported at once, because no slot was named to its peer.
     pub(crate) fn leave(&mut self, id: PeerId, reason: &str) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.stage.is_end() {
@@ -154,7 +154,7 @@ impl IpcFabric {
         }
         self.opening -= usize::from(peer.deadline.take().is_some());
         if peer.stage == Stage::Connecting {
-            // Shared memory tells of the end.
+            // Shared memory reports the end.
             return self.shm.disconnect(id);
         }
         reason.clone_into(&mut peer.reason);
@@ -174,7 +174,7 @@ impl IpcFabric {
         self.leave(id, reason);
     }
 
-    /// A connection whose copies are over gives the peer's slab back and says goodbye.
+    /// Detaches the peer's slab once no copy is in flight, and then says goodbye.
     fn go_on_leaving(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.stage != Stage::Leaving || peer.copies_in_flight() > 0 || peer.has_job {
@@ -184,12 +184,13 @@ impl IpcFabric {
             lane.end(&mut self.events);
         }
         if peer.slab.as_ref().is_some_and(|slab| slab.attached.copier.is_lost()) {
-            // Copies of a lost device may go on: no goodbye, and the peer waits for the end of this process.
+            // Copies of a lost device may continue: no goodbye is sent, and the peer waits for the end of
+            // this process.
             peer.stage = Stage::Closing;
             return self.shm.disconnect(id);
         }
         if let Some(slab) = peer.slab.take() {
-            // The driver closes the memory before the peer may free it.
+            // The driver closes the memory before the goodbye allows the peer to free it.
             peer.has_job = self.attaching.detach(id, slab);
             if peer.has_job {
                 return;
@@ -224,7 +225,8 @@ impl IpcFabric {
         }
     }
 
-    /// Shared memory has ended. Without goodbyes, a copy of the peer may be under way until its process has ended.
+    /// Handles the disconnect of shared memory. Without goodbyes, a copy of the peer may run until its
+    /// process has ended.
     fn shm_is_down(&mut self, id: PeerId, reason: &str) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         self.opening -= usize::from(peer.deadline.take().is_some());
@@ -242,7 +244,7 @@ impl IpcFabric {
         self.end_orphans();
     }
 
-    /// Ends the connections of peers that are gone, when nothing is under way in either direction.
+    /// Ends the connections of orphaned peers that have nothing in flight in either direction.
     pub(crate) fn end_orphans(&mut self) {
         let is_over = |peer: &Peer| {
             let is_idle = peer.copies_in_flight() == 0 && !peer.has_job;
@@ -273,7 +275,7 @@ impl IpcFabric {
         self.counters.peers.store(self.peers.len() as u64, Ordering::Relaxed);
     }
 
-    /// Takes what the thread has attached and detached.
+    /// Handles the completed jobs of the attaching thread.
     pub(crate) fn take_done(&mut self) {
         loop {
             match self.attaching.next() {
@@ -296,7 +298,7 @@ impl IpcFabric {
         self.job_ended(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
         match result {
-            // Also of a connection that ended meanwhile: it is detached with the end.
+            // Also for a connection that has started to end: the slab is detached when it ends.
             Ok(slab) => peer.slab = Some(slab),
             Err(error) => {
                 return self.refuse(id, &format!("its device's memory cannot be attached: {error}"));
@@ -312,7 +314,7 @@ impl IpcFabric {
         }
     }
 
-    /// The thread has panicked: its jobs are lost, and nothing is attached any more.
+    /// Handles a panic of the thread: its jobs are lost, and no slab is attached any more.
     fn thread_ended(&mut self) {
         let waiting: Vec<PeerId> =
             self.peers.iter().filter(|(_, peer)| peer.has_job).map(|(&id, _)| id).collect();
@@ -324,7 +326,7 @@ impl IpcFabric {
         }
     }
 
-    /// Advances every peer that has requests, or that leaves.
+    /// Advances every peer that has requests or is leaving.
     pub(crate) fn advance(&mut self) {
         let mut busy = std::mem::take(&mut self.busy);
         busy.retain(|&id| {
@@ -333,7 +335,7 @@ impl IpcFabric {
             peer.is_listed = peer.has_requests() || (peer.stage == Stage::Leaving && !peer.has_job);
             peer.is_listed
         });
-        // The buffer is kept; others were added meanwhile only if they were not in it.
+        // Keeps the buffer. Peers that were added meanwhile are not in it yet.
         busy.append(&mut self.busy);
         self.busy = busy;
     }

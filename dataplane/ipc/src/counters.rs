@@ -1,13 +1,15 @@
+//! Counters of a node of the fabric of shared device memory.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of a node; read by any thread.
+/// Counters of a node, readable by any thread.
 #[derive(Debug, Default)]
 pub struct IpcCounters {
     pub(crate) copies: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) failed_copies: AtomicU64,
     pub(crate) refused_peers: AtomicU64,
-    /// A level.
+    /// A gauge: the number of peers.
     pub(crate) peers: AtomicU64,
 }
 
@@ -16,7 +18,7 @@ impl IpcCounters {
         counter.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Name, help text and value of each; the last is a level.
+    /// Returns name, help text and value of each counter; the last one is a gauge.
     #[must_use]
     pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 5] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The fabric: what its owner calls. The steps of connections are in `connections.rs`. Driven by one thread.
+//! The public fabric. The steps of connections are in `connections.rs`. One thread drives it.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,28 +18,28 @@ use crate::attach::AttachThread;
 use crate::peer::{Peer, Stage};
 use crate::wire::{Hello, Message};
 
-/// How long a peer's slab may take to be attached, on both sides together.
+/// Time limit for attaching a peer's slab, on both sides together.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
-/// How soon a peer whose ring was full is tried again: nobody tells that there is room.
+/// Retry interval of a peer whose ring was full: no event reports that it has room again.
 const RING_RECHECK: Duration = Duration::from_millis(1);
-/// How long a node that goes down waits for its copies, and for those of its peers into its memory.
+/// Time limit of a node's drop for its own copies and for those of its peers into its memory.
 const DROP_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Why a node cannot be made.
+/// A failure to create a node.
 #[derive(Debug, thiserror::Error)]
 pub enum IpcError {
-    /// The rings and sockets.
+    /// Shared memory failed: the rings and sockets.
     #[error(transparent)]
     Shm(#[from] ShmError),
-    /// The device's memory cannot be given to other processes.
+    /// The driver cannot export the device's memory to other processes.
     #[error("the device's memory cannot be shared between processes: {0}")]
     Export(DeviceError),
-    /// The thread that attaches slabs.
+    /// The thread that attaches slabs could not be started.
     #[error("the thread that attaches device memory: {0}")]
     Thread(std::io::Error),
 }
 
-/// Device memory of the processes of one host.
+/// Transport between processes of one host over shared device memory.
 pub struct IpcFabric {
     /// First field, so dropped first: joins the thread, after which no peer's slab is attached.
     pub(crate) attaching: AttachThread,
@@ -48,12 +48,12 @@ pub struct IpcFabric {
     pub(crate) hello: Hello,
     access: PeerAccess,
     pub(crate) peers: HashMap<PeerId, Peer>,
-    /// Also of those whose end is awaited: shared memory has forgotten them.
+    /// Largest number of peers, including those whose end is awaited, which shared memory has forgotten.
     pub(crate) peers_max: usize,
     open_within: Duration,
-    /// Peers with queued requests, or leaving.
+    /// Peers that have queued requests or are leaving.
     pub(crate) busy: Vec<PeerId>,
-    /// Peers with a deadline.
+    /// Number of peers with a deadline.
     pub(crate) opening: usize,
     pub(crate) orphans: usize,
     from_shm: Vec<Event>,
@@ -63,14 +63,14 @@ pub struct IpcFabric {
 }
 
 impl IpcFabric {
-    /// A node whose peers may reach the slab that `sharing` gives, unless [`ShmConfig::access`] says otherwise. With an address (a
-    /// path, or `@name`), others can connect to it there.
+    /// Creates a node whose peers may access the slab of `sharing`, unless [`ShmConfig::access`] forbids it.
+    /// With an address (a path, or `@name`), peers can connect to the node there.
     ///
     /// Blocks for milliseconds, and starts a thread.
     ///
     /// # Errors
-    /// [`IpcError::Export`] when the driver exports no such memory, [`IpcError::Shm`] when the address cannot be bound or a setting is
-    /// out of its range, [`IpcError::Thread`].
+    /// [`IpcError::Export`] when the driver cannot export the memory, [`IpcError::Shm`] when the address
+    /// cannot be bound or a setting is out of its range, [`IpcError::Thread`].
     pub fn new(
         sharing: Arc<dyn DeviceSharing>,
         listen: Option<&str>,
@@ -105,7 +105,7 @@ impl IpcFabric {
         })
     }
 
-    /// The counters of this node.
+    /// Returns the counters of this node.
     #[must_use]
     pub fn counters(&self) -> &Arc<IpcCounters> {
         &self.counters
@@ -124,7 +124,7 @@ impl Fabric for IpcFabric {
         "cuda_ipc"
     }
 
-    /// A copy engine knows no generations; ranges are checked here, at the sender.
+    /// A copy engine does not check generations; ranges are checked here, at the sender.
     fn checks_generations(&self) -> bool {
         false
     }
@@ -141,7 +141,7 @@ impl Fabric for IpcFabric {
         kind == SlabKind::Device && self.peers.get(&peer).is_some_and(|peer| !peer.slots().is_empty())
     }
 
-    /// A byte less than the rings take: the kind of the message.
+    /// One byte less than the rings carry: the kind of the message.
     fn message_bytes_max(&self) -> usize {
         MESSAGE_BYTES_MAX - 1
     }
@@ -221,7 +221,7 @@ impl Fabric for IpcFabric {
         }
     }
 
-    /// False while copies are under way: the end of a copy wakes no sleeper.
+    /// False while copies are in flight: the end of a copy wakes no sleeper.
     fn prepare_wait(&mut self) -> bool {
         self.flush();
         self.attaching.clear();
@@ -238,10 +238,11 @@ impl Fabric for IpcFabric {
 }
 
 impl Drop for IpcFabric {
-    /// Waits, for half a second at most, until both sides have said goodbye: until then ours write to peers' memory, and peers'
-    /// to ours, which its owner may free afterwards. A slab that peers may still write to is never freed.
+    /// Waits, for at most half a second, until both sides have said goodbye. Until then this node's copies
+    /// write to peers' memory, and peers' copies to its memory, which the owner may free afterwards. A slab
+    /// that peers may still write to is never freed.
     fn drop(&mut self) {
-        // No peer is admitted any more.
+        // No further peer is admitted.
         self.peers_max = 0;
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         ids.iter().for_each(|&id| self.leave(id, "the node is going down"));

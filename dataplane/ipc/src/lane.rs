@@ -1,4 +1,5 @@
-//! The requests of one lane to one peer, in the order of posting: copies by the device, and what waits behind them.
+//! Requests of one lane to one peer, in the order of posting: copies by the device, and the requests that
+//! wait behind them.
 
 use std::collections::VecDeque;
 
@@ -11,10 +12,10 @@ use dataplane_shm::ShmFabric;
 use crate::IpcCounters;
 use crate::attach::PeerSlab;
 
-/// Requests that may wait in a lane.
+/// Largest number of requests that wait in a lane.
 const REQUESTS_MAX: usize = 4096;
 
-/// A range of a slot of ours and one of the peer's, as one piece or in rows.
+/// A copy between a range of a local slot and one of the peer's, contiguous or in rows.
 #[derive(Debug)]
 pub(crate) struct Copy {
     pub(crate) local: SlotRef,
@@ -24,7 +25,7 @@ pub(crate) struct Copy {
     pub(crate) remote_offset: u32,
     pub(crate) len: u32,
     pub(crate) rows: Option<Rows>,
-    /// Whether the peer's slot is written.
+    /// Whether the peer's slot is the target.
     pub(crate) is_write: bool,
 }
 
@@ -37,14 +38,15 @@ enum Kind {
         ended: u32,
         failed: Option<DeviceError>,
     },
-    /// Written by this thread, which blocks, once earlier copies are over. Only tests with faults post these.
+    /// Written by this thread, which blocks, after the earlier copies have ended. Posted only by tests with
+    /// faults.
     Inline {
         bytes: [u8; INLINE_BYTES_MAX],
         len: u8,
         remote: u32,
         offset: u32,
     },
-    /// Told to the peer once what was posted before has ended.
+    /// Sent to the peer once all earlier requests have ended.
     Immediate(u32),
     Message(Box<[u8]>),
 }
@@ -60,9 +62,9 @@ pub(crate) struct Lane {
     peer: PeerId,
     priority: Priority,
     requests: VecDeque<Request>,
-    /// Number of the first one.
+    /// Number of the first request.
     first: u64,
-    /// Position of the first whose copies have not all begun.
+    /// Position of the first request whose copies have not all been submitted.
     next: usize,
 }
 
@@ -85,11 +87,11 @@ impl Lane {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        // A write with an immediate is two.
+        // A write with an immediate takes two entries.
         self.requests.len() + 2 <= REQUESTS_MAX
     }
 
-    /// Takes a request that was checked.
+    /// Queues a request that has been checked.
     pub(crate) fn push(&mut self, id: u64, operation: Operation) {
         match operation {
             Operation::Write { source: Source::Slot { slot, offset, len }, target, rows, immediate } => {
@@ -140,10 +142,10 @@ impl Lane {
         self.requests.extend(request);
     }
 
-    /// Begins copies, as many as the copier takes. An error is why one can never be made.
+    /// Submits as many copies as the copier accepts. An error is the reason why a copy can never be made.
     pub(crate) fn begin(&mut self, slab: &mut PeerSlab) -> Result<(), &'static str> {
         let begun = self.submit(slab);
-        // Also what was accepted before one that was not.
+        // Also starts the copies that were accepted before the error.
         slab.attached.copier.flush();
         begun
     }
@@ -170,7 +172,7 @@ impl Lane {
         Ok(())
     }
 
-    /// A piece with this number has ended.
+    /// Records the end of a piece of the request with this number.
     pub(crate) fn piece_ended(&mut self, number: u64, result: Result<(), DeviceError>) {
         let at = number.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         let request = at.and_then(|at| self.requests.get_mut(at));
@@ -180,7 +182,8 @@ impl Lane {
         }
     }
 
-    /// Ends what is at the front and over, and tells the peer what waited for it. An error is why the connection must end.
+    /// Completes finished requests at the front and sends what waited behind them. An error is the reason to
+    /// end the connection.
     pub(crate) fn advance(&mut self, context: &mut LaneContext<'_>) -> Result<(), String> {
         while let Some(Request { id, kind }) = self.requests.front_mut() {
             let id = *id;
@@ -213,7 +216,7 @@ impl Lane {
                         }
                         break;
                     }
-                    // The completion of a message comes from shared memory.
+                    // Shared memory reports the completion of a message.
                     self.pop();
                     continue;
                 }
@@ -226,14 +229,15 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes the first request out.
+    /// Removes the first request.
     fn pop(&mut self) {
         self.requests.pop_front();
         self.first += 1;
         self.next = self.next.saturating_sub(1);
     }
 
-    /// Nothing more is begun: what has not begun ends now, the rest when its pieces have.
+    /// Stops submitting copies. Ends all requests at once if no piece is in flight; else they end with the
+    /// connection.
     pub(crate) fn give_up(&mut self, events: &mut VecDeque<Event>) {
         self.next = self.requests.len();
         if !self.requests.iter().any(|request| request.is_under_way()) {
@@ -241,7 +245,7 @@ impl Lane {
         }
     }
 
-    /// Every request ends with the peer.
+    /// Ends every request as [`Completion::PeerDown`].
     pub(crate) fn end(&mut self, events: &mut VecDeque<Event>) {
         self.first += self.requests.len() as u64;
         self.next = 0;
@@ -266,7 +270,7 @@ impl Copy {
     fn piece(&self, number: u32, token: u64, slots: &[SlotRef]) -> SlotCopy {
         let (local_offset, remote_offset, len) = match self.rows {
             None => (self.local_offset, self.remote_offset, self.len),
-            // The spans were checked to be inside of the slots.
+            // The spans were checked to lie inside the slots.
             Some(rows) => (
                 self.local_offset + number * rows.local_stride,
                 self.remote_offset + number * rows.remote_stride,

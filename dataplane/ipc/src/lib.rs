@@ -6,25 +6,29 @@
 //! post(Send), immediates ─▶ held back until the copies before them are over ─▶ shared-memory rings ─▶ peer
 //! ```
 //!
-//! Peers meet over shared memory ([`ShmFabric`](dataplane_shm::ShmFabric)), with its handshake and secret, and tell each other what
-//! the driver calls their slab ([`DeviceSharing`](dataplane_memory::DeviceSharing); CUDA's is an IPC handle). A thread attaches it,
-//! which takes milliseconds. From then on a write or read is a copy by the device, and a message or immediate follows in the rings
-//! once the copies that were posted before it in its lane have ended.
+//! Peers connect over shared memory ([`ShmFabric`](dataplane_shm::ShmFabric)), with its handshake and secret,
+//! and exchange the driver's handles of their slabs ([`DeviceSharing`](dataplane_memory::DeviceSharing);
+//! CUDA's is an IPC handle). A thread attaches the peer's slab, which takes milliseconds. From then on a
+//! write or read is a copy by the device, and a message or immediate follows in the rings once the copies
+//! that were posted before it in its lane have ended.
 //!
 //! Limits:
-//! * A peer has the whole slab: it can read and write every slot, and names of slots are not checked
+//! * A peer can read and write every slot of the slab, and generations are not checked
 //!   ([`Fabric::checks_generations`](dataplane_fabric::Fabric::checks_generations)).
-//! * Nobody rings when a copy ends: a thread with copies under way polls.
-//! * A copy that was begun cannot be taken back. [`Fabric::disconnect`](dataplane_fabric::Fabric::disconnect) begins no more, and
-//!   the peer hears of the end when the last one is over.
+//! * No event reports the end of a copy: a thread with copies in flight polls.
+//! * A copy that was started cannot be cancelled.
+//!   [`Fabric::disconnect`](dataplane_fabric::Fabric::disconnect) starts no more, and the end is reported to
+//!   the peer when the last copy has ended.
 //!
-//! **Ends.** Each side says goodbye when its copies are over and the peer's memory is closed; a connection has ended when both
-//! have. A node that goes down waits half a second for that, and does not free memory that a peer may still write to. A peer that dies says none, and
-//! a copy of its may still be under way when its socket closes: the end is reported once the kernel has ended the process
-//! (`SO_PEERPIDFD`, Linux 6.5, or pidfd_open(2)), which closes its driver first. A peer whose end cannot be awaited is not admitted.
+//! **End of a connection.** Each side says goodbye when its copies have ended and the peer's memory is
+//! closed; a connection has ended when both have. Dropping a node waits half a second for that, and does not
+//! free memory that a peer may still write to. A peer that dies says no goodbye, and its copies may still be
+//! running when its socket closes: the end is reported once the kernel has ended the process (`SO_PEERPIDFD`,
+//! Linux 6.5, or pidfd_open(2)), which closes its driver first. A peer whose end cannot be awaited is not
+//! admitted.
 //!
-//! Per operation: no lock, no system call of this crate's own, and no allocation but for messages, once its queues have grown.
-//! Driven by one thread.
+//! Per operation: no lock, no system call of this crate's own, and no allocation except for messages, once
+//! its queues have grown. Driven by one thread.
 
 #![forbid(unsafe_code)]
 
@@ -39,7 +43,7 @@ mod wire;
 pub use counters::IpcCounters;
 pub use fabric::{IpcError, IpcFabric};
 
-/// For fuzzing: a message of a peer.
+/// Fuzzing: decodes a message of a peer.
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub fn fuzz_wire(bytes: &[u8]) {

@@ -9,7 +9,7 @@ use dataplane_memory::{CopyDone, SlabKind, SlotRef};
 use crate::attach::PeerSlab;
 use crate::lane::Lane;
 
-/// How far a connection is.
+/// Stage of a connection.
 ///
 /// ```text
 /// initiator: Connecting ─(shm is up: hello)─▶ Greeting ── hello ──▶ Attaching ─(attached: ready)─▶ Waiting ── ready ──▶ Open
@@ -19,27 +19,28 @@ use crate::lane::Lane;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Shared memory connects.
+    /// The connection over shared memory is being made.
     Connecting,
     /// The peer's hello is awaited.
     Greeting,
-    /// A thread attaches its slab.
+    /// The thread attaches the peer's slab.
     Attaching,
-    /// Attached; whether the peer has attached ours is awaited.
+    /// The peer's slab is attached; the peer's attachment of our slab is awaited.
     Waiting,
     Open,
-    /// Nothing more is begun; copies of ours are under way, the slab is being detached, or a goodbye finds no room.
+    /// No new request starts; local copies are in flight, the slab is being detached, or the ring has no room
+    /// for a goodbye.
     Leaving,
-    /// We have said goodbye; the peer's is awaited.
+    /// Our goodbyes are sent; those of the peer are awaited.
     Left,
-    /// Both have, or the peer never needed to; shared memory disconnects.
+    /// Both sides have said goodbye, or the peer need not; shared memory disconnects.
     Closing,
-    /// Shared memory has ended; what is under way here, or at a peer that said no goodbye, is awaited.
+    /// Shared memory has disconnected; local copies, or the end of a peer without goodbyes, are awaited.
     Orphaned,
 }
 
 impl Stage {
-    /// Whether the connection ends.
+    /// Whether the connection is ending.
     pub(crate) fn is_end(self) -> bool {
         matches!(self, Self::Leaving | Self::Left | Self::Closing | Self::Orphaned)
     }
@@ -49,25 +50,25 @@ impl Stage {
 pub(crate) struct Peer {
     pub(crate) stage: Stage,
     pub(crate) is_initiator: bool,
-    /// Whether the user knows of it, and is to hear of its end.
+    /// Whether the user knows the peer, so that its end is reported.
     pub(crate) is_announced: bool,
-    /// Whether it was ever open: before that, no slot was named to it.
+    /// Whether the connection was ever open: before that, no slot was named to the peer.
     pub(crate) was_open: bool,
-    /// When it must be open.
+    /// Time by which the connection must be open.
     pub(crate) deadline: Option<Instant>,
     pub(crate) reason: String,
-    /// Readable when its process has ended.
+    /// Process descriptor of the peer, readable when the process has ended.
     pub(crate) process: Option<OwnedFd>,
     /// Whether the peer has attached our slab.
     pub(crate) is_ready: bool,
-    /// Goodbyes, by lane: said, and heard.
+    /// Goodbyes by lane: sent, and received.
     pub(crate) goodbyes_said: [bool; 2],
     pub(crate) goodbyes_heard: [bool; 2],
-    /// Whether the thread has a job of its.
+    /// Whether the attaching thread has a job of this peer.
     pub(crate) has_job: bool,
     pub(crate) slab: Option<PeerSlab>,
     pub(crate) lanes: [Lane; 2],
-    /// Whether the fabric's list of peers with work names it.
+    /// Whether the peer is in the fabric's list of peers with work.
     pub(crate) is_listed: bool,
 }
 
@@ -99,12 +100,12 @@ impl Peer {
         self.slab.as_ref().map_or(0, |slab| slab.attached.copier.in_flight())
     }
 
-    /// Whether the peer has said that no copy of its is under way.
+    /// Whether the peer has said that none of its copies is in flight.
     pub(crate) fn has_said_goodbye(&self) -> bool {
         self.goodbyes_heard == [true; 2]
     }
 
-    /// Whether a copy of the peer into our slab may be under way.
+    /// Whether a copy of the peer into our slab may be in flight.
     pub(crate) fn may_write(&self) -> bool {
         self.was_open && !self.has_said_goodbye()
     }
@@ -113,7 +114,7 @@ impl Peer {
         self.slab.as_ref().map_or(&[], |slab| &slab.slots)
     }
 
-    /// Takes the ends of copies.
+    /// Collects the completions of copies.
     pub(crate) fn poll_copies(&mut self, done: &mut Vec<CopyDone>) {
         let Some(slab) = self.slab.as_mut().filter(|slab| slab.attached.copier.in_flight() > 0) else {
             return;
@@ -124,7 +125,7 @@ impl Peer {
         }
     }
 
-    /// Whether a request names bytes that are there on both sides.
+    /// Checks that the bytes of a request exist on both sides.
     pub(crate) fn allows(&self, operation: &Operation) -> Result<(), &'static str> {
         const OUTSIDE: &str = "remote access error: bytes outside of a slot, or rows that overlap";
         let (local, target, len, rows) = match operation {

@@ -1,17 +1,18 @@
-//! Messages between two nodes in the rings. The last byte of a message is its kind: taking it off costs no copy.
+//! Messages between two nodes in the rings. The last byte of a message is its kind, so that removing it costs
+//! no copy.
 
 use dataplane_fabric::Priority;
 use dataplane_memory::{EXPORT_BYTES_MAX, SlabLayout};
 
 const MAGIC: [u8; 8] = *b"KVSRIPC\0";
-/// Most slots of a slab that is attached: each takes some bytes here.
+/// Largest number of slots of a slab that is attached: each slot takes some bytes here.
 const SLOTS_MAX: u32 = 1 << 22;
-/// Most bytes of a reason.
+/// Longest reason, in bytes.
 const REASON_BYTES_MAX: usize = 512;
 /// Magic, slot bytes, slot count.
 const HELLO_BYTES_MIN: usize = 8 + 8 + 4;
 
-/// A message of the node's user, without its kind.
+/// Kind of a message of the node's user.
 const USER: u8 = 0;
 const HELLO: u8 = 1;
 const READY: u8 = 2;
@@ -23,17 +24,18 @@ const GOODBYES: [u8; Priority::ALL.len()] = [3, 4];
 pub(crate) enum Message {
     User(Box<[u8]>),
     Hello(Hello),
-    /// The peer's slab is attached.
+    /// The sender has attached the receiver's slab.
     Ready,
-    /// The last message of a lane. No copy of the sender is under way, and none will be; and why it ends.
+    /// Last message of a lane, with the reason of the end. No copy of the sender is in flight, and none will
+    /// be started.
     Goodbye(Priority, String),
 }
 
-/// The slab that a node gives.
+/// The slab that a node exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) layout: SlabLayout,
-    /// The driver's name of the slab; empty when the node gives none.
+    /// The driver's handle of the slab; empty when the node exports none.
     pub(crate) exported: Vec<u8>,
 }
 
@@ -61,7 +63,7 @@ impl Message {
             Some(READY) if bytes.is_empty() => Ok(Self::Ready),
             Some(kind) if bytes.len() <= REASON_BYTES_MAX => {
                 let lane = Priority::ALL.into_iter().find(|lane| GOODBYES[lane.index()] == kind);
-                // From a peer, for people: a reason cut within a character is one all the same.
+                // The reason is a text for an operator, so invalid UTF-8 is replaced.
                 let reason = String::from_utf8_lossy(&bytes).into_owned();
                 lane.map(|lane| Self::Goodbye(lane, reason)).ok_or("a message of an unknown kind")
             }
@@ -98,11 +100,11 @@ impl Hello {
     }
 }
 
-/// For fuzzing: what decodes must encode to the same bytes.
+/// Fuzzing: a message that decodes must encode to the same bytes.
 #[cfg(any(test, feature = "testing"))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     match Message::decode(bytes.into()) {
-        // A reason that is no text is shown as one.
+        // An invalid reason is replaced by valid text, so it does not encode to the same bytes.
         Ok(Message::Goodbye(..)) | Err(_) => {}
         Ok(message) => assert_eq!(&*message.encode(), bytes),
     }

@@ -1,4 +1,5 @@
-//! The fabric's contract over the double of a shared device, and what is its own: ends, failures, strangers.
+//! The fabric's contract over the double of a shared device, and the cases of this transport: ends, failures,
+//! strangers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -87,7 +88,7 @@ fn until(nodes: &mut [&mut Node], what: &str, mut done: impl FnMut(&[&mut Node])
     }
 }
 
-/// Two nodes that are connected; and the peers that they are to each other.
+/// Two connected nodes, and the id of each at the other.
 fn two(faults: CopyFaults) -> (Node, Node, PeerId, PeerId) {
     let address = name();
     let mut a = Node::new(None, faults, PeerAccess::Write);
@@ -124,7 +125,7 @@ fn conforms_to_the_contract_with_a_device_that_is_late() {
     }
 }
 
-/// A message posted behind a write is not told before its bytes are there, however late the device is; of two lanes, the other one
+/// A message posted behind a write is delivered after its bytes, however slow the device is. The other lane
 /// does not wait.
 #[test]
 fn nothing_overtakes_the_copies_of_its_lane() {
@@ -154,7 +155,7 @@ fn nothing_overtakes_the_copies_of_its_lane() {
     }
 }
 
-/// The peer hears of the end when the last copy is over, and nothing of it comes later.
+/// The end is reported to the peer after the last copy has ended, and no event follows it.
 #[test]
 fn an_end_waits_for_the_copies_that_were_begun() {
     let (mut a, mut b, to_b, to_a) = two(CopyFaults { polls_max: 5000, fail_one_in: 0 });
@@ -212,7 +213,7 @@ fn a_copy_that_fails_ends_the_connection_and_completes_everything() {
     assert_eq!(a.pool.used_count(), 0);
 }
 
-/// A node that gives nothing writes to the other, which cannot write back.
+/// A node that shows no slab can write to its peer, which cannot write back.
 #[test]
 fn a_node_that_gives_nothing_writes_to_others() {
     let address = name();
@@ -238,7 +239,8 @@ fn a_node_that_gives_nothing_writes_to_others() {
     assert_eq!(b.completed(2), Some(Completion::PeerDown));
 }
 
-/// Memory that the driver does not reach from here: the side that connected is told why, and the other never hears of the peer.
+/// Memory that the driver cannot attach: the connecting side gets the reason, and the other side gets no
+/// event of the peer.
 #[test]
 fn memory_out_of_reach_is_refused_with_the_reason() {
     let address = name();
@@ -279,7 +281,7 @@ fn memory_out_of_reach_is_refused_with_the_reason() {
     assert_eq!(refused.map(|(.., count)| count), Some(1));
 }
 
-/// Until both have said goodbye the other side may write: a node that goes down waits for it.
+/// The peer may write until both sides have said goodbye: a node that is dropped waits for that.
 #[test]
 fn a_node_that_goes_down_waits_for_copies_into_its_memory() {
     let (mut a, b, to_b, _) = two(CopyFaults { polls_max: 3000, fail_one_in: 0 });
@@ -299,7 +301,7 @@ fn a_node_that_goes_down_waits_for_copies_into_its_memory() {
     });
     let Node { fabric, pool, memory, .. } = b;
     drop(fabric);
-    // Whatever is written now stays.
+    // Bytes written from here on are not overwritten.
     let at = target.slot() as usize * LAYOUT.stride();
     memory.write(at, &vec![9; SLOT_BYTES]).expect("inside");
     assert_eq!(others.join().expect("the peer"), 0);
@@ -309,7 +311,7 @@ fn a_node_that_goes_down_waits_for_copies_into_its_memory() {
     drop((target, pool));
 }
 
-/// Copies of a lost device may go on: its peers keep their slots until its process has ended.
+/// Copies of a lost device may continue: its peers keep their slots until its process has ended.
 #[test]
 fn a_lost_device_says_no_goodbye() {
     let (mut a, mut b, to_b, to_a) = two(CopyFaults { polls_max: 1_000_000, fail_one_in: 0 });
@@ -352,7 +354,7 @@ fn a_peer_of_shared_host_memory_is_refused() {
     assert!(node.seen.is_empty());
 }
 
-/// Peers whose processes are awaited count, too.
+/// The number of peers is limited, and the end of a peer makes room for another.
 #[test]
 fn peers_are_bounded() {
     let address = name();

@@ -1,4 +1,5 @@
-//! A peer that ends without a goodbye: its device may copy until the kernel has ended its process, and it is a peer until then.
+//! A peer that ends without a goodbye: its device may copy until the kernel has ended its process; until then
+//! it stays a peer.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
@@ -19,7 +20,7 @@ fn memory() -> Arc<DeviceDouble> {
     DeviceDouble::new(17 * (SLOT_BYTES + 64), Abilities::default())
 }
 
-/// Another process's memory cannot be reached by a double: memory of its own stands for it.
+/// A double cannot access the memory of another process, so memory of its own replaces it.
 #[derive(Debug)]
 struct Anything(SharingDouble);
 
@@ -47,7 +48,8 @@ fn node(listen: Option<&str>, access: PeerAccess) -> IpcFabric {
     IpcFabric::new(Arc::new(sharing), listen, ShmConfig { access, ..ShmConfig::default() }).expect("a node")
 }
 
-/// Run in a process of its own by the test below. Once connected, it closes everything without a goodbye and lives on.
+/// Runs in a process of its own, started by the test below. After connecting, it closes everything without a
+/// goodbye but stays alive.
 #[test]
 #[ignore = "the other side of an end without a goodbye"]
 fn a_peer_that_forgets_itself() {
@@ -59,7 +61,7 @@ fn a_peer_that_forgets_itself() {
         node.poll(64, &mut seen);
         assert!(started.elapsed() < PATIENCE, "{seen:?}");
     }
-    // The descriptors are closed, the process goes on.
+    // The descriptors are closed, but the process continues.
     panic!("exec: {}", Command::new("sleep").arg("60").exec());
 }
 
@@ -67,7 +69,7 @@ struct Peer(Child);
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The process may be gone already.
+        // The process may have ended already.
         let _gone = self.0.kill();
         let _status = self.0.wait();
     }
@@ -95,14 +97,14 @@ fn a_peer_without_a_goodbye_is_a_peer_until_its_process_has_ended() {
         }
         assert!(started.elapsed() < PATIENCE, "{seen:?}");
     };
-    // The child has closed its descriptors when another program runs in it.
+    // The child's descriptors are closed once another program runs in it.
     let id = child.0.id();
     let comm = || std::fs::read_to_string(format!("/proc/{id}/comm")).expect("it lives");
     while comm().trim() != "sleep" {
         node.poll(64, &mut seen);
         assert!(started.elapsed() < PATIENCE, "{}", comm());
     }
-    // The peer is not told as gone, and the node sleeps meanwhile.
+    // No disconnect is reported, and the node sleeps meanwhile.
     let (started, mut slept) = (Instant::now(), Duration::ZERO);
     while started.elapsed() < Duration::from_millis(800) {
         if node.prepare_wait() {
@@ -115,7 +117,7 @@ fn a_peer_without_a_goodbye_is_a_peer_until_its_process_has_ended() {
     assert!(!is_down(&seen, accepted), "{seen:?}");
     assert!(slept > Duration::from_millis(400), "something keeps it awake: {slept:?}");
     child.0.kill().expect("it lives");
-    // The end of its process wakes a sleeper.
+    // The end of the peer's process wakes a sleeper.
     let killed = Instant::now();
     while !is_down(&seen, accepted) {
         if node.prepare_wait() {

@@ -1,4 +1,4 @@
-//! How fast a processor takes the checksum: `cargo run --release -p dataplane-kernels --example checksum_speed`.
+//! Speed of the checksum on a processor: `cargo run --release -p dataplane-kernels --example checksum_speed`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Gather and scatter: how a layout and a slot become runs, units and tiles.
+//! Gather and scatter: division of a layout and a slot into runs, units and tiles.
 
 use crate::divider::Divider;
 use crate::error::PlanError;
@@ -9,7 +9,7 @@ use crate::parameters::{CopyParameters, PagedParameters};
 const THREADS: u32 = 256;
 const LOADS: u32 = 4;
 
-/// Which way bytes go.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the engine to slots.
@@ -18,7 +18,7 @@ pub enum Direction {
     Scatter,
 }
 
-/// How blocks of one layout are copied. Made once, launched for every batch.
+/// Plan for copies of blocks of one layout. Made once, launched for every batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyPlan {
     paged: PagedLayout,
@@ -32,7 +32,7 @@ pub struct CopyPlan {
 }
 
 impl CopyPlan {
-    /// A plan for addresses (of planes and slots) that are multiples of `alignment`, a power of two: see
+    /// Creates a plan for plane and slot addresses that are multiples of `alignment`, a power of two: see
     /// [`alignment_of`]. With 16 and strides to match, every access is one of 16 bytes.
     pub fn new(
         paged: PagedLayout,
@@ -63,7 +63,7 @@ impl CopyPlan {
         Ok(plan)
     }
 
-    /// Heads that are neighbours on both sides are one run; so are tokens.
+    /// Merges heads that are adjacent on both sides into one run, and then tokens likewise.
     fn join_runs(&mut self) {
         let token_bytes = self.run_bytes * u64::from(self.runs);
         if self.runs > 1 && self.paged.head_stride != self.run_bytes {
@@ -77,7 +77,7 @@ impl CopyPlan {
         }
     }
 
-    /// The widest access that all places allow.
+    /// Returns the widest access that all positions allow, in bytes.
     fn widest(&self, alignment: u64) -> u64 {
         let stride = |count: u32, stride: u64| if count > 1 { stride } else { 0 };
         let common = alignment_of([
@@ -93,7 +93,7 @@ impl CopyPlan {
         ]);
         let longest = 1 << self.run_bytes.ilog2();
         let unit = common.min(longest);
-        // Eight bytes without a tail can be summed; sixteen with one cannot.
+        // Units of eight bytes without a tail can be summed; units of sixteen with a tail cannot.
         if unit == 16 && self.run_bytes % 16 == 8 && self.run_bytes < 1024 { 8 } else { unit }
     }
 
@@ -116,19 +116,19 @@ impl CopyPlan {
             .saturating_mul(self.slot.planes.into())
     }
 
-    /// Bytes of one access: 1, 2, 4, 8 or 16.
+    /// Returns the bytes of one access: 1, 2, 4, 8 or 16.
     #[must_use]
     pub fn unit_bytes(&self) -> u64 {
         self.unit_bytes
     }
 
-    /// Bytes that are neighbours on both sides.
+    /// Returns the length of a run: bytes that are contiguous on both sides.
     #[must_use]
     pub fn run_bytes(&self) -> u64 {
         self.run_bytes
     }
 
-    /// Bytes that a batch reads, and as many that it writes.
+    /// Returns the number of bytes that a batch reads, which is also the number that it writes.
     #[must_use]
     pub fn bytes_moved(&self, items: u32) -> u64 {
         let runs = u64::from(self.slot.planes) * u64::from(self.tokens) * u64::from(self.runs);
@@ -164,15 +164,16 @@ impl CopyPlan {
         }
     }
 
-    /// A launch for a batch. With `sums` the checksum of each slot is taken on the way (scatter: of what was
-    /// read); a slot must be moved whole, in lanes of eight bytes.
+    /// Creates the launch for a batch. With `sums`, the checksum of each slot is taken during the copy
+    /// (scatter: of the bytes that were read); the slot must then be moved whole, in lanes of eight bytes.
     pub fn launch(&self, direction: Direction, batch: &Batch, device: Device) -> Result<Launch, PlanError> {
         if batch.sums.is_some() {
             self.check_sum()?;
         }
         let units = bounded("units of an item", self.units())?;
         let (tile_units, item_tiles, tiles, shares) = cut(units, batch.count, THREADS, LOADS, device)?;
-        // Sums want long shares of an item, since each share of it is delivered; copies alone go by tiles, in order.
+        // Sums need large shares of an item, because each share is added to memory separately; copies without
+        // sums go by tiles.
         let grid = if batch.sums.is_some() { shares } else { tiles };
         let run_units = self.run_units() as u32;
         let token_units = run_units * self.runs;
@@ -205,7 +206,7 @@ impl CopyPlan {
     }
 }
 
-/// The engine's side for a range of heads.
+/// Returns the parameters of the engine's side for a range of heads.
 pub(crate) fn paged_parameters(paged: &PagedLayout, heads: HeadRange, planes: u64) -> PagedParameters {
     PagedParameters {
         planes,

@@ -3,10 +3,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// One more than the greatest dividend.
+/// One more than the largest dividend.
 pub(crate) const DIVIDEND_END: u64 = 1 << 31;
 
-/// Quotients of numbers below 2³¹ by `divisor`. Mirrors `Divider` in `kernels/base.cu`.
+/// Divides numbers below 2³¹ by `divisor`. Mirrors `Divider` in `kernels/base.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Divider {
@@ -16,7 +16,7 @@ pub struct Divider {
 }
 
 impl Divider {
-    /// Division by a number of 1 to 2³¹ − 1; other numbers are taken as the nearest of those.
+    /// Creates the divider of a number from 1 to 2³¹ − 1; other numbers are clamped to that range.
     #[must_use]
     pub fn new(divisor: u32) -> Self {
         let divisor = divisor.clamp(1, (DIVIDEND_END - 1) as u32);
@@ -28,7 +28,7 @@ impl Divider {
         Self { divisor, multiplier: multiplier as u32, shift: log - 1 }
     }
 
-    /// What the kernels compute.
+    /// Returns `number / divisor`, computed as the kernels do.
     #[must_use]
     pub fn divide(self, number: u32) -> u32 {
         if self.divisor == 1 {

@@ -1,42 +1,42 @@
-//! Why there is no launch for what was asked.
+//! Errors of planning a launch.
 
-/// A launch cannot be planned.
+/// A failure to plan a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A dimension is zero.
     #[error("layout kernels: {0} is zero")]
     Zero(&'static str),
-    /// Two descriptions of one block differ.
+    /// The slot's and the engine's description of a block differ.
     #[error("layout kernels: {what} is {slot} in the slot, but {paged} in the engine")]
     Mismatch {
-        /// What differs.
+        /// Name of the property that differs.
         what: &'static str,
-        /// In the slot.
+        /// Value in the slot.
         slot: u64,
-        /// In the engine.
+        /// Value in the engine.
         paged: u64,
     },
-    /// A range of heads that one side does not have.
+    /// The range of heads is not inside one side's heads.
     #[error("layout kernels: heads {first} to {end} of {heads} in the {side}")]
     Heads {
-        /// `"slot"` or `"engine"`.
+        /// The side: `"slot"` or `"engine"`.
         side: &'static str,
         /// First head.
         first: u64,
         /// One past the last.
         end: u64,
-        /// Heads there.
+        /// Number of heads of that side.
         heads: u32,
     },
-    /// The checksum cannot be taken with the copy: use [`ChecksumPlan`](crate::ChecksumPlan) after it.
+    /// The checksum cannot be taken during the copy: use [`ChecksumPlan`](crate::ChecksumPlan) after it.
     #[error("layout kernels: no checksum with this copy, because {0}")]
     Checksum(&'static str),
-    /// More units or tiles than the kernels can number.
+    /// More units or tiles than the kernels can index.
     #[error("layout kernels: {what} are {count}, at most {most}")]
     TooMany {
-        /// What there is too much of.
+        /// Name of the quantity.
         what: &'static str,
-        /// How much.
+        /// Value of the quantity.
         count: u64,
         /// The limit.
         most: u64,

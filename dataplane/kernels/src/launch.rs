@@ -1,36 +1,36 @@
-//! One launch: what to start, and the memory that a batch names.
+//! Launches: the kernel to start, and the memory that a batch names.
 
 use crate::error::PlanError;
 use crate::parameters::{ChecksumParameters, CopyParameters, SumParameters};
 
-/// What is to be launched. One launch works on a whole batch, waits for nothing on the host and can be
-/// captured in a graph.
+/// A kernel launch. One launch works on a whole batch, waits for nothing on the host and can be captured in a
+/// graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// Name of the kernel.
     pub function: &'static str,
-    /// Thread blocks.
+    /// Number of thread blocks in x, y, z.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads of a block in x, y, z.
     pub block: [u32; 3],
-    /// Dynamic shared memory.
+    /// Dynamic shared memory in bytes.
     pub shared_bytes: u32,
-    /// The kernel's one parameter.
+    /// The kernel's only parameter.
     pub parameters: Parameters,
 }
 
-/// The one parameter of a kernel, a structure by value.
+/// The only parameter of a kernel, a structure passed by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parameters {
-    /// Of gather and scatter.
+    /// Parameters of gather and scatter.
     Copy(CopyParameters),
-    /// Of the checksum.
+    /// Parameters of the checksum.
     Checksum(ChecksumParameters),
 }
 
 impl Parameters {
-    /// The structure as the kernel takes it, aligned to 8 bytes: the pointer to its first byte is the only
-    /// entry of `cuLaunchKernel`'s array of parameters.
+    /// Returns the structure in the kernel's layout, aligned to 8 bytes: the pointer to its first byte is the
+    /// only entry of `cuLaunchKernel`'s array of parameters.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match self {
@@ -40,35 +40,36 @@ impl Parameters {
     }
 }
 
-/// What of the device decides how a batch is cut.
+/// Properties of the device that decide how a batch is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
-    /// Its multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
 }
 
-/// Places in memory that the device reaches, which one batch names. Each is a multiple of 16 unless stated.
+/// Device addresses of one batch. Each is a multiple of 16 unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batch {
     /// Array of [`Item`](crate::Item).
     pub items: u64,
-    /// Its length.
+    /// Number of items.
     pub count: u32,
-    /// Array of each plane's first block's address (`u64`, in the slot's order); not read by the checksum.
+    /// Array of the addresses of the planes' first blocks (`u64`, in the slot's order); not read by the
+    /// checksum.
     pub planes: u64,
-    /// A status word (`u32`) for each item; bits of [`status`](crate::status) are added, so zero it before.
+    /// Array of status words (`u32`), one per item. Bits of [`status`](crate::status) are ORed in, so zero it
+    /// before.
     pub status: u64,
-    /// Where checksums go; `None`: none are taken.
+    /// Arrays for checksums; `None`: no checksums are taken.
     pub sums: Option<SumPlaces>,
 }
 
-/// Where a batch's checksums go.
+/// Device addresses of a batch's checksum arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SumPlaces {
-    /// Array of `u64`, one for each item, written.
+    /// Array of `u64`, one per item, that is written.
     pub checksums: u64,
-    /// Array of [`Scratch`](crate::Scratch), one for each item: zeroed once, and used by one launch at a
-    /// time.
+    /// Array of [`Scratch`](crate::Scratch), one per item: zeroed once, and used by one launch at a time.
     pub scratch: u64,
     /// Array of the expected checksums, or 0. A difference sets
     /// [`status::CHECKSUM`](crate::status::CHECKSUM).
@@ -83,14 +84,14 @@ impl SumPlaces {
     }
 }
 
-/// The count of something, if the kernels can number it.
+/// Returns the count as 32 bits; an error when it is above the kernels' limit.
 pub(crate) fn bounded(what: &'static str, count: u64) -> Result<u32, PlanError> {
     let most = crate::divider::DIVIDEND_END - 1;
     if count > most { Err(PlanError::TooMany { what, count, most }) } else { Ok(count as u32) }
 }
 
-/// How a batch is cut: (units of a tile, tiles of an item, tiles, thread blocks). Tiles are smaller when
-/// there would be too few for the device; four loads a thread in flight otherwise.
+/// Divides a batch: returns (units of a tile, tiles of an item, tiles, thread blocks). With fewer than four
+/// tiles per multiprocessor the tiles become smaller; otherwise each thread has `loads` loads in flight.
 pub(crate) fn cut(
     units: u32,
     items: u32,

@@ -1,9 +1,9 @@
-//! Where the elements of a block lie: in the engine's tensors (strides, so that every layout is data) and in
+//! Layouts of a block's elements: in the engine's tensors (strides, so that every layout is data) and in
 //! a transfer slot (one canonical order).
 
 use crate::error::PlanError;
 
-/// Which of heads and tokens is the outer dimension inside a block.
+/// Order of tokens and heads inside a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InnerOrder {
     /// `[tokens, heads, head_dim]`, the order of a slot.
@@ -12,7 +12,7 @@ pub enum InnerOrder {
     Hnd,
 }
 
-/// Where keys and values of a layer lie relative to each other.
+/// Position of a layer's keys and values relative to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PartPlace {
     /// A tensor each: `[blocks, …]` twice.
@@ -25,25 +25,25 @@ pub enum PartPlace {
     Latent,
 }
 
-/// An engine's tensors for one layer, as engines describe them.
+/// An engine's tensors for one layer, in the engine's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EngineTensors {
-    /// Order inside a block.
+    /// Order of tokens and heads inside a block.
     pub order: InnerOrder,
-    /// Place of keys and values.
+    /// Position of keys and values.
     pub parts: PartPlace,
-    /// Blocks of the pool.
+    /// Number of blocks of the pool.
     pub blocks: u64,
-    /// Tokens of a block.
+    /// Number of tokens of a block.
     pub tokens: u32,
-    /// Heads; 1 for a latent layout.
+    /// Number of heads; 1 for a latent layout.
     pub heads: u32,
-    /// Bytes of a head of one token.
+    /// Bytes of one head of one token.
     pub head_bytes: u32,
 }
 
 impl EngineTensors {
-    /// The strides.
+    /// Returns the strides of a plane.
     #[must_use]
     pub fn layout(&self) -> PagedLayout {
         let (head, tokens, heads) =
@@ -65,9 +65,9 @@ impl EngineTensors {
         }
     }
 
-    /// The address of each plane's first block, in the order of the slot: for each layer keys, then values. A
-    /// layer has one address, or with [`PartPlace::Separate`] two (keys, values), which are taken as they
-    /// are.
+    /// Returns the address of each plane's first block, in the order of the slot: for each layer keys, then
+    /// values. A layer has one address, or with [`PartPlace::Separate`] two (keys, values), which are
+    /// returned unchanged.
     #[must_use]
     pub fn planes(&self, tensors: &[u64]) -> Vec<u64> {
         let piece = self.layout().piece_bytes();
@@ -80,94 +80,93 @@ impl EngineTensors {
     }
 }
 
-/// A block's piece of one plane (one layer's keys or values) in the engine, in bytes. Elements of a head are
-/// neighbours. Other orders are described by other numbers: keys of `[blocks, heads, dim / x, tokens, x]` are
-/// `heads × dim / x` heads of `x` elements.
+/// A block's part of one plane (one layer's keys or values) in the engine, in bytes. The elements of a head
+/// are contiguous. Other orders are expressed by other numbers: keys of `[blocks, heads, dim / x, tokens, x]`
+/// are `heads × dim / x` heads of `x` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PagedLayout {
-    /// Blocks of the pool; a launch refuses others.
+    /// Number of blocks of the pool; a launch refuses other blocks.
     pub blocks: u64,
-    /// Tokens of a block.
+    /// Number of tokens of a block.
     pub tokens: u32,
-    /// Heads.
+    /// Number of heads.
     pub heads: u32,
-    /// Bytes of a head of one token.
+    /// Bytes of one head of one token.
     pub head_bytes: u32,
-    /// From block to block of one plane.
+    /// Distance between blocks of one plane, in bytes.
     pub block_stride: u64,
-    /// From token to token of one head.
+    /// Distance between tokens of one head, in bytes.
     pub token_stride: u64,
-    /// From head to head of one token.
+    /// Distance between heads of one token, in bytes.
     pub head_stride: u64,
 }
 
 impl PagedLayout {
-    /// Bytes of a block in one plane, without gaps.
+    /// Returns the bytes of a block in one plane, without gaps.
     #[must_use]
     pub fn piece_bytes(&self) -> u64 {
         u64::from(self.tokens) * u64::from(self.heads) * u64::from(self.head_bytes)
     }
 }
 
-/// A slot: `[planes][tokens][heads][head]`, planes being layers × (keys, values).
+/// Layout of a slot: `[planes][tokens][heads][head]`, where planes are layers × (keys, values).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SlotLayout {
-    /// Layers × parts.
+    /// Number of planes: layers × parts.
     pub planes: u32,
-    /// Tokens of a block.
+    /// Number of tokens of a block.
     pub tokens: u32,
-    /// Heads in the slot; may be other than the engine's.
+    /// Number of heads in the slot; may differ from the engine's.
     pub heads: u32,
-    /// Bytes of a head of one token.
+    /// Bytes of one head of one token.
     pub head_bytes: u32,
-    /// From plane to plane; [`plane_bytes`](Self::plane_bytes) where there are no gaps.
+    /// Distance between planes in bytes; [`plane_bytes`](Self::plane_bytes) without gaps.
     pub plane_stride: u64,
-    /// Offset of the first plane of the launch in the slot.
+    /// Offset of the launch's first plane in the slot, in bytes.
     pub first_byte: u64,
 }
 
 impl SlotLayout {
-    /// A slot without gaps.
+    /// Creates the layout of a slot without gaps.
     #[must_use]
     pub fn new(planes: u32, tokens: u32, heads: u32, head_bytes: u32) -> Self {
         let plane_stride = u64::from(tokens) * u64::from(heads) * u64::from(head_bytes);
         Self { planes, tokens, heads, head_bytes, plane_stride, first_byte: 0 }
     }
 
-    /// Some of the planes, where they lie in this slot: a launch for a few layers.
+    /// Returns the layout of a range of planes in this slot, for a launch over a few layers.
     #[must_use]
     pub fn planes(self, first: u32, count: u32) -> Self {
         let first_byte = self.first_byte + u64::from(first) * self.plane_stride;
         Self { planes: count, first_byte, ..self }
     }
 
-    /// Bytes of a plane.
+    /// Returns the bytes of a plane.
     #[must_use]
     pub fn plane_bytes(&self) -> u64 {
         u64::from(self.tokens) * u64::from(self.heads) * u64::from(self.head_bytes)
     }
 
-    /// Bytes of the planes, without gaps between them.
+    /// Returns the bytes of all planes, without gaps between them.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         u64::from(self.planes) * self.plane_bytes()
     }
 }
 
-/// The heads that a launch moves: all of them, or those that two ranks with different tensor parallelism
-/// share.
+/// The heads that a launch moves: all heads, or those that two ranks with different tensor parallelism share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HeadRange {
     /// First head in the engine's tensors.
     pub paged_first: u32,
     /// First head in the slot.
     pub slot_first: u32,
-    /// How many.
+    /// Number of heads.
     pub count: u32,
 }
 
 impl HeadRange {
-    /// All heads of a slot that has as many as the engine.
+    /// Returns the range of all heads, for a slot that has as many heads as the engine.
     #[must_use]
     pub fn all(heads: u32) -> Self {
         Self { paged_first: 0, slot_first: 0, count: heads }
@@ -188,7 +187,7 @@ impl HeadRange {
     }
 }
 
-/// Checks that both sides have the same tokens and heads of one size.
+/// Checks that both sides have the same number of tokens and the same head size.
 pub(crate) fn agree(paged: &PagedLayout, tokens: u32, head_bytes: u32) -> Result<(), PlanError> {
     let pairs =
         [("the count of tokens", tokens, paged.tokens), ("a head's size", head_bytes, paged.head_bytes)];
@@ -203,7 +202,7 @@ pub(crate) fn agree(paged: &PagedLayout, tokens: u32, head_bytes: u32) -> Result
     Ok(())
 }
 
-/// The greatest power of two, at most 16, that divides all numbers; 0 is divided by all.
+/// Returns the greatest power of two, at most 16, that divides all numbers; 0 is divisible by all.
 #[must_use]
 pub fn alignment_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
     let bits = numbers.into_iter().fold(16, |bits, number| bits | number);

@@ -1,20 +1,21 @@
-//! What the kernels take, by value, to the byte as in `kernels/*.cu`. Addresses are device addresses.
+//! Parameters of the kernels, passed by value, in the byte layout of `kernels/*.cu`. Addresses are device
+//! addresses.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::divider::Divider;
 
-/// One block of the engine and one slot: what an array of items holds.
+/// An entry of the array of items: one slot and one block of the engine.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Item {
     /// Address of the slot.
     pub slot: u64,
-    /// Number of the block in the engine's tensors; not used by [`ChecksumPlan`](crate::ChecksumPlan).
+    /// Index of the block in the engine's tensors; not used by [`ChecksumPlan`](crate::ChecksumPlan).
     pub block: u64,
 }
 
-/// An item's sum while it is worked on. All zero before the first launch; every launch leaves it so.
+/// Intermediate sum of an item. All zero before the first launch and after every launch.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 pub struct Scratch {
@@ -23,7 +24,7 @@ pub struct Scratch {
     reserved: u32,
 }
 
-/// The engine's side. Mirrors `Paged`.
+/// Parameters of the engine's side. Mirrors `Paged`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct PagedParameters {
@@ -35,7 +36,7 @@ pub struct PagedParameters {
     pub(crate) first: u64,
 }
 
-/// Where checksums go. Mirrors `Sums`.
+/// Addresses of the checksum arrays. Mirrors `Sums`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct SumParameters {
@@ -44,7 +45,7 @@ pub struct SumParameters {
     pub(crate) expected: u64,
 }
 
-/// Of `kvasir_gather_*` and `kvasir_scatter_*`.
+/// Parameters of `kvasir_gather_*` and `kvasir_scatter_*`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct CopyParameters {
@@ -67,7 +68,7 @@ pub struct CopyParameters {
     pub(crate) run_units: Divider,
 }
 
-/// Of `kvasir_checksum_*`.
+/// Parameters of `kvasir_checksum_*`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct ChecksumParameters {

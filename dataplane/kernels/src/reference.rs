@@ -1,4 +1,4 @@
-//! What the kernels do, on a processor, slowly and plainly: the oracle of the tests, and a stand-in where
+//! Reference implementation of the kernels on a processor: the oracle of the tests, and a replacement where
 //! there is no GPU.
 
 use crate::layout::{HeadRange, PagedLayout, SlotLayout};
@@ -31,7 +31,7 @@ pub fn scatter(
     }
 }
 
-/// For each head of each token of each plane: (plane, offset in the plane, offset in the slot).
+/// Returns (plane, offset in the plane, offset in the slot) for each head of each token of each plane.
 fn places(
     paged: &PagedLayout,
     slot: &SlotLayout,

@@ -1,23 +1,23 @@
-//! The CUDA C++ text of the kernels and how to compile it.
+//! The CUDA C++ source of the kernels and its compiler options.
 
-/// The files in the order in which they make one translation unit.
+/// The files, in the order in which they form one translation unit.
 pub const FILES: [(&str, &str); 3] = [
     ("base.cu", include_str!("../kernels/base.cu")),
     ("checksum.cu", include_str!("../kernels/checksum.cu")),
     ("copy.cu", include_str!("../kernels/copy.cu")),
 ];
 
-/// All of it as one text for the run-time compiler. It includes nothing.
+/// The files as one text for the run-time compiler. It has no includes.
 pub const SOURCE: &str = concat!(
     include_str!("../kernels/base.cu"),
     include_str!("../kernels/checksum.cu"),
     include_str!("../kernels/copy.cu"),
 );
 
-/// Options beside `--gpu-architecture`.
+/// Compiler options in addition to `--gpu-architecture`.
 pub const COMPILE_OPTIONS: [&str; 1] = ["--std=c++17"];
 
-/// Every kernel's name, as [`Launch::function`](crate::Launch::function) gives it. The names are not mangled.
+/// Names of all kernels, as in [`Launch::function`](crate::Launch::function). The names are not mangled.
 pub const FUNCTIONS: [&str; 16] = [
     "kvasir_checksum_16",
     "kvasir_checksum_1",

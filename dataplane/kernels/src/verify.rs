@@ -1,4 +1,4 @@
-//! The checksum of slots that lie in device memory.
+//! Checksums of slots in device memory.
 
 use crate::divider::Divider;
 use crate::error::PlanError;
@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 const LOADS: u32 = 4;
 const UNIT_BYTES: u64 = 16;
 
-/// How slots of one size are summed.
+/// Plan for checksums of slots of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChecksumPlan {
     bytes: u64,
@@ -17,7 +17,8 @@ pub struct ChecksumPlan {
 }
 
 impl ChecksumPlan {
-    /// For slots of so many bytes whose addresses are multiples of `alignment`; 16 and more is the fast way.
+    /// Creates a plan for slots of `bytes` bytes whose addresses are multiples of `alignment`; from 16 on the
+    /// fast kernel is used.
     pub fn new(bytes: u64, alignment: u64) -> Result<Self, PlanError> {
         if bytes == 0 {
             return Err(PlanError::Zero("a slot's size"));
@@ -26,8 +27,8 @@ impl ChecksumPlan {
         Ok(Self { bytes, is_aligned: alignment.is_multiple_of(UNIT_BYTES) && alignment != 0 })
     }
 
-    /// A launch for a batch; items' blocks and planes are not read. Reads [`Batch::count`] × bytes, writes 8
-    /// an item.
+    /// Creates the launch for a batch. Blocks of the items and planes are not read. The kernel reads
+    /// [`Batch::count`] × bytes and writes 8 bytes per item.
     pub fn launch(&self, batch: &Batch, device: Device) -> Result<Launch, PlanError> {
         let Some(sums) = batch.sums else {
             return Err(PlanError::Checksum("the batch has no place for it"));

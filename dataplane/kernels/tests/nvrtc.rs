@@ -1,6 +1,6 @@
-//! The kernels' text through NVIDIA's run-time compiler, where there is one: `KVASIR_NVRTC` (a path) or the
-//! loader's path. `tests/nvrtc.sh` fetches one. No GPU is needed. `KVASIR_PTXAS` (a path) prints registers
-//! and checks spills.
+//! Compilation of the kernels with NVIDIA's run-time compiler, if present: `KVASIR_NVRTC` (a path) or the
+//! loader's path. `tests/nvrtc.sh` fetches one. No GPU is needed. With `KVASIR_PTXAS` (a path), prints
+//! registers and checks spills.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -62,12 +62,12 @@ impl Nvrtc {
         let mut output = vec![0_u8; bytes];
         // SAFETY: the type is that of the nvrtcGet… functions.
         let get = unsafe { self.0.get::<Fetch>(fetch) }.expect("a fetch function");
-        // SAFETY: there is place for as many bytes as were announced.
+        // SAFETY: the buffer has the size that was reported.
         assert_eq!(unsafe { get(program, output.as_mut_ptr().cast()) }, 0);
         output
     }
 
-    /// PTX for a virtual architecture, machine code for a real one.
+    /// Compiles to PTX for a virtual architecture, to machine code for a real one.
     fn compile(&self, architecture: &str) -> Vec<u8> {
         let source = CString::new(SOURCE).expect("no zero");
         let mut program = std::ptr::null_mut();
@@ -97,14 +97,14 @@ impl Nvrtc {
     }
 }
 
-/// The text of one kernel.
+/// Returns the text of one kernel.
 fn entry<'a>(ptx: &'a str, function: &str) -> &'a str {
     let start = ptx.find(&format!(".entry {function}(")).expect("every kernel is in the output");
     let end = ptx[start..].find("\n}").expect("it ends");
     &ptx[start..start + end]
 }
 
-/// How many accesses of 16 bytes a kernel has: (loads, stores).
+/// Returns the number of 16-byte accesses of a kernel: (loads, stores).
 fn wide(text: &str) -> (usize, usize) {
     let count = |access: &str| {
         let is_wide = |line: &&str| {
@@ -116,9 +116,9 @@ fn wide(text: &str) -> (usize, usize) {
     (count("ld.global"), count("st.global"))
 }
 
-/// Kernels whose inner loops are 16-byte accesses: (loads, stores) at least.
+/// Kernels whose inner loops use 16-byte accesses: least number of (loads, stores).
 const WIDE: [(&str, usize, usize); 5] = [
-    // One load more than in the loop: the item.
+    // One load more than in the loop: that of the item.
     ("kvasir_gather_16", 5, 4),
     ("kvasir_gather_sum_16", 5, 4),
     ("kvasir_scatter_16", 5, 4),
@@ -138,7 +138,7 @@ fn check_ptx(architecture: &str, ptx: &str) {
     }
 }
 
-/// What the assembler says of each kernel: no spills; prints registers.
+/// Checks with the assembler that no kernel spills registers, and prints the registers of each.
 fn check_registers(architecture: &str, ptx: &str) {
     let Ok(ptxas) = std::env::var("KVASIR_PTXAS") else {
         eprintln!("SKIPPED: KVASIR_PTXAS names no assembler, so registers and spills are unknown");
@@ -181,7 +181,7 @@ fn the_source_compiles_with_accesses_of_16_bytes_and_no_spills() {
     let version = nvrtc.version();
     println!("NVRTC {}.{}", version.0, version.1);
     let mut architectures = vec!["80", "90"];
-    // Known from 12.8 on.
+    // This architecture is known from 12.8 on.
     if version >= (12, 8) {
         architectures.push("100");
     }

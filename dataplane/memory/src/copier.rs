@@ -1,41 +1,41 @@
-//! The seam for copies between slots of any two slabs, host or device, that go on beside the caller.
+//! Interface for asynchronous copies between slots of any two slabs, host or device.
 //!
 //! Used as submit → flush → poll, so that one doorbell starts a whole batch. Contract of every [`Copier`]:
-//! 1. Each accepted copy ends exactly once, as one [`CopyDone`] with its token, whatever happens to the device: when
-//!    the device is lost, everything in flight and everything submitted later ends with an error.
-//! 2. Until then the copier holds both slot references, so neither slot can be reused under the copy, not even when
-//!    its owner has forgotten it. A copy that was accepted cannot be taken back.
-//! 3. Nothing orders two copies. A copy may begin when it is submitted, and has begun after the next `flush`.
-//! 4. Nothing blocks, and nothing is allocated once `poll`'s vector has its capacity.
-//! 5. Dropping a copier waits for what the device still does, or leaks the slots.
-//! 6. A copier waits for nobody else's work. What wrote the source's bytes, and what reads or writes the target's, must
-//!    be over when the copy is submitted (a kernel: its event has passed, its stream was waited for), or be ordered
-//!    before the copy by means of whoever has the device's stream. Otherwise the copy races with it.
+//! 1. Each accepted copy ends exactly once, as one [`CopyDone`] with its token: when the device is lost, everything in
+//!    flight and everything submitted later ends with an error.
+//! 2. Until then the copier holds both slot references, so neither slot can be reused under the copy, even when its
+//!    owner has dropped it. An accepted copy cannot be taken back.
+//! 3. Copies are not ordered. A copy may begin when it is submitted, and has begun after the next `flush`.
+//! 4. No call blocks, and none allocates once `poll`'s vector has its capacity.
+//! 5. Dropping a copier waits for the device's remaining work, or leaks the slots.
+//! 6. A copier does not wait for other work. Work that wrote the source's bytes, and work that reads or writes the
+//!    target's, must be over when the copy is submitted (a kernel: its event has passed, its stream was waited for),
+//!    or be ordered before the copy by the owner of the device's stream. Otherwise the copy races with it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::{DeviceError, SlotRef};
 
-/// Bytes of one slot to copy to another. The references keep both in place.
+/// Bytes of one slot to copy to another. The references keep both slots in use.
 #[derive(Debug, Clone)]
 pub struct SlotCopy {
-    /// Comes back with the end of the copy.
+    /// Token that the copy's [`CopyDone`] returns.
     pub token: u64,
-    /// Where from.
+    /// Source slot.
     pub from: SlotRef,
-    /// First byte within that slot.
+    /// Offset of the first byte in the source slot.
     pub from_offset: u32,
-    /// Where to.
+    /// Target slot.
     pub to: SlotRef,
-    /// First byte within that slot.
+    /// Offset of the first byte in the target slot.
     pub to_offset: u32,
     /// Number of bytes.
     pub len: u32,
 }
 
 impl SlotCopy {
-    /// Whether both ranges exist.
+    /// Whether both ranges lie inside their slots.
     #[must_use]
     pub fn is_inside(&self) -> bool {
         let is_in = |slot: &SlotRef, offset: u32| {
@@ -44,7 +44,7 @@ impl SlotCopy {
         is_in(&self.from, self.from_offset) && is_in(&self.to, self.to_offset)
     }
 
-    /// Whether both ranges lie in one slot and have bytes in common: what such a copy would leave is undefined.
+    /// Whether both ranges lie in one slot and overlap: the result of such a copy is undefined.
     #[must_use]
     pub fn overlaps(&self) -> bool {
         Arc::ptr_eq(self.from.slab(), self.to.slab())
@@ -53,19 +53,19 @@ impl SlotCopy {
     }
 }
 
-/// Why a copy was not accepted; it comes back.
+/// Reason that a copy was not accepted; returns the copy.
 #[derive(Debug)]
 pub enum CopyRefused {
-    /// As many as the copier takes are in flight. Poll, then try again.
+    /// The copier is full. Poll, then try again.
     Full(SlotCopy),
-    /// A range does not exist, or the two overlap.
+    /// A range lies outside its slot, or the two overlap.
     Outside(SlotCopy),
-    /// This copier cannot reach one of the two memories.
+    /// The copier cannot reach one of the two memories.
     Unreachable(SlotCopy),
 }
 
 impl CopyRefused {
-    /// The copy.
+    /// Returns the copy.
     #[must_use]
     pub fn into_copy(self) -> SlotCopy {
         match self {
@@ -77,34 +77,34 @@ impl CopyRefused {
 /// The end of one copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyDone {
-    /// Whose.
+    /// Token of the copy.
     pub token: u64,
-    /// `Ok`: every byte is there, for the CPU and for every device. An error: any of them may be.
+    /// `Ok`: every byte has arrived, for the CPU and for every device. An error: any of them may have.
     pub result: Result<(), DeviceError>,
 }
 
 /// Copies between slots, driven by one thread. See the module for the contract.
 pub trait Copier: Send {
-    /// Takes one copy, or hands it back. Ranges are checked here; that earlier work on the bytes is over is what the
-    /// caller promises (6 of the contract).
+    /// Takes one copy, or returns it. Ranges are checked here; the caller guarantees that earlier work on
+    /// the bytes is over (6 of the contract).
     fn submit(&mut self, copy: SlotCopy) -> Result<(), CopyRefused>;
 
-    /// Rings one doorbell for all that was submitted since the last call.
+    /// Rings one doorbell for all copies submitted since the last call.
     fn flush(&mut self);
 
-    /// Moves ended copies into `done`, each token once; returns how many.
+    /// Moves completed copies into `done`, each token once; returns their number.
     fn poll(&mut self, done: &mut Vec<CopyDone>) -> usize;
 
-    /// Copies accepted and not yet told as ended.
+    /// Returns the number of copies accepted and not yet reported as done.
     fn in_flight(&self) -> usize;
 
-    /// Whether the device is lost: copies were told as ended, with errors, of which nobody knows whether they have.
+    /// Whether the device is lost: copies were reported as failed although they may still be running.
     fn is_lost(&self) -> bool {
         false
     }
 }
 
-/// Copies between slots of host slabs, with the CPU and at once.
+/// Copies between slots of host slabs, synchronously on the CPU.
 #[derive(Debug)]
 pub struct HostCopier {
     ended: VecDeque<u64>,
@@ -112,7 +112,7 @@ pub struct HostCopier {
 }
 
 impl HostCopier {
-    /// A copier that takes `capacity` copies between two polls.
+    /// Makes a copier that takes `capacity` copies between two polls.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { ended: VecDeque::with_capacity(capacity), capacity }

@@ -6,8 +6,9 @@
 //! cache, in one run). Rows with gaps between them: 1.3 times at 256 bytes, no faster from 1 KiB on, slower at
 //! 4 KiB. So the loop copies the small pieces and `memcpy` the others.
 //!
-//! Stores past the cache lost: 1.3 to 1.8 times as fast for pieces of 1 to 32 MiB, but whoever reads the piece next
-//! then takes up to three times as long (1.2 times for 32 MiB), and here somebody does: a checksum, or a model.
+//! Non-temporal stores lost: 1.3 to 1.8 times as fast for pieces of 1 to 32 MiB, but the next reader of the
+//! piece then takes up to three times as long (1.2 times for 32 MiB), and here there is one: a checksum, or
+//! a model.
 
 /// Lengths that the loop copies.
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +16,7 @@ const LOOP_BYTES: std::ops::RangeInclusive<usize> = CHUNK_BYTES..=8 << 10;
 /// Rows from this length on are left to `memcpy`: with gaps between them it was faster than the loop.
 #[cfg(target_arch = "x86_64")]
 const ROW_LOOP_BYTES_END: usize = 4 << 10;
-/// Bytes of one turn of the loop: four vectors.
+/// Bytes of one iteration of the loop: four vectors.
 #[cfg(target_arch = "x86_64")]
 const CHUNK_BYTES: usize = 128;
 #[cfg(target_arch = "x86_64")]
@@ -36,7 +37,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::ptr::copy(from, to, len) };
 }
 
-/// Copies `count` rows, their starts `strides.0` and `strides.1` apart.
+/// Copies `count` rows whose starts lie `strides.0` apart at the source and `strides.1` apart at the target.
 ///
 /// # Safety
 /// As for [`copy`], for `bytes` bytes at each row's start.
@@ -62,7 +63,7 @@ pub(crate) unsafe fn copy_rows(
     }
 }
 
-/// The rows of [`copy_rows`] by the loop, with one look at the processor for all of them.
+/// Copies the rows of [`copy_rows`] by the loop, with one check of the processor for all of them.
 ///
 /// # Safety
 /// As for [`copy_rows`]; `bytes` is at least [`CHUNK_BYTES`], and the processor has AVX2.
@@ -110,7 +111,7 @@ unsafe fn copy_chunks(from: *const u8, to: *mut u8, len: usize) {
         at += CHUNK_BYTES;
     }
     if at < len {
-        // The rest lies in a last chunk that ends at `len` and repeats some bytes.
+        // The rest is covered by a last chunk that ends at `len` and repeats some bytes.
         // SAFETY: `len` is at least one chunk.
         unsafe { copy_chunk(from, to, len - CHUNK_BYTES) };
     }

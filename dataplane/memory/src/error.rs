@@ -1,26 +1,28 @@
+//! Errors of slabs and regions.
+
 use rustix::io::Errno;
 
-/// What can go wrong while a slab is made or attached. Nothing on the data path returns this.
+/// Errors while a slab is made or attached. No call of the data path returns one.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// A system call on the way to the mapping failed.
+    /// A system call that prepares the mapping failed.
     #[error("{operation} of slab '{name}' ({bytes} bytes): {errno}")]
     System {
         /// The system call.
         operation: &'static str,
-        /// The slab's name.
+        /// Name of the slab.
         name: String,
-        /// The size asked for.
+        /// Size of the mapping, bytes.
         bytes: usize,
-        /// What the kernel said.
+        /// The errno of the call.
         errno: Errno,
     },
     /// The layout cannot be mapped: no slots, no bytes, or more than the address space holds.
     #[error("slab '{name}': {slot_count} slots of {slot_bytes} bytes is not a usable layout")]
     Layout {
-        /// The slab's name.
+        /// Name of the slab.
         name: String,
-        /// Slots asked for.
+        /// Requested number of slots.
         slot_count: u32,
         /// Bytes of one slot.
         slot_bytes: usize,
@@ -30,16 +32,16 @@ pub enum MemoryError {
         "slab '{name}': the slots take {needed} bytes, and the device's memory at {address:#x} has {present}"
     )]
     Device {
-        /// The slab's name.
+        /// Name of the slab.
         name: String,
         /// Bytes of all slots.
         needed: usize,
-        /// Bytes of the memory.
+        /// Bytes of the device's memory.
         present: usize,
-        /// Where it begins, for the device.
+        /// Address of the memory at the device.
         address: u64,
     },
-    /// A descriptor from a peer does not hold a slab of this version, or could still be resized under us.
+    /// A descriptor from a peer holds no slab of this version, or one that could still be resized.
     #[error("attached memory is not a sealed slab of this version: {0}")]
     NotASlab(&'static str),
 }

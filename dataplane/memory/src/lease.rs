@@ -1,8 +1,9 @@
-//! References held for somebody else, with an owner and an expiry.
+//! Leases: slot references held for an owner until an expiry.
 //!
-//! When a peer asks for blocks, the slots must stay put until it has them; when the peer dies or goes quiet,
-//! they must not stay forever. A lease therefore ends in one of three ways: it is released, its owner is
-//! gone ([`LeaseTable::end_owner`]), or its time is up ([`LeaseTable::expire`]). Time arrives as an argument.
+//! When a peer asks for blocks, the slots must stay in use until it has them; when the peer dies or stops
+//! responding, they must be freed. A lease therefore ends in one of three ways: it is released, its owner
+//! is gone ([`LeaseTable::end_owner`]), or it expires ([`LeaseTable::expire`]). Time arrives as an
+//! argument.
 //!
 //! Used by one thread; not a hot path (one operation per transfer or push, not per block). Nothing scans the table: leases are
 //! also kept in the order of their expiry, and by owner.
@@ -11,18 +12,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::Instant;
 
-/// What is held, for whom, until when.
+/// A held value with its owner and its expiry.
 #[derive(Debug)]
 pub struct Lease<Owner, Held> {
-    /// Who asked for it.
+    /// Owner of the lease.
     pub owner: Owner,
-    /// When it ends by itself.
+    /// Time at which the lease expires.
     pub expires_at: Instant,
-    /// What it keeps alive: slot references, usually.
+    /// The held value: usually slot references.
     pub held: Held,
 }
 
-/// The table is full; the lease comes back.
+/// The table is full; returns the lease.
 #[derive(Debug)]
 pub struct LeaseFull<Owner, Held>(pub Lease<Owner, Held>);
 
@@ -36,7 +37,7 @@ pub struct LeaseTable<Id, Owner, Held> {
 }
 
 impl<Id: Hash + Ord + Copy, Owner: Hash + Eq + Clone, Held> LeaseTable<Id, Owner, Held> {
-    /// An empty table for at most `capacity` leases.
+    /// Makes an empty table for at most `capacity` leases.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
@@ -63,18 +64,18 @@ impl<Id: Hash + Ord + Copy, Owner: Hash + Eq + Clone, Held> LeaseTable<Id, Owner
         Ok(replaced)
     }
 
-    /// The lease under `id`, to look at.
+    /// Returns the lease under `id`.
     #[must_use]
     pub fn get(&self, id: Id) -> Option<&Lease<Owner, Held>> {
         self.leases.get(&id)
     }
 
-    /// The held value of the lease under `id`.
+    /// Returns the held value of the lease under `id`.
     pub fn held_mut(&mut self, id: Id) -> Option<&mut Held> {
         self.leases.get_mut(&id).map(|lease| &mut lease.held)
     }
 
-    /// Moves the end of the lease under `id`, if there is one.
+    /// Changes the expiry of the lease under `id`, if there is one.
     pub fn renew(&mut self, id: Id, expires_at: Instant) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         self.expiries.remove(&(lease.expires_at, id));
@@ -82,7 +83,7 @@ impl<Id: Hash + Ord + Copy, Owner: Hash + Eq + Clone, Held> LeaseTable<Id, Owner
         self.expiries.insert((expires_at, id));
     }
 
-    /// Gives the lease under `id`, if there is one, to another owner.
+    /// Transfers the lease under `id`, if there is one, to another owner.
     pub fn hand_to(&mut self, id: Id, owner: Owner) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         let before = std::mem::replace(&mut lease.owner, owner.clone());
@@ -107,7 +108,7 @@ impl<Id: Hash + Ord + Copy, Owner: Hash + Eq + Clone, Held> LeaseTable<Id, Owner
         Some(lease)
     }
 
-    /// Ends every lease whose time is up at `now`, in the order in which they end.
+    /// Ends every lease that has expired at `now`, in the order of expiry.
     pub fn expire(&mut self, now: Instant) -> Vec<(Id, Lease<Owner, Held>)> {
         let mut ended = Vec::new();
         while let Some(&(_, id)) = self.expiries.first().filter(|(expires_at, _)| *expires_at <= now) {
@@ -122,25 +123,25 @@ impl<Id: Hash + Ord + Copy, Owner: Hash + Eq + Clone, Held> LeaseTable<Id, Owner
         ids.into_iter().filter_map(|id| Some((id, self.release(id)?))).collect()
     }
 
-    /// Number of leases of one owner.
+    /// Returns the number of leases of one owner.
     #[must_use]
     pub fn count_owned(&self, owner: &Owner) -> usize {
         self.owned.get(owner).map_or(0, BTreeSet::len)
     }
 
-    /// Number of leases out.
+    /// Returns the number of leases.
     #[must_use]
     pub fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether none is out.
+    /// Whether the table has no lease.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.leases.is_empty()
     }
 
-    /// When the next lease ends by itself.
+    /// Returns the time at which the next lease expires.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Instant> {
         self.expiries.first().map(|&(expires_at, _)| expires_at)

@@ -1,19 +1,19 @@
-//! Memory that KV blocks live in: slabs of fixed slots, references to slots, and leases on them.
+//! Memory of KV blocks: slabs of equal slots, references to slots, and leases on them.
 //!
-//! * [`Slab`]: one shared-memory mapping, made once at start-up, cut into equal slots. A peer process can
-//!   attach the same slab, and a NIC can register it, so bytes need no second home.
-//! * [`SlotPool`] and [`SlotRef`]: who uses which slot. A slot goes back to the free list when its last
+//! * [`Slab`]: one shared-memory mapping, made once at start-up, cut into equal slots. A peer process can attach
+//!   the same slab, and a NIC can register it, so bytes need no second copy.
+//! * [`SlotPool`] and [`SlotRef`]: allocation and reference counts of slots. A slot returns to the free list when its last
 //!   reference is dropped, and gets another generation first, by which a stale name of it is detected. Generations cannot
-//!   be guessed: whoever names a slot has been told of it, and the end of a [`SlotGrant`] takes that back.
-//! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
-//!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory,
-//!   and [`DeviceSharing`] gives it to other processes of the machine.
-//! * [`Slab::read_summed`], [`Slab::write_summed`] and [`PartialChecksum`]: checksums of slots, on the way of a copy or by themselves.
-//! * [`LeaseTable`]: references held on behalf of somebody else (a peer), with an owner and an expiry.
+//!   be guessed: a peer that names a slot has been told of it, and the end of a [`SlotGrant`] revokes the name.
+//! * [`DeviceMemory`]: an accelerator's memory, in which the slots of a slab may lie, and [`Copier`], which copies
+//!   between slots in any memory. [`Checksummer`] has a device checksum its own memory,
+//!   and [`DeviceSharing`] shares that memory with other processes of the machine.
+//! * [`Slab::read_summed`], [`Slab::write_summed`] and [`PartialChecksum`]: checksums of slots, during a copy or alone.
+//! * [`LeaseTable`]: slot references held for an owner (a peer) until an expiry.
 //!
-//! Invariants: a slot is never handed out while a reference to it exists (work requests in flight hold one);
-//! everything here has a fixed capacity. Acquiring and releasing a slot is
-//! lock-free and allocates nothing. This crate knows nothing of tokens, hashes, models or transports.
+//! Invariants: a slot is never allocated while a reference to it exists (work requests in flight hold one);
+//! everything here has a fixed capacity. Acquiring and releasing a slot is lock-free and allocates nothing.
+//! This crate contains no tokens, hashes, models or transports.
 
 mod checksummer;
 mod copier;

@@ -1,14 +1,15 @@
-//! The checksum of a slot, taken a bounded piece at a time, so that one block of several MiB does not hold up a thread that
-//! also answers.
+//! Checksum of a slot, computed in bounded pieces, so that a block of several MiB does not block a thread
+//! that also answers requests.
 
 use dataplane_checksum::Sum;
 
 use crate::SlotRef;
 
-/// Bytes that are summed before the budget is looked at: whole lanes.
+/// Bytes that are checksummed between two checks of the budget: whole lanes.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// A checksum in the making, of one slot at a time. Others may write the slot meanwhile: each byte is read once.
+/// A checksum in progress, of one slot at a time. Another process may write the slot meanwhile: each byte
+/// is read once.
 #[derive(Debug, Default)]
 pub struct PartialChecksum {
     sum: Sum,
@@ -16,9 +17,10 @@ pub struct PartialChecksum {
 }
 
 impl PartialChecksum {
-    /// Goes on with the first `bytes` bytes of a slot; takes what it reads off the budget, which it overruns by less than 16 KiB.
-    /// [`dataplane_checksum::checksum`] of them once all were read, `None` while the budget is used up. A slot at a time:
-    /// [`Self::reset`] before another one is begun in its place. Panics when the slot is smaller.
+    /// Continues with the first `bytes` bytes of a slot; subtracts the bytes read from the budget, which it
+    /// exceeds by less than 16 KiB. Returns [`dataplane_checksum::checksum`] of them once all were read,
+    /// `None` when the budget is used up. One slot at a time: call [`Self::reset`] before another one is
+    /// begun. Panics when the slot is smaller.
     pub fn advance(&mut self, slot: &SlotRef, bytes: usize, budget: &mut usize) -> Option<u64> {
         while self.at < bytes {
             if *budget == 0 {
@@ -34,7 +36,7 @@ impl PartialChecksum {
         Some(std::mem::take(&mut self.sum).seal(bytes as u64))
     }
 
-    /// Forgets the slot that it was at.
+    /// Discards the progress on the present slot.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

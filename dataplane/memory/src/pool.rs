@@ -1,17 +1,17 @@
-//! Who uses which slot.
+//! Allocation and reference counts of the slots of a slab.
 //!
-//! A [`SlotRef`] is a counted reference: while one exists, the slot cannot be handed out again. The prefix
-//! cache, the block tables of running sequences and the work requests in flight each hold their own, so
-//! "no reuse under a reader" needs no further bookkeeping. Dropping the last reference changes the slot's
-//! generation *before* the slot reaches the free list; a name made earlier is therefore stale by the time
-//! anybody else can write the slot.
+//! A [`SlotRef`] is a counted reference: while one exists, the slot cannot be allocated again. The prefix
+//! cache, the block tables of running sequences and the work requests in flight each hold their own, so "no
+//! reuse under a reader" needs no further bookkeeping. Dropping the last reference changes the slot's
+//! generation *before* the slot reaches the free list; a name made earlier is therefore stale before
+//! another user can write the slot.
 //!
-//! The pool itself is kept alive by its used slots, not by each reference: the first reference to a slot owns
-//! one count of the pool's `Arc`, and the last to go drops it. Cloning or dropping a reference is therefore one
-//! atomic step instead of two, which a write request of 4 KiB can feel.
+//! The pool is kept alive by its used slots, not by each reference: the first reference to a slot owns one
+//! count of the pool's `Arc`, and the last one drops it. Cloning or dropping a reference is therefore one
+//! atomic step instead of two, a measurable difference for a write request of 4 KiB.
 //!
-//! A name that a peer is told so that it may write is a [`SlotGrant`]: its end makes the name stale while the slot stays in
-//! use. A name that is told to a reader needs none, and is good until the slot is freed.
+//! A name that permits a peer to write is a [`SlotGrant`]: its end makes the name stale while the slot
+//! stays in use. A name that is told to a reader needs no grant, and is valid until the slot is freed.
 //!
 //! Hot path: acquire, clone and drop are a few atomic steps; no lock, no allocation, no system call.
 
@@ -30,14 +30,14 @@ pub struct SlotPool {
     /// Slots without a reference. Its capacity is the slot count, so a push cannot fail.
     free: ArrayQueue<u32>,
     references: Box<[AtomicU32]>,
-    /// How often each slot was freed, wrapping.
+    /// By slot: number of times that it was freed, wrapping.
     uses: Box<[AtomicU32]>,
-    /// Grants of each slot.
+    /// By slot: number of grants.
     grants: Box<[AtomicU32]>,
 }
 
 impl SlotPool {
-    /// Takes charge of every slot of `slab`. Only one pool may exist for a slab.
+    /// Makes the pool of every slot of `slab`. Only one pool may exist for a slab.
     #[must_use]
     pub fn new(slab: Arc<Slab>) -> Arc<Self> {
         let count = slab.layout().slot_count;
@@ -50,13 +50,13 @@ impl SlotPool {
         Arc::new(Self { slab, free, references: zeros(), uses: zeros(), grants: zeros() })
     }
 
-    /// The memory behind the slots.
+    /// Returns the slab that holds the slots.
     #[must_use]
     pub fn slab(&self) -> &Arc<Slab> {
         &self.slab
     }
 
-    /// A slot nobody uses, or `None` when all are in use.
+    /// Allocates a free slot; `None` when all are in use.
     #[must_use]
     pub fn acquire(self: &Arc<Self>) -> Option<SlotRef> {
         let slot = self.free.pop()?;
@@ -65,25 +65,25 @@ impl SlotPool {
         Some(SlotRef { pool: ManuallyDrop::new(Arc::clone(self)), slot })
     }
 
-    /// How often the slot was freed, wrapping: equal numbers mean that it was not freed in between.
+    /// Returns how often the slot was freed, wrapping: equal numbers mean that it was not freed in between.
     #[must_use]
     pub fn freed_count(&self, slot: u32) -> u32 {
         self.uses[slot as usize].load(Ordering::Acquire)
     }
 
-    /// Number of slots that nobody uses.
+    /// Returns the number of free slots.
     #[must_use]
     pub fn free_count(&self) -> usize {
         self.free.len()
     }
 
-    /// Number of slots with at least one reference.
+    /// Returns the number of slots with at least one reference.
     #[must_use]
     pub fn used_count(&self) -> usize {
         self.slab.layout().slot_count as usize - self.free.len()
     }
 
-    /// Number of all slots.
+    /// Returns the number of slots.
     #[must_use]
     pub fn slot_count(&self) -> usize {
         self.slab.layout().slot_count as usize
@@ -99,29 +99,30 @@ pub struct SlotRef {
 }
 
 impl SlotRef {
-    /// Index of the slot in its slab.
+    /// Returns the index of the slot in its slab.
     #[must_use]
     #[inline]
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// The slot's generation: constant while this reference lives and no [`SlotGrant`] of the slot ends.
+    /// Returns the slot's generation: constant while this reference lives and no [`SlotGrant`] of the slot ends.
     #[must_use]
     #[inline]
     pub fn generation(&self) -> u32 {
         self.pool.slab.generation(self.slot)
     }
 
-    /// Whether bytes of a peer may still come into the slot although no grant of it is left: a write had begun when the last
-    /// one ended. An honest peer has none then. The slot must not be used, nor freed, until that peer's connection is over.
+    /// Whether a peer's write into the slot is still in progress although no grant of it is left: the write
+    /// had begun when the last grant ended. A correct peer has none then. The slot must not be used, nor
+    /// freed, until that peer's connection is over.
     #[must_use]
     pub fn has_stray_writes(&self) -> bool {
         let grants = self.pool.grants[self.slot as usize].load(Ordering::Acquire);
         grants == 0 && self.pool.slab.landings(self.slot) > 0
     }
 
-    /// Lets a peer know the slot's name, until the grant ends.
+    /// Grants a peer the use of the slot's name until the grant ends.
     #[must_use]
     pub fn grant(&self) -> SlotGrant {
         // Relaxed: a grant is counted before its name is told, by the thread that tells it.
@@ -129,32 +130,33 @@ impl SlotRef {
         SlotGrant(self.clone())
     }
 
-    /// The pool it goes back to.
+    /// Returns the pool of the slot.
     #[must_use]
     pub fn pool(&self) -> &Arc<SlotPool> {
         &self.pool
     }
 
-    /// The memory it lies in.
+    /// Returns the slab of the slot.
     #[must_use]
     #[inline]
     pub fn slab(&self) -> &Arc<Slab> {
         &self.pool.slab
     }
 
-    /// Number of references to this slot now, this one included.
+    /// Returns the number of references to this slot now, this one included.
     #[must_use]
     pub fn reference_count(&self) -> u32 {
         self.pool.references[self.slot as usize].load(Ordering::Relaxed)
     }
 }
 
-/// A peer was told the name of a slot so that it writes there, until the grant ends.
+/// Permission of a peer to write the slot by its name, until the grant ends.
 ///
-/// The end of the last grant of a slot makes its name stale, while the slot stays in use: where a fabric checks names, peers
-/// can neither write nor read it from then on. Several peers may hold grants of one slot at a time, as senders of different
-/// heads of a block do; the name is good until the last of them ends. Grants of one slot are made and ended by one thread:
-/// another could be told a name in the moment in which it becomes stale, and its peer would be disconnected.
+/// The end of the last grant of a slot makes its name stale, while the slot stays in use: if the fabric
+/// checks names, peers can neither write nor read it from then on. Several peers may hold grants of one
+/// slot at a time, as senders of different heads of a block do; the name is valid until the last of them
+/// ends. Grants of one slot are made and ended by one thread: otherwise a peer could be told a name at the
+/// moment when it becomes stale, and be disconnected.
 #[derive(Debug)]
 pub struct SlotGrant(SlotRef);
 
@@ -169,7 +171,8 @@ impl SlotGrant {
 impl Drop for SlotGrant {
     fn drop(&mut self) {
         let SlotRef { pool, slot } = &self.0;
-        // AcqRel: of grants that end on two threads the last changes the name after everything that the other had seen.
+        // AcqRel: of grants that end on two threads the last one changes the name after all accesses that
+        // the other had seen.
         if pool.grants[*slot as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
             pool.slab.change_generation(*slot);
         }
@@ -179,7 +182,7 @@ impl Drop for SlotGrant {
 impl Clone for SlotRef {
     #[inline]
     fn clone(&self) -> Self {
-        // Relaxed: whoever clones already has a reference, so the count cannot reach zero meanwhile.
+        // Relaxed: the caller holds a reference, so the count cannot reach zero meanwhile.
         let before = self.pool.references[self.slot as usize].fetch_add(1, Ordering::Relaxed);
         assert!(before < u32::MAX / 2, "reference count of slot {} runs away", self.slot);
         // SAFETY: the pointer is valid for reads as it comes from a reference. The copy shares the one count of
@@ -192,8 +195,8 @@ impl Clone for SlotRef {
 impl Drop for SlotRef {
     #[inline]
     fn drop(&mut self) {
-        // AcqRel: our accesses happen before the last drop (release), and that drop sees everybody's
-        // (acquire) before the slot is handed on.
+        // AcqRel: accesses through this reference happen before the last drop (release), and the last drop
+        // sees the accesses of all references (acquire) before the slot is freed.
         if self.pool.references[self.slot as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
             self.free();
         }
@@ -201,7 +204,7 @@ impl Drop for SlotRef {
 }
 
 impl SlotRef {
-    /// The last reference goes.
+    /// Frees the slot after its last reference was dropped.
     fn free(&mut self) {
         self.pool.slab.change_generation(self.slot);
         let uses = &self.pool.uses[self.slot as usize];
@@ -280,7 +283,7 @@ mod tests {
         assert_eq!(weak.strong_count(), 0, "the last reference frees the pool");
     }
 
-    /// Model test: random acquire, clone and drop against counts kept by hand.
+    /// Model test: random acquire, clone and drop against a count per slot.
     #[test]
     fn random_operations_agree_with_a_count_per_slot() {
         let pool = pool(7);

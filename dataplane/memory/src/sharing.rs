@@ -1,18 +1,20 @@
-//! The seam for a device's memory that processes of one machine share: each attaches the other's slab, and copies to it.
+//! Interface for device memory that processes of one machine share: each attaches the other's slab, and
+//! copies to it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{Copier, DeviceError, Slab, SlabLayout};
 
-/// Most bytes of a name that [`DeviceSharing::export`] gives.
+/// Most bytes that [`DeviceSharing::export`] returns.
 pub const EXPORT_BYTES_MAX: usize = 256;
 
-/// The slab of another process, as it is reached from here.
+/// The slab of another process, as attached by this one.
 pub struct AttachedSlab {
-    /// Copies between this process's slab and that one. Dropped first: it waits for what the device still does.
+    /// Copies between this process's slab and the attached one. Dropped first: the drop waits for the
+    /// device's remaining work.
     pub copier: Box<dyn Copier>,
-    /// Over the other process's memory; its generations are this process's own and mean nothing to the other.
+    /// Slab over the other process's memory; its generations are local to this process and unknown to the other.
     pub slab: Arc<Slab>,
 }
 
@@ -22,25 +24,27 @@ impl fmt::Debug for AttachedSlab {
     }
 }
 
-/// Gives one slab in a device's memory to other processes of the machine, and reaches theirs.
+/// Shares one slab in a device's memory with other processes of the machine, and attaches theirs.
 ///
-/// A process that has the exported bytes has all of the memory: there is no smaller right.
+/// A process that has the exported bytes can access all of the memory: there is no weaker permission.
 pub trait DeviceSharing: Send + Sync + fmt::Debug {
-    /// The slab that is given.
+    /// Returns the slab that is shared.
     fn slab(&self) -> &Arc<Slab>;
 
-    /// The bytes by which another process attaches it, at most [`EXPORT_BYTES_MAX`]. They are good while the slab lives.
+    /// Returns the bytes by which another process attaches the slab, at most [`EXPORT_BYTES_MAX`]. They are
+    /// valid while the slab lives.
     ///
     /// # Errors
-    /// When the driver exports no such memory.
+    /// If the driver cannot export such memory.
     fn export(&self) -> Result<Vec<u8>, DeviceError>;
 
     /// Whether the slots of a slab of this process are sources of writes to an attached slab, and destinations of reads.
     fn carries(&self, slab: &Arc<Slab>) -> bool;
 
-    /// Attaches a slab of another process. The bytes come from it, and are checked by the driver. Blocks, for milliseconds.
+    /// Attaches a slab of another process by its exported bytes, which the driver checks. Blocks, for
+    /// milliseconds.
     ///
     /// # Errors
-    /// When no memory of this name is reached from here, it is smaller than the layout, or this process exported it.
+    /// If no memory with these bytes is reachable, it is smaller than the layout, or this process exported it.
     fn attach(&self, exported: &[u8], layout: SlabLayout) -> Result<AttachedSlab, DeviceError>;
 }

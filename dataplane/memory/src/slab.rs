@@ -1,19 +1,19 @@
-//! One shared mapping of fixed slots.
+//! One shared mapping of slots of a fixed size.
 //!
 //! Layout of the mapping: a header (magic, version, slot count, slot bytes), the generation of every slot,
 //! padding to a page, then the slots, each on a cache line (`layout`). The generations lie in the mapping
 //! itself so that a process that attaches the slab can check them without asking its owner.
 //!
-//! The memory is a sealed memfd: it cannot shrink, so an attached peer cannot make us fault. Other processes
-//! may write to it at any time; therefore no function hands out a reference to slot bytes without `unsafe`,
-//! and the safe functions copy through raw pointers.
+//! The memory is a sealed memfd: it cannot shrink, so an attached peer cannot cause a fault in this
+//! process. Other processes may write to it at any time; therefore no function returns a reference to slot
+//! bytes without `unsafe`, and the safe functions copy through raw pointers.
 //!
 //! Made and attached at start-up only; reads and writes cost a bounds check and a copy.
 //!
-//! The slots may lie in the memory of a device instead ([`Slab::on_device`]). The mapping then ends behind the
-//! generations, and no function here gives an address of slot bytes or touches them: the ones that cannot fail panic,
-//! the others say that there is no such range. That costs the host path nothing: the check of a slot's number is
-//! against the number of slots that the CPU can reach, which is all of them or none.
+//! The slots may lie in the memory of a device instead ([`Slab::on_device`]). The mapping then ends behind
+//! the generations, and no function here returns an address of slot bytes or accesses them: the infallible
+//! ones panic, the others report that there is no such range. The host path has no extra cost: a slot's
+//! number is checked against the number of slots that the CPU can reach, which is all of them or none.
 
 mod bytes;
 mod generations;
@@ -32,36 +32,37 @@ use generations::Generations;
 use layout::HEADER_BYTES;
 pub use layout::{PageSize, SlabLayout};
 
-/// The memory that the slots of a slab lie in. A process shows its peers at most one slab of each kind, so the kind is the name by
-/// which peers know it.
+/// The memory that the slots of a slab lie in. A process shows its peers at most one slab of each kind, so
+/// peers name a slab by its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SlabKind {
-    /// The mapping, which processors reach.
+    /// Host memory: the mapping, which processors reach.
     Host = 0,
     /// A device's memory.
     Device = 1,
 }
 
 impl SlabKind {
-    /// How many kinds there are.
+    /// Number of kinds.
     pub const COUNT: usize = 2;
     /// Every kind, in the order of [`SlabKind::index`].
     pub const ALL: [Self; Self::COUNT] = [Self::Host, Self::Device];
 
-    /// Position in a table with one entry for each kind; also the number of the kind in messages of peers.
+    /// Returns the index in a table with one entry for each kind; also the number of the kind in messages
+    /// of peers.
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// The kind with this number in messages.
+    /// Returns the kind with this number in messages.
     #[must_use]
     pub fn from_index(index: u8) -> Option<Self> {
         Self::ALL.get(usize::from(index)).copied()
     }
 }
 
-/// A mapping of fixed slots, shared with whoever holds its descriptor.
+/// A mapping of slots of a fixed size, shared with every process that holds its descriptor.
 #[derive(Debug)]
 pub struct Slab {
     base: NonNull<u8>,
@@ -76,7 +77,7 @@ pub struct Slab {
     huge_pages: bool,
     device: Option<Arc<dyn DeviceMemory>>,
     generations: Generations,
-    /// Writes of peers on their way into each slot; empty in a slab that was attached.
+    /// By slot: number of peers' writes in progress; empty in a slab that was attached.
     landings: Box<[AtomicU32]>,
 }
 
@@ -87,54 +88,54 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// The shape of this slab.
+    /// Returns the layout of the slab.
     #[must_use]
     #[inline]
     pub fn layout(&self) -> SlabLayout {
         self.layout
     }
 
-    /// The device's memory that the slots lie in, or `None` when they lie in the mapping.
+    /// Returns the device's memory that the slots lie in; `None` when they lie in the mapping.
     #[must_use]
     pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
         self.device.as_ref()
     }
 
-    /// The memory that the slots lie in.
+    /// Returns the kind of memory that the slots lie in.
     #[must_use]
     pub fn kind(&self) -> SlabKind {
         if self.device.is_some() { SlabKind::Device } else { SlabKind::Host }
     }
 
-    /// The device's address of `len` bytes at `offset` of `slot`; `None` when they are not inside the slot, or the
-    /// slots are not in a device's memory.
+    /// Returns the device's address of `len` bytes at `offset` of `slot`; `None` when they are not inside
+    /// the slot, or the slots are not in a device's memory.
     #[must_use]
     pub fn device_address(&self, slot: u32, offset: usize, len: usize) -> Option<u64> {
         let device = self.device.as_ref().filter(|_| self.contains(slot, offset, len))?;
         Some(device.address() + (slot as usize * self.stride + offset) as u64)
     }
 
-    /// Bytes of address space taken. The slots are not among them when they lie in a device's memory.
+    /// Returns the bytes of address space in use. Excludes the slots when they lie in a device's memory.
     #[must_use]
     pub fn mapped_bytes(&self) -> usize {
         self.mapped_bytes
     }
 
-    /// Whether 2 MiB pages back it.
+    /// Whether 2 MiB pages back the slab.
     #[must_use]
     pub fn has_huge_pages(&self) -> bool {
         self.huge_pages
     }
 
-    /// Where the mapping starts. A device registers the whole of it, once. It ends before the slots when these lie
-    /// in a device's memory: see [`Slab::device_address`].
+    /// Returns the start of the mapping, which a device registers as a whole, once. The mapping ends before
+    /// the slots when these lie in a device's memory: see [`Slab::device_address`].
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The descriptor to hand to a process that shall attach this slab. Useless when the slots lie in a device's
-    /// memory.
+    /// Returns the descriptor by which another process attaches this slab. Unusable for that when the slots
+    /// lie in a device's memory.
     #[must_use]
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
@@ -151,45 +152,46 @@ impl Slab {
         unsafe { cell.as_ref() }
     }
 
-    /// The slot's present generation, or `None` when there is no such slot. Pairs as [`Self::generation`] does.
+    /// Returns the slot's present generation; `None` when there is no such slot. Pairs as
+    /// [`Self::generation`] does.
     #[must_use]
     #[inline]
     pub fn try_generation(&self, slot: u32) -> Option<u32> {
         (slot < self.layout.slot_count).then(|| self.generation_cell(slot).load(Ordering::Acquire))
     }
 
-    /// The slot's present generation. Pairs with the release in `change_generation`.
+    /// Returns the slot's present generation. Pairs with the release in `change_generation`.
     #[must_use]
     #[inline]
     pub fn generation(&self, slot: u32) -> u32 {
         self.generation_cell(slot).load(Ordering::Acquire)
     }
 
-    /// Makes every name of the slot so far stale. Pairs with the acquire in `generation`. Only the owner of the slab does so,
-    /// and for each slot one thread at a time.
+    /// Makes every earlier name of the slot stale. Pairs with the acquire in `generation`. Called by the
+    /// owner of the slab only, and for each slot by one thread at a time.
     pub(crate) fn change_generation(&self, slot: u32) {
         let cell = self.generation_cell(slot);
         let (old, drawn) = (cell.load(Ordering::Relaxed), self.generations.draw());
         cell.store(if drawn == old { drawn.wrapping_add(1) } else { drawn }, Ordering::Release);
     }
 
-    /// A fabric has taken the header of a peer's write into the slot: from now on the kernel may put its bytes there, whatever
-    /// becomes of the slot's name.
+    /// Counts a write in progress: a fabric has taken the header of a peer's write, and from now on the
+    /// kernel may write its bytes to the slot, even after the slot's name has become stale.
     pub fn begin_landing(&self, slot: u32) {
         if let Some(landings) = self.landings.get(slot as usize) {
             landings.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A write that was begun has landed, or its connection is over.
+    /// Ends a write in progress: it has landed, or its connection is over.
     pub fn end_landing(&self, slot: u32) {
         if let Some(landings) = self.landings.get(slot as usize) {
-            // Release: the bytes are there before whoever sees the count.
+            // Release: the write's bytes come before the new count.
             landings.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Writes that have begun and are not over.
+    /// Returns the number of writes in progress into the slot.
     #[must_use]
     pub fn landings(&self, slot: u32) -> u32 {
         self.landings.get(slot as usize).map_or(0, |landings| landings.load(Ordering::Acquire))
@@ -200,8 +202,8 @@ impl Slab {
         self.generation_cell(slot).store(generation, Ordering::Release);
     }
 
-    /// Address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot, or lie in a device's
-    /// memory. So do all functions below that cannot fail.
+    /// Returns the address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot,
+    /// or lie in a device's memory. The other infallible functions below panic in the same cases.
     #[must_use]
     #[inline]
     pub fn address(&self, slot: u32, offset: usize, len: usize) -> NonNull<u8> {
@@ -219,8 +221,8 @@ impl Slab {
         panic!("bytes {offset}+{len} of a slot of {slot_bytes} bytes");
     }
 
-    /// Address of `len` bytes at `offset` of `slot`, or `None` when they are not inside the slot or lie in a device's
-    /// memory. One check, for names that come from a peer.
+    /// Returns the address of `len` bytes at `offset` of `slot`; `None` when they are not inside the slot
+    /// or lie in a device's memory. A single check, for names that come from a peer.
     #[must_use]
     #[inline]
     pub fn try_address(&self, slot: u32, offset: usize, len: usize) -> Option<NonNull<u8>> {
@@ -233,8 +235,8 @@ impl Slab {
         Some(unsafe { self.base.add(start) })
     }
 
-    /// Whether `len` bytes at `offset` of `slot` exist, in whichever memory. What comes from a peer is asked here
-    /// first.
+    /// Whether `len` bytes at `offset` of `slot` exist, in host or device memory. Ranges from a peer are
+    /// checked with this first.
     #[must_use]
     #[inline]
     pub fn contains(&self, slot: u32, offset: usize, len: usize) -> bool {

@@ -1,8 +1,8 @@
-//! Doubles of a device, for tests here and in other crates. Nothing in production uses them.
+//! Test doubles of a device, for this crate and others. No product code uses them.
 //!
-//! [`DeviceDouble`] is memory that the CPU cannot touch by accident: its address faults. [`CopierDouble`] copies to
-//! and from it as a device would: later, in no order between directions, and not always with success.
-//! [`ChecksummerDouble`] sums what lies there, in the same manner.
+//! [`DeviceDouble`] is memory that the CPU cannot access by accident: its address faults. [`CopierDouble`]
+//! copies to and from it as a device would: asynchronously, without order between directions, and with
+//! failures. [`ChecksummerDouble`] computes checksums in that memory, in the same manner.
 
 mod checksummer;
 mod copier;
@@ -14,8 +14,8 @@ pub use copier::{CopierDouble, CopyFaults};
 pub use device::{Abilities, DeviceDouble};
 pub use sharing::SharingDouble;
 
-/// Gives every slot the generation 0, for tests that write names by hand and for fuzzers, whose inputs must mean the same in
-/// each run.
+/// Sets every slot's generation to 0, for tests that write names by hand and for fuzzers, whose inputs must
+/// have the same meaning in each run.
 pub fn make_names_guessable(slab: &crate::Slab) {
     (0..slab.layout().slot_count).for_each(|slot| slab.set_generation(slot, 0));
 }

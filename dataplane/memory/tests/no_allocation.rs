@@ -49,7 +49,7 @@ fn copies_allocate_nothing() {
     let cases: [(&mut dyn Copier, _); 2] = [(&mut plain, &there), (&mut double, &device)];
     for (copier, target) in cases {
         run(copier, &here, target, 100, false);
-        // The vector of the ends is the caller's, and the one that is counted.
+        // `run` allocates the vector of completed copies before it counts.
         assert_eq!(run(copier, &here, target, 100_000, false), 0);
         assert_eq!(run(copier, &here, target, 100, true), 1, "the planted one is seen");
     }

@@ -2,25 +2,27 @@
 
 use std::net::SocketAddr;
 
-/// Where the transports of a process listen.
+/// Addresses at which the transports of a process listen.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Addresses {
-    /// Same on all processes that share memory: the machine's boot, `/`, and the folder that they share.
+    /// Host identity, equal for all processes that share memory: the machine's boot id, `/`, and the shared
+    /// folder.
     pub host: String,
-    /// Path of the shared-memory socket, if that transport is on.
+    /// Path of the shared-memory socket; `None` if that transport is off.
     pub shm: Option<String>,
-    /// Path of the socket of shared device memory, if that transport is on.
+    /// Path of the socket of shared device memory; `None` if that transport is off.
     pub cuda_ipc: Option<String>,
-    /// `ip:port` of the TCP transport, if it is on.
+    /// `ip:port` of the TCP transport; `None` if it is off.
     pub tcp: Option<String>,
-    /// `ip:port` at which each RDMA rail is connected to, best first.
+    /// `ip:port` at which peers connect to each RDMA rail, best first.
     pub rdma: Vec<String>,
 }
 
 impl Addresses {
-    /// The addresses as peers connect to them, best first. Loopback addresses are told when there are no others: on other hosts they lead
-    /// elsewhere. Processes of this host take the first that they can use. Where device memory is shared it names every
-    /// transport: memory that cannot be shared is reached by a card, or staged.
+    /// Returns the addresses in the notation that peers connect with, best first. Loopback addresses are
+    /// included only if there are no others, because they mean another host elsewhere. Processes of this
+    /// host take the first address that they can use. If device memory is shared, every transport is named:
+    /// memory that cannot be shared is reached by a card, or staged.
     #[must_use]
     pub fn notation(&self) -> Vec<String> {
         let rails = self.rdma.iter().map(|address| ("rdma", address));
@@ -45,7 +47,7 @@ impl Addresses {
     }
 }
 
-/// Whether `ip:port` is of the loopback interface, which no other host reaches.
+/// Whether `ip:port` is a loopback address, which no other host can reach.
 #[must_use]
 pub fn is_loopback(address: &str) -> bool {
     address.parse::<SocketAddr>().is_ok_and(|address| address.ip().to_canonical().is_loopback())

@@ -1,9 +1,9 @@
 //! The transports of one process: opened from a configuration and from what the machine has, and bonded into one.
 //!
-//! A worker listens on each of them and is told to its peers by [`Addresses`]; a client neither listens nor shows its
-//! memory ([`PeerRole`]). What the machine does not have is passed over with a line in the log, unless the configuration names
-//! it. Without names, the RDMA ports nearest to the process's memory are used ([`dataplane_topology::select_local`]); where
-//! none of them is usable, every device is tried.
+//! A worker listens on each transport and is announced to its peers by [`Addresses`]; a client neither
+//! listens nor shows its memory ([`PeerRole`]). A transport that the machine lacks is skipped and logged,
+//! unless the configuration names it. Without named devices, the RDMA ports nearest to the process's memory
+//! are used ([`dataplane_topology::select_local`]); if none of them is usable, every device is tried.
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +52,7 @@ impl Transport {
     /// The kinds for slots in a device's memory and in the host's, best first.
     pub const ALL: [Self; 4] = [Self::CudaIpc, Self::Shm, Self::Rdma, Self::Tcp];
 
-    /// As in a configuration and in an address: `cuda_ipc`, `shm`, `rdma`, `tcp`.
+    /// Returns the name in a configuration and in an address: `cuda_ipc`, `shm`, `rdma`, `tcp`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -64,32 +64,32 @@ impl Transport {
     }
 }
 
-/// A transport that is to be opened.
+/// A transport to open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransportRequest {
     /// The kind.
     pub transport: Transport,
-    /// Whether the configuration names a part of it (a folder, a device, a port): it is then an error when it cannot be
-    /// opened.
+    /// Whether the configuration names a part of the transport (a folder, a device, a port); a failure to
+    /// open it is then an error.
     pub is_named: bool,
 }
 
-/// The place that a configuration names for [`RailsConfig::near`]: `auto` is none.
+/// Parses the place of [`RailsConfig::near`]; `auto` gives `None`.
 ///
 /// # Errors
-/// [`RailsError::Near`] for what names no place.
+/// [`RailsError::Near`] if the text is no place.
 pub fn parse_near(text: &str) -> Result<Option<Place>, RailsError> {
     if text == "auto" { Ok(None) } else { Ok(Some(text.parse()?)) }
 }
 
-/// What a process is to its peers.
+/// Role of a process towards its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerRole {
-    /// Connects to others: it does not listen, and peers cannot reach its memory.
+    /// Connects to peers: it does not listen, and peers cannot access its memory.
     Client,
-    /// Receives hand-offs: peers write into its slots, and read none.
+    /// Receives hand-offs: peers write its slots, and cannot read them.
     Worker,
-    /// Serves its memory: peers write and read it.
+    /// Serves its memory: peers read and write it.
     Store,
 }
 
@@ -107,50 +107,55 @@ impl PeerRole {
     }
 }
 
-/// Transports to open, and their settings. PeerRole and key hold for all of them, whatever their own settings say.
+/// Transports to open, and their settings. `role` and `key` apply to all transports and override their own
+/// settings.
 #[derive(Debug, Clone)]
 pub struct RailsConfig {
-    /// Best first: of the links to a peer that are up, those of the first transport carry the bytes.
+    /// The transports, best first: of the links to a peer that are up, those of the first transport carry
+    /// the bytes.
     pub transports: Vec<TransportRequest>,
-    /// What the process is to its peers.
+    /// Role of the process towards its peers.
     pub role: PeerRole,
-    /// The secret that peers share; with another one neither side admits the other.
+    /// The secret that all peers share; nodes with different secrets refuse each other.
     pub key: SharedKey,
-    /// Equal for processes that can share memory, see [`Addresses::host`].
+    /// Host identity: equal for processes that can share memory, see [`Addresses::host`].
     pub host: String,
-    /// Path of the socket at which processes of this host connect, for shared memory. That for shared device memory is
-    /// [`device_socket`] of it.
+    /// Path of the socket for shared memory, at which processes of this host connect. The path for shared
+    /// device memory is [`device_socket`] of it.
     pub socket: PathBuf,
-    /// Shared memory; of device memory, the rings for messages.
+    /// Settings of shared memory; for device memory, of the rings for messages.
     pub shm: ShmConfig,
-    /// Slots in a device's memory, which peers reach beside those in the host's: over [`Transport::CudaIpc`], and over RDMA devices
-    /// that reach that memory.
+    /// Slots in a device's memory, which peers reach beside those in the host's: over
+    /// [`Transport::CudaIpc`], and over RDMA devices that reach that memory.
     pub device: Option<Arc<dyn DeviceSharing>>,
-    /// Where the TCP transport listens. Peers are told this address, so it must be one of this host.
+    /// Address at which the TCP transport listens. Peers are told this address, so it must be one of this host.
     pub listen: SocketAddr,
-    /// TCP.
+    /// Settings of the TCP transport.
     pub tcp: TcpConfig,
-    /// RDMA devices by name; empty: those nearest to `near`, or every one where none of these is usable.
+    /// RDMA devices by name; empty: those nearest to `near`, or every device if none of these is usable.
     pub devices: Vec<String>,
-    /// The memory that devices are chosen for; `None`: that which the process works beside
+    /// The memory for which devices are chosen; `None`: the memory that the process works beside
     /// ([`dataplane_topology::Topology::memory_of_process`]).
     pub near: Option<Place>,
-    /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one.
+    /// Address at which peers connect to set up queue pairs; with a port other than 0 each further rail
+    /// takes the next port.
     pub rdma_listen: SocketAddr,
-    /// RDMA.
+    /// Settings of the RDMA transport.
     pub rdma: VerbsConfig,
-    /// Connections to each peer over one RDMA device, at least 1. Each is a rail of its own, with its own queue pairs and
-    /// registrations: over Ethernet each takes its own way through the network (its own UDP source port).
+    /// Connections to each peer over one RDMA device, at least 1. Each is a rail of its own, with its own
+    /// queue pairs and registrations: over Ethernet each may take another path through the network (its own
+    /// UDP source port).
     pub connections_per_device: u16,
     /// The library of software devices, for tests; `None` loads libibverbs.
     pub verbs_library: Option<Arc<Library>>,
     /// Settings of the bond over all transports.
     pub bond: BondConfig,
-    /// For tests: damages one in so many writes, drawn from this seed.
+    /// For tests: corrupts one write in the first number, drawn from the seed in the second.
     pub corrupt: Option<(u64, u64)>,
 }
 
-/// A seed for the names of sessions and for the times of retries: another one in each process, and not a secret.
+/// Returns a seed for the names of sessions and for the times of retries. It differs in each process and is
+/// not secret.
 #[must_use]
 pub fn fresh_seed() -> u64 {
     use std::hash::BuildHasher;

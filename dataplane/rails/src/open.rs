@@ -1,4 +1,4 @@
-//! Opening what a configuration asks for.
+//! Opens the transports of a configuration.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,20 +22,20 @@ use crate::{Addresses, RailsConfig, Transport, TransportRequest};
 /// A transport of any kind.
 type AnyFabric = Box<dyn Fabric + Send>;
 
-/// A counter of a transport: name, help, value.
+/// A counter of a transport: name, help text, value.
 pub type CounterSample = (&'static str, &'static str, u64);
 
 /// The transports of one process.
 pub struct Rails {
     /// The bond over every transport that opened.
     pub bond: Bond<AnyFabric>,
-    /// The addresses at which peers reach them.
+    /// The addresses at which peers reach the transports.
     pub address: Addresses,
-    /// Names of the transports in use, for people.
+    /// Display names of the transports in use.
     pub names: Vec<String>,
     /// The kinds that opened, best first.
     pub kinds: Vec<Transport>,
-    /// Counters of each transport, and of what the bond gives it to carry.
+    /// Counters of each transport, and the bond's counters of its traffic.
     pub counters: Vec<RailCounters>,
 }
 
@@ -43,22 +43,22 @@ pub struct Rails {
 pub struct RailCounters {
     /// `shm`, `cuda_ipc`, `tcp` or `rdma DEVICE`.
     pub name: String,
-    /// Reads all of its counters.
+    /// Reads all counters of the transport.
     pub read: Box<dyn Fn() -> Vec<CounterSample> + Send + Sync>,
 }
 
-/// Why a transport cannot be used.
+/// Reason that transports cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RailsError {
-    /// No transport is there, and why each is not.
+    /// No transport can be opened; holds the reason for each.
     #[error("no transport can be used ({0}); `kvasir doctor` says what is missing")]
     NoTransport(String),
-    /// A transport that is named in the configuration, or the only one that is wanted.
+    /// A transport that the configuration names, or the only requested one, cannot be opened.
     #[error("transfer.transport: {} cannot be used: {reason}", transport.name())]
     Unusable {
-        /// Which.
+        /// The transport.
         transport: Transport,
-        /// Why.
+        /// The reason.
         reason: Box<Self>,
     },
     /// Shared memory.
@@ -67,10 +67,10 @@ pub enum RailsError {
     /// Shared device memory.
     #[error(transparent)]
     Ipc(#[from] IpcError),
-    /// Shared device memory takes slots in a device's memory.
+    /// `cuda_ipc` was requested without slots in a device's memory.
     #[error("cuda_ipc needs slots in a device's memory (device.direct)")]
     HostSlots,
-    /// There are slots in a device's memory, and no transport reaches them.
+    /// No transport reaches the slots in a device's memory.
     #[error(
         "no transport reaches the device's memory ({0}); set device.direct = false, or see rdma.devices and CUDA_VISIBLE_DEVICES"
     )]
@@ -81,23 +81,23 @@ pub enum RailsError {
     /// RDMA.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// `rdma.near` is no memory of this machine.
+    /// `rdma.near` names no memory of this machine.
     #[error("rdma.near: {0}")]
     Near(#[from] TopologyError),
-    /// No device, or devices that cannot be used, with the reason of each.
+    /// There is no RDMA device, or none can be used; holds the reason for each.
     #[error("{0}")]
     Devices(String),
-    /// More links to a peer than there can be.
+    /// The links to a peer would exceed the limit.
     #[error(
         "{devices} RDMA devices with {connections} connections each (rdma.connections_per_device) are more links to a peer than {limit}: \
          of {LINKS_MAX} each other transport takes one"
     )]
     Links {
-        /// How many there can be.
+        /// Most links to a peer.
         limit: usize,
-        /// Devices.
+        /// Number of devices.
         devices: usize,
-        /// Connections over each.
+        /// Number of connections over each device.
         connections: usize,
     },
     /// A rail has no address at which peers could connect to it.
@@ -112,11 +112,11 @@ struct RailsBuilder<'a> {
     address: Addresses,
     names: Vec<String>,
     counters: Vec<RailCounters>,
-    /// Each rail that cannot be used, or not for a device's memory, and why.
+    /// Rails that cannot be used, or not for a device's memory, with the reason.
     unavailable: Vec<(Transport, String)>,
 }
 
-/// The reasons as one text, of these transports.
+/// Joins the reasons of these transports into one text.
 fn reasons(unavailable: &[(Transport, String)], of: &[Transport]) -> String {
     let of = unavailable.iter().filter(|(transport, _)| of.contains(transport));
     let texts: Vec<String> =
@@ -127,14 +127,16 @@ fn reasons(unavailable: &[(Transport, String)], of: &[Transport]) -> String {
 /// A rail over an RDMA device.
 struct RdmaRail {
     fabric: VerbsFabric,
-    /// Where peers connect to it.
+    /// Address at which peers connect to the rail.
     address: Option<String>,
-    /// Why it does not reach the slots in a device's memory, if there are some and it does not.
+    /// Reason that the rail does not reach the slots in a device's memory; `None` if it does, or if there
+    /// are none.
     device_problem: Option<VerbsError>,
 }
 
-/// Opens what the configuration asks for, over the host slots of `slab` and those of [`RailsConfig::device`]. What this machine
-/// does not have is passed over with a line in the log; what is named must be there, and so must the only one that is wanted.
+/// Opens the transports of the configuration, over the host slots of `slab` and those of
+/// [`RailsConfig::device`]. A transport that this machine lacks is skipped and logged; one that is named,
+/// or the only one requested, must open.
 pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError> {
     let address = Addresses { host: config.host.clone(), ..Addresses::default() };
     let (rails, names, counters) = (Vec::new(), Vec::new(), Vec::new());
@@ -192,7 +194,8 @@ impl RailsBuilder<'_> {
         self.counters.push(RailCounters { name, read: Box::new(read) });
     }
 
-    /// The socket at this path, at which processes of this host connect, if they may. Those of processes that are gone are removed.
+    /// Returns the path of the socket at which processes of this host connect; `None` for a client. Stale
+    /// sockets in its folder are removed.
     fn local_socket(&self, path: &Path) -> Option<String> {
         if let Some(folder) = path.parent() {
             remove_stale_sockets(folder, SystemTime::now());
@@ -201,7 +204,7 @@ impl RailsBuilder<'_> {
             return None;
         }
         let path = path.display().to_string();
-        // The socket of a process that ran here before: nobody listens there.
+        // The socket of an earlier process, without a listener.
         if dataplane_shm::remove_stale(&path) {
             tracing::debug!(file = path, "removed the socket of a process that is gone");
         }
@@ -269,7 +272,7 @@ impl RailsBuilder<'_> {
                 match self.rail(&library, name, *port, opened.len() as u16) {
                     Ok(RdmaRail { fabric, address, device_problem: problem }) => {
                         let problem = problem.map(|error| format!("{name}: {error}"));
-                        // Each connection over a card has the same one as a rule.
+                        // All connections over a card have the same problem as a rule; it is reported once.
                         problems.extend(problem.filter(|problem| !problems.contains(problem)));
                         opened.push((rail_name(name, *port, connection, &devices), fabric, address));
                     }
@@ -301,7 +304,8 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
-    /// A fabric over the host's slots and, where the card reaches them, those of the device. It has no address yet.
+    /// Makes a fabric over the host's slots and, where the card reaches them, those of the device. Its
+    /// address is not set yet.
     fn rdma_rail(
         &self,
         device: Arc<Device>,
@@ -314,7 +318,7 @@ impl RailsBuilder<'_> {
         Ok(RdmaRail { fabric, address: None, device_problem })
     }
 
-    /// The devices, and their ports, to use where none are named.
+    /// Returns the devices and ports to use if the configuration names none.
     fn nearest(&self, library: &Arc<Library>) -> Result<Vec<(String, Option<u8>)>, RailsError> {
         let known = Device::names(library)?;
         let NearestPorts { memory, ports, excluded } = nearest_ports(self.config.near.as_ref(), &known)?;
@@ -327,7 +331,7 @@ impl RailsBuilder<'_> {
         Ok(ports)
     }
 
-    /// Opens the rail of an RDMA device. That of a client has no address, and shows its peers no memory either.
+    /// Opens the rail of an RDMA device. A client's rail has no address, and shows no memory to peers.
     fn rail(
         &self,
         library: &Arc<Library>,
@@ -353,7 +357,8 @@ impl RailsBuilder<'_> {
             .listening_on()
             .ok_or(RailsError::Address("rdma.listen: the device has no address"))?;
         if bound.ip().is_unspecified() {
-            // Listening everywhere: peers are told the rail's own address, so that the connection takes its way.
+            // Bound to all addresses: peers are told the rail's own address, so that the connection uses
+            // this rail.
             let none = RailsError::Address("rdma.listen names no address, and the rail has none");
             bound = SocketAddr::new(gid.address().ok_or(none)?, bound.port());
         }
@@ -361,7 +366,8 @@ impl RailsBuilder<'_> {
     }
 }
 
-/// Name of a rail: the device, the port where several of the device are used, and its number from the second connection on.
+/// Returns the name of a rail: the device, the port if several of the device are used, and the connection's
+/// number from the second on.
 fn rail_name(device: &str, port: Option<u8>, connection: usize, devices: &[(String, Option<u8>)]) -> String {
     let is_one_of_several = devices.iter().filter(|(other, _)| other == device).count() > 1;
     let name = match port.filter(|_| is_one_of_several) {
@@ -371,21 +377,21 @@ fn rail_name(device: &str, port: Option<u8>, connection: usize, devices: &[(Stri
     if connection == 0 { name } else { format!("{name}/{}", connection + 1) }
 }
 
-/// The RDMA ports that a process of this machine uses where none are named.
+/// The RDMA ports that a process of this machine uses if the configuration names none.
 #[derive(Debug)]
 pub struct NearestPorts {
-    /// The memory that the ports are near to.
+    /// The memory to which the ports are nearest.
     pub memory: Memory,
-    /// Devices and their ports; empty when none is near, and then every device is tried.
+    /// Devices and their ports; empty when none is near, in which case every device is tried.
     pub ports: Vec<(String, Option<u8>)>,
     /// Ports that are not used, with the reason.
     pub excluded: Vec<Exclusion>,
 }
 
-/// The ports, of devices with these names, nearest to a place, or to this process's GPU or processors.
+/// Returns the ports, of devices with these names, nearest to a place, or to this process's GPU or processors.
 ///
 /// # Errors
-/// [`RailsError::Near`] when the place is none of this machine.
+/// [`RailsError::Near`] if this machine has no such place.
 pub fn nearest_ports(near: Option<&Place>, known: &[String]) -> Result<NearestPorts, RailsError> {
     let topology = Topology::read(Path::new("/"));
     let memory = match near {
@@ -405,14 +411,15 @@ pub struct NearestNode {
     pub cpus: String,
 }
 
-/// Whether this machine has such a place, of memory.
+/// Whether this machine has the place, and the place is memory.
 #[must_use]
 pub fn is_here(place: &Place) -> bool {
     place.memory(&Topology::read(Path::new("/"))).is_ok()
 }
 
-/// The NUMA node nearest to a place of this machine; without one that of this process's processors, or of the first GPU of
-/// `CUDA_VISIBLE_DEVICES` where it may run on several nodes. `None` when the machine does not tell, or has no such place.
+/// Returns the NUMA node nearest to a place of this machine; without a place, nearest to this process's
+/// processors, or to the first GPU of `CUDA_VISIBLE_DEVICES` if the process may run on several nodes.
+/// `None` when the machine does not report it, or has no such place.
 #[must_use]
 pub fn nearest_node(near: Option<&Place>) -> Option<NearestNode> {
     let topology = Topology::read(Path::new("/"));
@@ -420,14 +427,14 @@ pub fn nearest_node(near: Option<&Place>) -> Option<NearestNode> {
     let memory = match (near, topology.process.numa_node) {
         (Some(place), _) => place.memory(&topology).ok()?,
         (None, Some(node)) => Memory::Host { numa: Some(node) },
-        // A GPU that nobody has named may not be this process's.
+        // A GPU that `CUDA_VISIBLE_DEVICES` does not name may not be this process's.
         (None, None) => topology.memory_of_process(Some(visible.as_deref()?)),
     };
     let node = topology.numa_node_of(memory)?;
     Some(NearestNode { number: node.number, cpus: node.cpus.clone() })
 }
 
-/// The ports of rails whose devices libibverbs knows, in the order of the rails.
+/// Returns the ports of rails whose devices libibverbs knows, in the order of the rails.
 fn ports_of(rails: &[topology::Rail], known: &[String]) -> Vec<(String, Option<u8>)> {
     let ports = rails.iter().filter_map(|rail| rail.port.clone());
     ports.filter(|(device, _)| known.contains(device)).map(|(device, port)| (device, Some(port))).collect()
@@ -537,7 +544,8 @@ mod tests {
         Arc::new(Slab::create("rails", layout, PageSize::Standard).expect("slab"))
     }
 
-    /// Beside the host's slots peers reach those of a device over transports that do; that none does is an error with the reasons.
+    /// Transports that reach a device's slots show them beside the host's; if none does, opening fails with
+    /// the reasons.
     #[test]
     fn slots_of_a_device_are_shown_by_the_transports_that_reach_them() {
         let (near, far) = (SoftwareDevice::new(), SoftwareDevice::new());
@@ -581,7 +589,8 @@ mod tests {
         assert!(reason.contains("(none that could is configured)"), "{reason}");
     }
 
-    /// As the tier of other nodes' memory opens them: it reads and writes its nodes' memory, and they never its.
+    /// A client, such as the tier of other nodes' memory, reads and writes its nodes' memory, and they
+    /// never access its own.
     #[test]
     fn a_client_neither_listens_nor_shows_its_memory() {
         let slab = slab();
@@ -606,7 +615,7 @@ mod tests {
         }
     }
 
-    /// A process that is started again at once has the name that its killed predecessor had.
+    /// A process that is restarted at once has the same socket name as its killed predecessor.
     #[test]
     fn the_socket_of_a_killed_process_does_not_keep_its_successor_from_listening() {
         let config = config(PeerRole::Worker);
@@ -620,7 +629,7 @@ mod tests {
         let _gone = std::fs::remove_file(&config.socket);
     }
 
-    /// Of a card with two ports the one that was chosen is opened, and a device that libibverbs does not know is none.
+    /// Of a card with two ports the chosen one is opened; a device that libibverbs does not know is skipped.
     #[test]
     fn chosen_ports_are_opened_and_no_others() {
         let rail = |device: &str, port: u8| topology::Rail {

@@ -1,4 +1,4 @@
-//! The secret that the processes of a cluster share: from a file, or from the environment.
+//! The secret that the processes of a cluster share, read from a file or from the environment.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -8,34 +8,35 @@ use dataplane_fabric::auth::{SharedKey, ShortSecret};
 /// Environment variable with the secret, for processes without a file.
 pub const SECRET_VARIABLE: &str = "KVASIR_TRANSFER_SECRET";
 
-/// Why there is no usable secret. Messages name the file or the variable, never the secret.
+/// Reason that there is no usable secret. Messages name the file or the variable, never the secret.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The file cannot be read.
     #[error("transfer.secret_file = \"{file}\": {error}")]
     Unreadable {
-        /// Its path.
+        /// Path of the file.
         file: String,
-        /// The system's reason.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// Others can read the file.
+    /// The file is readable by other users.
     #[error("transfer.secret_file = \"{0}\" can be read by everybody (chmod 600)")]
     Public(String),
-    /// It is too short.
+    /// The secret is too short.
     #[error("{place}: {error}")]
     Short {
         /// The file or the variable.
         place: String,
-        /// How short.
+        /// Error that holds the length of the secret in bytes.
         error: ShortSecret,
     },
 }
 
-/// The secret of `file`; with an empty name that of the environment, and nobody's when there is none.
+/// Returns the secret of `file`; with an empty name the secret of the environment, or the default key if
+/// there is none.
 ///
 /// # Errors
-/// [`SecretError`]: a secret that is meant and cannot be used is never passed over.
+/// [`SecretError`]: a secret that is configured and cannot be used is never ignored.
 pub fn shared_key(file: &str) -> Result<SharedKey, SecretError> {
     let (place, secret) = if file.is_empty() {
         let secret = std::env::var_os(SECRET_VARIABLE).unwrap_or_default();
@@ -72,7 +73,7 @@ mod tests {
         assert!(refused().ends_with("can be read by everybody (chmod 600)"), "{}", refused());
         write(b"short\n", 0o600);
         assert!(refused().ends_with("the secret has 5 bytes; it takes at least 32"), "{}", refused());
-        // Bytes of any kind are a secret.
+        // Any bytes are a valid secret.
         write(&[0xFF; 40], 0o640);
         assert!(shared_key(&file).expect("a secret").is_secret());
         std::fs::remove_file(&path).expect("removed");

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Age from which a socket file without a listener is taken for one of a process that was killed.
+/// Age from which a socket file without a listener counts as left by a killed process.
 const STALE_AFTER: Duration = Duration::from_secs(10);
 
-/// The socket of a worker in this folder.
+/// Returns the path of a worker's socket in this folder.
 #[must_use]
 pub fn worker_socket(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("kvasir-{name}.sock"))
 }
 
-/// The socket for shared device memory of the process whose socket for shared memory is this.
+/// Returns the path of a process's socket for shared device memory, from that of its socket for shared memory.
 #[must_use]
 pub fn device_socket(socket: &Path) -> PathBuf {
     let mut name = socket.file_stem().unwrap_or_default().to_owned();

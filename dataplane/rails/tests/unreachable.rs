@@ -1,4 +1,4 @@
-//! Peers that cannot be reached delay nobody else's hand-offs.
+//! Unreachable peers do not delay hand-offs of other peers.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use dataplane_verbs::VerbsConfig;
 
 const LAYOUT: PieceLayout = PieceLayout::whole(1, 16 << 10, 1);
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Addresses that do not answer, and expectations of them under way.
+/// Number of addresses that do not answer, and of expectations of them in flight.
 const UNREACHABLE: usize = 64;
-/// No other transfer may wait longer for them.
+/// Longest additional delay of another transfer.
 const DELAY_MAX: Duration = Duration::from_millis(5);
 
 struct Node {
@@ -44,7 +44,7 @@ impl Node {
             socket: std::env::temp_dir().join(format!("kvasir-unreachable-{}.sock", std::process::id())),
             shm: ShmConfig::default(),
             listen: loopback,
-            // A connection is not given up while this test measures.
+            // Longer than the measurement, so that no connection is given up during it.
             tcp: TcpConfig { handshake_timeout: Duration::from_secs(60), ..TcpConfig::default() },
             devices: Vec::new(),
             near: None,
@@ -74,7 +74,8 @@ impl Node {
         self.service.submit(expect).expect("room");
     }
 
-    /// Waits for the end of this transfer. No other may end meanwhile: a peer that is not tried any more would delay nobody.
+    /// Waits for the end of this transfer. No other may end meanwhile: a peer that is given up would cause
+    /// no delay.
     fn outcome(&self, wanted: u64) -> Outcome {
         match self.notices.recv_timeout(PATIENCE).expect("an end") {
             Notice::Arrived { transfer, outcome, .. } if transfer == wanted => outcome,
@@ -83,7 +84,7 @@ impl Node {
     }
 }
 
-/// A listener that accepts nobody and whose queue is full: who connects to it hears nothing.
+/// A listener that accepts no connection and whose backlog is full: connecting to it gets no answer.
 struct Mute {
     listener: TcpListener,
     _queued: Vec<TcpStream>,
@@ -107,7 +108,7 @@ impl Mute {
     }
 }
 
-/// How long the nine fastest of ten hand-offs took at most.
+/// Returns the longest time of the nine fastest in ten hand-offs.
 fn slowest_of_most(receiver: &Node, sender: &Node, first: u64) -> Duration {
     let mut times: Vec<Duration> = (first..first + 200)
         .map(|transfer| {
@@ -132,7 +133,7 @@ fn peers_that_cannot_be_reached_delay_nobody_else() {
     slowest_of_most(&receiver, &sender, 1);
     let before = slowest_of_most(&receiver, &sender, 1000);
     for (number, mute) in mutes.iter().enumerate() {
-        // The deadlines pass long after the measurement, however slow the machine is.
+        // Deadlines that pass long after the measurement, even on a slow machine.
         receiver.expect(10_000 + number as u64, &mute.address(), 20 * PATIENCE);
     }
     let beside = slowest_of_most(&receiver, &sender, 2000);

@@ -1,11 +1,13 @@
-//! How far writes and reads are from `memcpy` of the same bytes between the same slabs, in one run.
+//! Compares the speed of writes and reads with `memcpy` of the same bytes between the same slabs, in one run.
 //!
-//! `memcpy_limit`: one thread drives both ends. `memcpy_limit processes`: the receiver is another process, and `memcpy` is
-//! within this one. `memcpy_limit count N`: N writes of 4 KiB and nothing else, for `valgrind --tool=callgrind`: run
-//! it with two counts and divide the difference. `memcpy_limit count-memcpy N`: the same of `memcpy`.
+//! `memcpy_limit`: one thread drives both ends. `memcpy_limit processes`: the receiver is another process,
+//! and `memcpy` runs within this one. `memcpy_limit count N`: N writes of 4 KiB and nothing else, for
+//! `valgrind --tool=callgrind`: run it with two counts and divide the difference.
+//! `memcpy_limit count-memcpy N`: the same for `memcpy`.
 //!
-//! Each line: the median over rounds of the time of `memcpy` divided by ours, both measured in each round in turn.
-//! Batches are 64 pieces, flushed once, and timed until the receiver has polled the immediate of the last.
+//! Each line: the median over rounds of the time of `memcpy` divided by the fabric's, measured alternately
+//! in each round. Batches are 64 pieces, flushed once, and timed until the receiver has polled the
+//! immediate of the last.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use dataplane_shm::{ShmConfig, ShmFabric};
 
 const BATCH: usize = 64;
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
-/// Bytes of the rows of one request, which are as many as a batch.
+/// Bytes of a row; a request has as many rows as a batch has pieces.
 const ROW_BYTES: [u32; 4] = [256, 1 << 10, 2 << 10, 4 << 10];
 
 fn fabric(pool: &Arc<SlotPool>, listen: Option<&str>) -> ShmFabric {
@@ -37,7 +39,7 @@ fn pool(slot_bytes: usize) -> (Arc<SlotPool>, Vec<SlotRef>) {
     (pool, slots)
 }
 
-/// What everything is compared with: the C library's, on the same addresses.
+/// Baseline of every comparison: the C library's `memcpy`, on the same addresses.
 fn memcpy(from: &SlotRef, at: usize, to: &SlotRef, there: usize, len: usize) {
     let from = from.slab().address(from.slot(), at, len);
     let to = to.slab().address(to.slot(), there, len);
@@ -50,7 +52,7 @@ enum Kind {
     Write,
     WriteSignalled,
     Read,
-    /// A request of rows of so many bytes.
+    /// A request of rows of this many bytes.
     Rows(u32),
 }
 
@@ -60,7 +62,7 @@ struct Rig {
     to_b: PeerId,
     sources: Vec<SlotRef>,
     targets: Vec<SlotRef>,
-    /// Their names, as a peer announces them.
+    /// Names of the slots, as a peer announces them.
     names: Vec<Target>,
     events: Vec<Event>,
 }
@@ -150,7 +152,7 @@ impl Rig {
     }
 }
 
-/// The middle of the ratios, and of the two times.
+/// Returns the median of the ratios, or of the times.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -166,7 +168,8 @@ fn report(
 ) {
     ours();
     copies();
-    // A round of at least about half a millisecond, so that the clock and a stray interrupt count little.
+    // A round takes about half a millisecond at least, so that the clock and a stray interrupt have little
+    // influence.
     let repeats = ((16 << 20) / bytes).clamp(1, 256);
     let time = |work: &mut dyn FnMut()| {
         let start = Instant::now();
@@ -277,7 +280,7 @@ fn two_processes() {
             .iter()
             .map(|&[slot, generation]| Target { slab: SlabKind::Host, slot, generation, offset: 0 })
             .collect();
-        // Up to four batches are on their way; the last is waited for at the end of a round.
+        // Up to four batches are in flight; the last is awaited at the end of a round.
         let (mut sent, mut answered) = (0_u64, 0_u64);
         let rounds = if len > 4 << 20 { 9 } else { 101 };
         let batches = ((16 << 20) / (BATCH * len)).clamp(1, 64) as u64;

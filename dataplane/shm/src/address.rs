@@ -1,8 +1,8 @@
 //! Socket addresses: a path, or `@name` in the abstract namespace.
 //!
-//! An abstract name leaves no file behind when its process is killed, but any user of the same network namespace
-//! can reach it, and containers with namespaces of their own cannot: who may connect is decided by
-//! the peer's credentials, not by the file's permissions.
+//! An abstract name leaves no file behind when its process is killed, but any user of the same network
+//! namespace can reach it, and containers with namespaces of their own cannot: access is controlled by the
+//! peer's credentials, not by the file's permissions.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::ShmError;
 
-/// Connections that may wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 fn parse(address: &str) -> Result<SocketAddrUnix, ShmError> {
@@ -42,7 +42,7 @@ pub(crate) fn connect(address: &str) -> Result<OwnedFd, ShmError> {
     Ok(socket)
 }
 
-/// Listens, after removing the file of a process that was killed.
+/// Listens, after removing the socket file of a killed process.
 pub(crate) fn listen(address: &str) -> Result<OwnedFd, ShmError> {
     let parsed = parse(address)?;
     remove_stale(address);
@@ -52,10 +52,11 @@ pub(crate) fn listen(address: &str) -> Result<OwnedFd, ShmError> {
     Ok(socket)
 }
 
-/// Removes the file of a socket without a listener, and says whether it did. Other files are left alone: `bind` refuses them.
+/// Removes the file of a socket without a listener; returns whether it did. Other files are left alone:
+/// `bind` refuses them.
 ///
-/// A socket between `bind` and `listen` looks the same, so a caller that removes files of other processes must leave
-/// young ones alone.
+/// A socket between `bind` and `listen` looks the same, so a caller that removes files of other processes
+/// must skip recent ones.
 pub fn remove_stale(address: &str) -> bool {
     if address.starts_with('@') {
         return false;
@@ -69,10 +70,10 @@ pub fn remove_stale(address: &str) -> bool {
     is_stale
 }
 
-/// Removes the socket's file, if there is one.
+/// Removes the socket's file, if it exists.
 pub(crate) fn remove(address: &str) {
     if !address.starts_with('@') {
-        // It may be gone already; if it cannot be removed, the next `bind` says so.
+        // The file may not exist any more; if it cannot be removed, the next `bind` reports it.
         let _kept = std::fs::remove_file(address);
     }
 }

@@ -1,3 +1,5 @@
+//! Configuration of the shared-memory transport.
+
 use std::time::Duration;
 
 use dataplane_fabric::auth::{SharedKey, Transport, Versions};
@@ -5,7 +7,8 @@ use dataplane_fabric::{MESSAGE_BYTES_MAX, PeerAccess};
 
 use crate::ShmError;
 
-/// What can be set. [`ShmConfig::default`] holds the defaults, [`ShmConfig::validate`] the ranges.
+/// Settings of the shared-memory fabric. [`ShmConfig::default`] holds the defaults, [`ShmConfig::validate`]
+/// the ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShmConfig {
     /// Bytes of each of the two rings (urgent, background) that a peer writes into; bounds the messages and
@@ -13,25 +16,26 @@ pub struct ShmConfig {
     pub ring_bytes: usize,
     /// Most connections. Default 256; 1 to 1024. Each takes six descriptors and twice `ring_bytes`.
     pub connections_max: usize,
-    /// How long a connection may take to be made, in either direction. Default 2 s; 10 ms to 60 s.
+    /// Time limit for making a connection, in either direction. Default 2 s; 10 ms to 60 s.
     pub handshake_timeout: Duration,
-    /// Refuse peers of another effective user. Default true. Turning it off lets them write our slab.
+    /// Whether peers of another effective user are refused. Default true. If false, they can write this
+    /// node's slab.
     pub same_user_only: bool,
-    /// How many bytes of a new peer's slab are mapped at once when it connects, so that the first copies do not
-    /// stop for page faults. The fabric's thread stands still meanwhile: 3 µs for each 4 KiB page on a busy
-    /// virtual machine, as long as the faults would have taken. Pages that the peer has not touched are
-    /// allocated. Default 0; up to 1 TiB.
+    /// Bytes of a new peer's slab that are mapped when it connects, so that the first copies incur no page
+    /// faults. The fabric's thread stops meanwhile: 3 µs for each 4 KiB page on a busy virtual machine, as
+    /// long as the faults would have taken. Pages that the peer has not touched are allocated. Default 0;
+    /// up to 1 TiB.
     pub populate_bytes_max: usize,
-    /// What peers may do with this node's slots. With [`PeerAccess::None`] they are not given the slab; with the others they
-    /// have all of it, and nothing keeps them from reading or writing any slot.
+    /// Access of peers to this node's slots. With [`PeerAccess::None`] they are not given the slab; with
+    /// the other values they map all of it, and can read and write every slot.
     pub access: PeerAccess,
-    /// The secret that peers share; with another one neither side admits the other.
+    /// The secret that all peers share; nodes with different secrets refuse each other.
     pub key: SharedKey,
-    /// The versions of the protocol that it speaks.
+    /// Protocol versions that the node supports.
     pub versions: Versions,
 }
 
-/// Smallest ring: room for two of the largest messages and change.
+/// Smallest ring: room for two of the largest messages and a remainder.
 pub(crate) const RING_BYTES_MIN: usize = 4 * MESSAGE_BYTES_MAX;
 /// Largest ring.
 pub(crate) const RING_BYTES_MAX: usize = 64 << 20;
@@ -56,7 +60,7 @@ impl Default for ShmConfig {
 }
 
 impl ShmConfig {
-    /// The first value that is out of its range, as an error.
+    /// Returns an error for the first value that is out of its range.
     pub fn validate(&self) -> Result<(), ShmError> {
         let problems = [
             (

@@ -1,7 +1,8 @@
 //! One connection: its state, and the copies that are its one-sided operations.
 //!
-//! Hot path: `write` and `read`: one check of each range, one look at the generation, the copy. They take parts of
-//! the request by reference: to copy what the caller has just stored piece by piece in wider pieces stalls the load.
+//! Hot path: `write` and `read`: one check of each range, one check of the generation, the copy. They take
+//! parts of the request by reference: reading back with wider loads what the caller has just stored in
+//! narrower pieces would stall the loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -15,16 +16,17 @@ use crate::hello::Hello;
 use crate::ring::{Inbound, Outbound};
 use crate::{ShmConfig, ShmError};
 
-/// Where a connection stands.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// We connected and wait for the peer's hello.
+    /// Connected by this node; waiting for the peer's hello.
     Greeting,
     /// Both hellos are exchanged.
     Open,
-    /// We have said goodbye and wait until the peer, who may still write to our slab, does too.
+    /// This node has shut its side down and waits for the peer, which may still write to the slab, to do
+    /// the same.
     Closing,
-    /// The peer is gone; what it had published is still to be delivered.
+    /// The peer is gone; the records that it had published are still to be delivered.
     Ended,
 }
 
@@ -33,62 +35,62 @@ pub(crate) struct Connection {
     pub(crate) peer: PeerId,
     /// The socket of the connection.
     pub(crate) socket_id: SocketId,
-    /// The peer's process, 0 when it is not visible from here.
+    /// Process id of the peer; 0 if it is not visible from here.
     pub(crate) pid: i32,
     pub(crate) state: State,
-    /// What the peer writes to us.
+    /// Rings that the peer writes and this node reads.
     pub(crate) inbound: Inbound,
-    /// While the connection is open.
+    /// The peer's memory and rings, while the connection is open.
     pub(crate) remote: Option<Remote>,
-    /// Why it ends.
+    /// Reason for the end of the connection.
     pub(crate) reason: String,
 }
 
 impl Connection {
-    /// Whether records may lie in its rings.
+    /// Whether the connection's rings may hold records.
     #[inline]
     pub(crate) fn delivers(&self) -> bool {
         matches!(self.state, State::Open | State::Ended)
     }
 
-    /// Says goodbye, if that has not been done. The end is reported when the peer has closed its side: until
-    /// then it may be in the middle of a copy into our slab.
+    /// Shuts down this node's side of the socket, if that has not been done. The end is reported when the
+    /// peer has closed its side: until then it may be in the middle of a copy into the slab.
     pub(crate) fn start_closing(&mut self, handshakes: &Handshakes, reason: &str) {
         if self.state == State::Open {
             self.state = State::Closing;
             self.reason = self.named(reason);
             self.remote = None;
             if let Some(socket) = handshakes.socket(self.socket_id) {
-                // If the peer is gone already, the next look at the socket says so.
+                // If the peer is gone already, the next check of the socket reports it.
                 let _gone = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
             }
         }
     }
 
-    /// A reason with the process that it is about.
+    /// Prefixes a reason with the peer's process id.
     pub(crate) fn named(&self, reason: &str) -> String {
         format!("process {}: {reason}", self.pid)
     }
 }
 
-/// What a peer gave us.
+/// Memory and descriptors received from a peer.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) slab: Arc<Slab>,
-    /// What we write to the peer.
+    /// Rings that this node writes and the peer reads.
     pub(crate) outbound: Outbound,
     pub(crate) doorbell: RemoteDoorbell,
-    /// Something was pushed since the last flush.
+    /// Whether records were pushed since the last flush.
     pub(crate) dirty: bool,
 }
 
-/// How a one-sided operation went.
+/// Result of a one-sided operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Done,
-    /// The slot was reused since it was named; for a read, perhaps while we copied.
+    /// The slot was reused since it was named; for a read, possibly during the copy.
     Stale,
-    /// Bytes outside of a slot on either side, or rows that overlap or do not divide the length.
+    /// Bytes outside a slot on either side, or rows that overlap or do not divide the length.
     Outside,
 }
 
@@ -138,8 +140,8 @@ impl Remote {
         if copied { Access::Done } else { Access::Outside }
     }
 
-    /// Copies the peer's bytes here. The generation is looked at again afterwards: a slot that was reused
-    /// meanwhile has given us some of its new bytes, and `into` holds a mixture that nobody may use.
+    /// Copies the peer's bytes into a local slot. The generation is checked again afterwards: a slot that
+    /// was reused meanwhile may have supplied new bytes, and `into` then holds an invalid mixture.
     #[inline]
     pub(crate) fn read(&self, into: &SlotRange, from: &Target, rows: Option<&Rows>) -> Access {
         if !self.names_current(from) {
@@ -159,7 +161,7 @@ impl Remote {
         if !copied {
             return Access::Outside;
         }
-        // The copy's loads come before the second look at the generation, as in the reader of a seqlock.
+        // The copy's loads come before the second check of the generation, as in the reader of a seqlock.
         fence(Ordering::Acquire);
         if self.names_current(from) { Access::Done } else { Access::Stale }
     }

@@ -1,6 +1,7 @@
-//! How a node sleeps and is woken: a word in shared memory, and an eventfd.
+//! Sleep and wake-up of a node: a word in shared memory, and an eventfd.
 //!
-//! The protocol of the word is in `word.rs`. The node's thread sleeps in `poll(2)` on the eventfd and on what tells of its sockets.
+//! The protocol of the word is in `word.rs`. The node's thread sleeps in `poll(2)` on the eventfd and on
+//! the descriptor of its sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
@@ -28,7 +29,7 @@ impl Word {
     }
 }
 
-/// The owner's side.
+/// The owner's side of a doorbell.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     word: Word,
@@ -53,16 +54,16 @@ impl Doorbell {
 
     /// Empties the eventfd.
     pub(crate) fn drain(&self) {
-        // An empty one reads as EAGAIN.
+        // An empty eventfd reads as EAGAIN.
         let _empty = rustix::io::read(&self.eventfd, &mut [0_u8; 8]);
     }
 
-    /// The fabric's thread is about to sleep; it looks at the rings after this.
+    /// Announces that the fabric's thread is about to sleep; the thread must check the rings after this.
     pub(crate) fn announce(&self) {
         word::announce(self.word.get());
     }
 
-    /// The fabric's thread is awake.
+    /// Withdraws the announcement: the fabric's thread is awake.
     pub(crate) fn retract(&self) {
         word::retract(self.word.get());
     }
@@ -76,8 +77,8 @@ pub(crate) struct RemoteDoorbell {
 }
 
 impl RemoteDoorbell {
-    /// Attaches what a peer sent. The second descriptor must be an eventfd: a write to anything else could
-    /// block us, or do something that the peer may not do itself.
+    /// Attaches the descriptors of a peer's doorbell. The second one must be an eventfd: a write to another
+    /// file could block this thread, or have an effect for which the peer lacks permission.
     pub(crate) fn attach(word: OwnedFd, eventfd: OwnedFd) -> Result<Self, ShmError> {
         let word = Slab::attach(word)?;
         if word.layout().slot_bytes != WORD_BYTES {
@@ -91,7 +92,7 @@ impl RemoteDoorbell {
         Ok(Self { word: Word(word), eventfd })
     }
 
-    /// Tells the owner that something was published.
+    /// Signals the owner that records were published.
     pub(crate) fn ring(&self, counters: &ShmCounters) {
         if word::ring(self.word.get()) {
             // Fails only when the counter is at its maximum, and then the owner is awake anyway.

@@ -1,20 +1,22 @@
+//! Errors of the shared-memory transport.
+
 use dataplane_memory::MemoryError;
 use rustix::io::Errno;
 
-/// What can go wrong while a node or a connection is set up.
+/// Errors while a node or a connection is set up.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
     /// A system call failed.
     #[error("shared-memory fabric: {operation} at '{address}': {errno}")]
     System {
-        /// The call.
+        /// Name of the system call.
         operation: &'static str,
-        /// The socket's address, if the call has to do with one.
+        /// Address of the socket; empty if the call has none.
         address: String,
-        /// The system's reason.
+        /// The errno of the call.
         errno: Errno,
     },
-    /// The address is neither a path nor `@` and a name, or too long for a socket.
+    /// The address is neither a path nor `@` followed by a name, or is too long for a socket.
     #[error("shared-memory fabric: '{0}' is not a socket path or @name")]
     Address(String),
     /// A value is out of its range.
@@ -25,10 +27,10 @@ pub enum ShmError {
         "shared-memory fabric: the slots lie in a device's memory: stage them through a slab in host memory"
     )]
     DeviceMemory,
-    /// The peer's first message is not what a peer sends.
+    /// The peer's first message is invalid.
     #[error("shared-memory handshake: {0}")]
     Handshake(&'static str),
-    /// The sockets of connections cannot be made or looked at.
+    /// The sockets of connections cannot be created or polled.
     #[error("shared-memory fabric: {0}")]
     Socket(std::io::Error),
     /// The hello could not be sent.
@@ -37,9 +39,9 @@ pub enum ShmError {
     /// The peer belongs to another user.
     #[error("shared-memory handshake: process {pid} is of user {uid}, and only our own user may connect")]
     OtherUser {
-        /// Its process id, 0 when it is not visible from here.
+        /// Process id of the peer; 0 when it is not visible from here.
         pid: i32,
-        /// Its effective user id.
+        /// Effective user id of the peer.
         uid: u32,
     },
     /// The peer's slab or ring cannot be attached.
@@ -48,7 +50,7 @@ pub enum ShmError {
 }
 
 impl ShmError {
-    /// For calls that have to do with no address.
+    /// Makes the error of a call without an address.
     pub(crate) fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| Self::System { operation, address: String::new(), errno }
     }

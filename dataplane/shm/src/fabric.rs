@@ -1,8 +1,9 @@
-//! The fabric itself: what its owner calls. Driven by one thread.
+//! The shared-memory fabric and its interface to the owner. Driven by one thread.
 //!
-//! Hot path: `post`, `flush` and `poll` with open connections. A one-sided operation takes effect in `post`; its
-//! completion waits for `poll`. Unsignalled ones leave no trace at all. No allocation, no lock; one system call for
-//! a flush to a sleeping peer. Connections are made and ended in `greeting.rs`, receiving is in `poll.rs`.
+//! Hot path: `post`, `flush` and `poll` with open connections. A one-sided operation takes effect in
+//! `post`; its completion waits for `poll`. Unsignalled operations leave no state behind. No allocation, no
+//! lock; one system call for a flush to a sleeping peer. Connections are made and ended in `greeting.rs`,
+//! receiving is in `poll.rs`.
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,19 +24,20 @@ use crate::metrics::Sums;
 use crate::table::Table;
 use crate::{ShmConfig, ShmCounters, ShmError, address, hello, peer};
 
-/// Completions that may wait for `poll` before `post` says full.
+/// Most completions that wait for `poll`; beyond it `post` returns full.
 const COMPLETIONS_MAX: usize = 4096;
-/// Bytes that `post` copies between two polls before it returns `Full`. The last request is copied whole, so the excess is at most
-/// its length: without this limit, one caller with many writes would keep the thread from polling.
+/// Bytes copied between two polls after which `post` returns `Full`. The last request is copied whole, so
+/// the excess is at most its length: without this limit, one caller with many writes would keep the thread
+/// from polling.
 const COPIED_BYTES_MAX: usize = 192 << 10;
 
-/// Accepted sockets that have not proved themselves.
+/// Most accepted sockets that are not authenticated yet.
 const STRANGERS_MAX: usize = 64;
 
-/// Shared memory between the processes of one host.
+/// Fabric over memory that the processes of one host share.
 pub struct ShmFabric {
     pub(crate) config: ShmConfig,
-    /// What peers are given: the node's slab, or one of nothing.
+    /// Slab handed to peers: the node's own, or an empty one.
     pub(crate) shown: Arc<Slab>,
     pub(crate) doorbell: Doorbell,
     pub(crate) handshakes: Handshakes,
@@ -43,31 +45,31 @@ pub struct ShmFabric {
     pub(crate) handshake_events: Vec<HandshakeEvent>,
     listening_at: Option<String>,
     pub(crate) table: Table,
-    /// Connections with something to publish.
+    /// Connections with records to publish.
     dirty: Vec<PeerId>,
     pub(crate) completions: VecDeque<(u64, Completion)>,
     /// Bytes copied since the last poll.
     pub(crate) copied_bytes: usize,
-    /// Connections made and ended: at most two for each.
+    /// Reports of connections made and ended: at most two for each.
     pub(crate) notices: VecDeque<Event>,
     /// Connections in [`State::Ended`].
     pub(crate) ended: usize,
     pub(crate) polls: u32,
-    /// Whether `prepare_wait` said that we sleep, and no `poll` has come since.
+    /// Whether `prepare_wait` has announced a sleep and no `poll` has followed.
     pub(crate) announced: bool,
     pub(crate) sums: Sums,
     pub(crate) counters: Arc<ShmCounters>,
 }
 
-/// For a node that shows its peers nothing: the handshake wants a slab.
+/// Makes the slab of a node that shows its peers no memory: the handshake requires one.
 fn empty_slab() -> Result<Slab, ShmError> {
     Ok(Slab::create("nothing", SlabLayout { slot_bytes: 64, slot_count: 1 }, PageSize::Standard)?)
 }
 
 impl ShmFabric {
-    /// A node whose peers may write into and read from `slab`, which lies in host memory, unless [`ShmConfig::access`] says
-    /// otherwise. With an address (a path, or
-    /// `@name`), others can connect to it there.
+    /// Creates a node whose peers may write into and read from `slab`, which lies in host memory, unless
+    /// [`ShmConfig::access`] restricts it. With a `listen` address (a path, or `@name`), peers can connect
+    /// to the node there.
     ///
     /// # Errors
     /// [`ShmError`].
@@ -79,8 +81,8 @@ impl ShmFabric {
         Self::over(shown, Transport::Shm, listen, config)
     }
 
-    /// A node without slots, for a transport that moves blocks in another way: messages and immediates only. Its peers are of
-    /// the same transport.
+    /// Creates a node without slots, for a transport that moves blocks in another way: messages and
+    /// immediates only. Its peers are of the same transport.
     ///
     /// # Errors
     /// [`ShmError`].
@@ -132,28 +134,28 @@ impl ShmFabric {
         })
     }
 
-    /// What this node has done so far.
+    /// Returns the counters of this node.
     #[must_use]
     pub fn counters(&self) -> &Arc<ShmCounters> {
         &self.counters
     }
 
-    /// The process on the other side, as the kernel knows it; `None` when the connection is over or the process is in
-    /// a PID namespace that we do not see.
+    /// Returns the peer's process id as the kernel reports it; `None` when the connection is over or the
+    /// process is in a PID namespace that is not visible here.
     pub fn peer_process(&mut self, peer: PeerId) -> Option<i32> {
         self.table.get_mut(peer).map(|connection| connection.pid).filter(|&pid| pid != 0)
     }
 
-    /// A descriptor that becomes readable when the process on the other side has ended, with all that it had open; `None` when
-    /// the connection is over or the system gives none.
+    /// Returns a descriptor that becomes readable when the peer's process has ended and all its descriptors
+    /// are closed; `None` when the connection is over or the system provides none.
     #[must_use]
     pub fn peer_pidfd(&self, peer: PeerId) -> Option<OwnedFd> {
         let connection = self.table.iter().find(|connection| connection.peer == peer)?;
         peer::pidfd(self.handshakes.socket(connection.socket_id)?, connection.pid)
     }
 
-    /// Queues an immediate without a write; false when the queue to that peer is full or the peer is gone. Delivered in the
-    /// order of posting, as ever.
+    /// Queues an immediate without a write; false when the queue to that peer is full or the peer is gone.
+    /// Delivered in the order of posting, like every other request.
     pub fn post_immediate(&mut self, peer: PeerId, priority: Priority, value: u32) -> bool {
         let Some(remote) = self.table.get_mut(peer).and_then(|connection| connection.remote.as_mut()) else {
             return false;
@@ -169,10 +171,10 @@ impl ShmFabric {
         self.counters.connections.store(self.table.len() as u64, Ordering::Relaxed);
     }
 
-    /// A request that the peer's memory does not allow: it changes nothing and ends the connection.
+    /// Refuses a request that the peer's memory does not allow: nothing is copied, and the connection ends.
     #[cold]
     fn refuse(&mut self, request: &WorkRequest, reason: &str) {
-        // What was posted before is told as done: it must have been shown to the peer.
+        // Earlier requests are reported as done, so they must be published to the peer first.
         self.flush();
         if request.id != 0 {
             self.completions.push_back((request.id, Completion::PeerDown));
@@ -307,10 +309,10 @@ impl Fabric for ShmFabric {
         const REASON: &str = "disconnected by this node";
         let Some(connection) = self.table.get_mut(peer) else { return };
         match connection.state {
-            // No slot was named to it yet, so nothing can arrive from it.
+            // The peer was not told of a slot yet, so it cannot write.
             State::Greeting => self.drop_connection(peer, REASON),
             State::Open => {
-                // What was posted before shall arrive before the end.
+                // Earlier requests must arrive before the end.
                 self.flush();
                 if let Some(connection) = self.table.get_mut(peer) {
                     connection.start_closing(&self.handshakes, REASON);
@@ -326,7 +328,7 @@ impl Fabric for ShmFabric {
 
     fn prepare_wait(&mut self) -> bool {
         self.doorbell.announce();
-        // The look at the rings comes after the announcement: see `word.rs`.
+        // The check of the rings must follow the announcement: see `word.rs`.
         let idle = self.copied_bytes < COPIED_BYTES_MAX
             && self.completions.is_empty()
             && self.notices.is_empty()

@@ -1,6 +1,8 @@
-//! Connections made and ended, as their sockets tell ([`Handshakes`](dataplane_fabric::handshake::Handshakes)). Not a hot path.
+//! Creation and end of connections, as their sockets report them
+//! ([`Handshakes`](dataplane_fabric::handshake::Handshakes)). Not a hot path.
 //!
-//! A stranger takes no place in the table and has no rings. A process of another user is turned away before it is one.
+//! A socket that is not authenticated takes no place in the table and has no rings. A process of another
+//! user is refused even earlier.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +28,7 @@ impl ShmFabric {
             .inspect_err(|_| self.handshakes.close(socket_id))
     }
 
-    /// Makes this side's rings, and takes a place in the table.
+    /// Makes this side's rings, and adds a connection to the table.
     fn add_connection(
         &mut self,
         socket_id: SocketId,
@@ -43,7 +45,7 @@ impl ShmFabric {
         Ok(peer)
     }
 
-    /// Looks at the sockets: new peers, hellos, ends, and what takes too long.
+    /// Checks the sockets: new peers, hellos, ends, and timeouts.
     pub(crate) fn check_sockets(&mut self) {
         let mut handshake_events = std::mem::take(&mut self.handshake_events);
         let (same_user_only, counters) = (self.config.same_user_only, &self.counters);
@@ -91,12 +93,12 @@ impl ShmFabric {
         said.map_err(ShmError::Hello)
     }
 
-    /// A peer that holds the secret has said hello.
+    /// Handles the hello of an authenticated peer.
     fn greeted(&mut self, socket_id: SocketId, frame: &[u8], descriptors: Vec<OwnedFd>) {
         let hello = Hello::take(frame, descriptors);
         let remote = |hello| Remote::attach(hello, &self.config);
         let Some(peer) = self.peer_of(socket_id) else {
-            // A peer that speaks nonsense, vanishes or finds no room learns it from its closed socket.
+            // An invalid hello, a peer that disconnects, or a full table closes the socket without an answer.
             if !self.table.is_full()
                 && let Ok(remote) = hello.and_then(remote)
                 && self.accept(socket_id, remote).is_ok()
@@ -135,7 +137,8 @@ impl ShmFabric {
         Ok(())
     }
 
-    /// The handshake failed, or the peer broke the protocol after it: it may be in the middle of a copy into our slab then.
+    /// Handles a failed handshake, or a later protocol error: the peer may then be in the middle of a copy
+    /// into the slab.
     fn failed(&mut self, socket_id: SocketId, error: &HandshakeError) {
         let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
@@ -146,7 +149,7 @@ impl ShmFabric {
         self.drop_connection(peer, &error.to_string());
     }
 
-    /// The peer is gone. What it had published is delivered before the end is reported.
+    /// Handles the end of a peer. Its published records are delivered before the end is reported.
     fn hang_up(&mut self, socket_id: SocketId, reason: &str) {
         let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
@@ -167,7 +170,7 @@ impl ShmFabric {
         }
     }
 
-    /// Forgets a connection and reports it, with its own reason if it has one.
+    /// Removes a connection and reports its end, with its own reason if it has one.
     pub(crate) fn drop_connection(&mut self, peer: PeerId, reason: &str) {
         let Some(connection) = self.table.remove(peer) else { return };
         self.handshakes.close(connection.socket_id);

@@ -1,7 +1,8 @@
-//! The hello of each side when a connection is made: eight bytes, and four descriptors, of which three are memory.
+//! The hello of each side of a new connection: eight bytes, and four descriptors, of which three are memory.
 //!
-//! The proof of a hello is over device and inode number of slab, rings and word too (stat(2)): whoever passes a hello on cannot
-//! put other memory into it. (All eventfds have one inode: a wake-up could be diverted.)
+//! The proof of a hello also covers device and inode number of slab, rings and word (stat(2)): a process
+//! that relays a hello cannot substitute other memory. (All eventfds have one inode: a wake-up could be
+//! diverted.)
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -12,11 +13,11 @@ use crate::ShmError;
 pub(crate) const MAGIC: [u8; 8] = *b"KVSRSHM\0";
 /// Slab, rings, doorbell word, eventfd.
 const COUNT: usize = 4;
-/// The first of them are memory.
+/// Number of leading descriptors that are memory.
 const MEMORIES: usize = 3;
 pub(crate) const DESCRIPTORS: FrameDescriptors = FrameDescriptors { count: COUNT, identify };
 
-/// Descriptors that a peer gives us.
+/// Descriptors received from a peer.
 pub(crate) struct Hello {
     pub(crate) slab: OwnedFd,
     pub(crate) rings: OwnedFd,
@@ -32,8 +33,8 @@ impl Hello {
     }
 }
 
-/// Device and inode of each memory. Only memory that is sealed is looked at: a stranger's descriptor could be a file of a file
-/// system that does not answer.
+/// Adds device and inode of each memory. Only sealed memory is examined: a stranger's descriptor could be a
+/// file of a file system that does not respond.
 fn identify(descriptors: &[BorrowedFd<'_>], covered: &mut Vec<u8>) -> Result<(), String> {
     for descriptor in descriptors.iter().take(MEMORIES) {
         rustix::fs::fcntl_get_seals(descriptor).map_err(|_| "it did not send memory".to_owned())?;

@@ -1,28 +1,32 @@
-//! Shared memory as a fabric: one copy, straight from our slot into the peer's or back.
+//! Fabric over shared memory: one copy, directly between a local slot and the peer's.
 //!
-//! Peers meet at a Unix socket (a path, or `@name` in the abstract namespace, which leaves no file) and hand each
-//! other four descriptors: the slab, the rings that the peer writes messages and immediates into (one for each
-//! priority), the doorbell word and the eventfd. From then on a write or read is a `memcpy` with the attached
-//! slab, a message is a record in a ring, and the socket only tells when the other process is gone.
+//! Peers connect at a Unix socket (a path, or `@name` in the abstract namespace, which leaves no file) and
+//! exchange four descriptors: the slab, the rings that the peer writes messages and immediates into (one
+//! for each priority), the doorbell word and the eventfd. From then on a write or read is a `memcpy` with
+//! the attached slab, a message is a record in a ring, and the socket only reports the end of the other
+//! process.
 //!
-//! Per operation: no allocation for writes and reads, one for a received message; no lock; no system call unless
-//! the peer sleeps (one for a flush). A `poll` that finds nothing looks at the sockets (one `epoll_wait`) every 64th time.
+//! Per operation: no allocation for writes and reads, one for a received message; no lock; no system call
+//! unless the peer sleeps (one for a flush). `poll` checks the sockets (one `epoll_wait`) after a sleep and
+//! every 64th time.
 //!
-//! Who may be a peer: processes that prove that they hold our secret (`dataplane_fabric::handshake`), of the same effective
-//! user unless the configuration admits others. With `PeerAccess::None` a peer gets an empty slab; else it maps
-//! our slab writable, so it can overwrite every byte there and the doorbell word; what it cannot do is make
-//! us fault (the memory is sealed against shrinking), read past a ring (headers are copied once, then checked)
-//! or allocate without bound. A false doorbell word costs at most a late wake-up: at the end of the sleep
-//! that the thread has chosen ([`dataplane_fabric::wait::SLEEP_MAX`]).
+//! Peers are processes that prove knowledge of the shared secret (`dataplane_fabric::handshake`), of the
+//! same effective user unless the configuration admits others. With `PeerAccess::None` a peer gets an empty
+//! slab; otherwise it maps the node's slab writable, so it can overwrite every byte there and the doorbell
+//! word. It cannot make the node fault (the memory is sealed against shrinking), read past a ring (headers
+//! are copied once, then checked) or allocate without bound. A false doorbell word costs at most a late
+//! wake-up: at the end of the sleep that the thread has chosen ([`dataplane_fabric::wait::SLEEP_MAX`]).
 //!
-//! A peer that is stopped, not dead: its socket stays open and it may resume in the middle of a copy. When its
-//! connection is ended from here (disconnect, protocol error), it keeps its place in the table and its
-//! `PeerDown` is withheld until its socket closes, for ever if need be: the slots it was told of stay in
-//! quarantine and count against the pool, and one of `connections_max` places is taken. Only its death
-//! (SIGKILL works on a stopped process) or its resumption frees them. Requests to it are refused at once.
+//! A peer may be stopped without being dead: its socket stays open and it may resume in the middle of a
+//! copy. When this node ends its connection (disconnect, protocol error), the peer keeps its place in the
+//! table and its `PeerDown` is withheld until its socket closes, without a time limit: the slots that it
+//! was told of stay in quarantine and count against the pool, and one of `connections_max` places is taken.
+//! Only its death (SIGKILL works on a stopped process) or its resumption frees them. Requests to it are
+//! refused at once.
 //!
-//! A process that dies is gone from our memory before its socket closes (the kernel ends all threads and their
-//! address space first), unless it forked without exec: the child then keeps socket and mapping alive.
+//! A process that dies has lost access to this node's memory before its socket closes (the kernel ends all
+//! threads and their address space first), unless it forked without exec: the child then keeps socket and
+//! mapping alive.
 
 #[cfg(not(loom))]
 mod address;

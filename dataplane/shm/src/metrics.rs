@@ -1,11 +1,13 @@
+//! Counters of the shared-memory transport.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane_fabric::auth::UNPROVED_HELP;
 
-/// What a node has done so far; read with [`ShmCounters::snapshot`] from any thread.
+/// Counters of a node; read with [`ShmCounters::snapshot`] from any thread.
 ///
-/// Most have one writer, the fabric's thread, which adds up in plain fields and stores the sums at each flush
-/// and poll: a locked instruction takes a tenth of the time of a 4 KiB copy.
+/// Most have one writer, the fabric's thread, which adds up in plain fields and stores the sums at each
+/// flush and poll: a locked instruction takes a tenth of the time of a 4 KiB copy.
 #[derive(Debug, Default)]
 pub struct ShmCounters {
     pub(crate) writes: AtomicU64,
@@ -17,17 +19,17 @@ pub struct ShmCounters {
     pub(crate) other_users_refused: AtomicU64,
     pub(crate) unproved_handshakes: AtomicU64,
     pub(crate) accept_pauses: AtomicU64,
-    /// A level, not a count.
+    /// Gauge: open connections.
     pub(crate) connections: AtomicU64,
 }
 
 impl ShmCounters {
-    /// Not for the path of every operation.
+    /// Adds one with an atomic instruction; not for the path of every operation.
     pub(crate) fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Name, help text and value of each counter; the last is a level.
+    /// Returns name, help text and value of each counter; the last is a gauge.
     #[must_use]
     pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 10] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -46,7 +48,7 @@ impl ShmCounters {
     }
 }
 
-/// The sums of the fabric's thread.
+/// Counts of the fabric's thread, not published yet.
 #[derive(Debug, Default)]
 pub(crate) struct Sums {
     pub(crate) writes: u64,
@@ -56,7 +58,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Shows the sums to other threads: plain stores, as there is one writer.
+    /// Publishes the counts to other threads: plain stores, as there is one writer.
     pub(crate) fn publish(&self, counters: &ShmCounters) {
         counters.writes.store(self.writes, Ordering::Relaxed);
         counters.reads.store(self.reads, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The process on the other side of a socket.
+//! Credentials of the process at the other end of a socket.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -9,12 +9,12 @@ use crate::ShmError;
 /// The option's number in asm-generic/socket.h.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A process, as the kernel knows it.
+/// A process, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerProcess {
-    /// 0 when the process is not visible in our PID namespace.
+    /// Process id; 0 when the process is not visible in this PID namespace.
     pub(crate) pid: i32,
-    /// The effective user when it connected or listened.
+    /// Effective user id at the time of its connect or listen.
     pub(crate) uid: u32,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn process(socket: impl AsFd) -> Result<PeerProcess, ShmError> {
     Ok(PeerProcess { pid: found.pid, uid: found.uid })
 }
 
-/// A descriptor of the process itself, of which no number can be reused.
+/// Returns a pidfd of the process, which is not affected by the reuse of process ids.
 pub(crate) fn pidfd(socket: impl AsFd, pid: i32) -> Option<OwnedFd> {
     let mut found: RawFd = -1;
     let mut len = size_of::<RawFd>() as libc::socklen_t;
@@ -61,12 +61,12 @@ pub(crate) fn pidfd(socket: impl AsFd, pid: i32) -> Option<OwnedFd> {
     if Errno::from_io_error(&std::io::Error::last_os_error()) != Some(Errno::NOPROTOOPT) {
         return None;
     }
-    // Before Linux 6.5: the number may be another process's by now, and then its end comes late.
+    // Before Linux 6.5: the id may have been reused, and then the end is detected late.
     let pid = rustix::process::Pid::from_raw(pid)?;
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
-/// Refuses another user's process when that is asked for.
+/// Refuses another user's process if `same_user_only` is set.
 pub(crate) fn admit(socket: impl AsFd, same_user_only: bool) -> Result<PeerProcess, ShmError> {
     let peer = process(socket)?;
     if same_user_only && peer.uid != rustix::process::geteuid().as_raw() {

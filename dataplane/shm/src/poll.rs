@@ -1,7 +1,6 @@
-//! Receiving: completions, connections made and ended, then the rings, the urgent lane of every peer first.
+//! Receiving: completions, reports of connections, then the rings, the urgent lane of every peer first.
 //!
-//! Hot path; one allocation for each message, none else. Looks at the sockets after a sleep and at every
-//! 64th call.
+//! Hot path; one allocation for each message, no other. Checks the sockets after a sleep and at every 64th call.
 
 use dataplane_fabric::{Event, Fabric, PeerId, Priority};
 
@@ -10,9 +9,9 @@ use crate::fabric::ShmFabric;
 use crate::ring::Record;
 use crate::table::Table;
 
-/// The sockets are looked at in every so many polls.
+/// Number of polls between two checks of the sockets.
 const SOCKETS_PERIOD: u32 = 64;
-/// One part in so many of a poll's budget is for the background lane, so that the urgent one cannot starve it.
+/// Fraction of a poll's budget for the background lane, as a divisor, so that the urgent lane cannot starve it.
 const BACKGROUND_SHARE: usize = 8;
 
 impl ShmFabric {
@@ -27,7 +26,8 @@ impl ShmFabric {
         self.polls = self.polls.wrapping_add(1);
         self.copied_bytes = 0;
         if !self.completions.is_empty() {
-            // A message is done when the peer's fabric has it: before its completion is handed out, it is published.
+            // A message is done when the peer's fabric has it, so it is published before its completion is
+            // returned.
             self.flush();
         }
         self.take_local(limit, events);
@@ -43,7 +43,7 @@ impl ShmFabric {
         events.len() - start
     }
 
-    /// Completions first: the end of a connection comes after those of its requests.
+    /// Takes completions first: the end of a connection is reported after the completions of its requests.
     #[inline]
     fn take_local(&mut self, limit: usize, events: &mut Vec<Event>) {
         while events.len() < limit {
@@ -70,7 +70,8 @@ impl ShmFabric {
         }
     }
 
-    /// Records of one lane of all peers, beginning with another peer each time; true when the limit was reached.
+    /// Takes records of one lane of all peers, starting at another peer each time; returns true when the
+    /// limit was reached.
     #[inline]
     fn take_lane(&mut self, lane: usize, limit: usize, events: &mut Vec<Event>) -> bool {
         let first = self.polls as usize;
@@ -87,7 +88,8 @@ impl ShmFabric {
                     Ok(Some(Record::Message(message))) => events.push(Event::Message { peer, message }),
                     Err(reason) => {
                         connection.start_closing(&self.handshakes, reason);
-                        // A producer that is gone already: there is no end to wait for.
+                        // For a producer that is gone already: drops its remaining records, so that its end
+                        // can be reported.
                         connection.inbound.discard();
                         break;
                     }

@@ -1,14 +1,14 @@
 //! Single-producer, single-consumer rings of records in shared memory, one for each priority.
 //!
-//! The producer is another process, which may be buggy or hostile: the consumer reads each position and each
-//! header once, into its own memory, checks the copy and then uses only the copy, so that a change in between
-//! changes nothing. Positions are 64-bit byte counts that never wrap in practice; the difference of the two
-//! is what is filled.
+//! The producer is another process, which may be faulty or hostile: the consumer reads each position and
+//! each header once, into its own memory, checks the copy and then uses only the copy, so that a later
+//! change has no effect. Positions are 64-bit byte counts that never wrap in practice; the difference of
+//! head and tail is the filled part.
 //!
-//! Layout: a cache line of heads (written by the consumer), a cache line of tails (written by the producer), then
-//! the data of either ring. Both tails share a line so that a look at an idle connection touches one.
-//! A record is a header word (kind in the upper half; in the lower the length, or the value of an immediate) and
-//! the bytes of a message, padded to 8.
+//! Layout: a cache line of heads (written by the consumer), a cache line of tails (written by the
+//! producer), then the data of either ring. Both tails share a line so that checking an idle connection
+//! reads one line. A record is a header word (upper half: kind; lower half: the length, or the value of an
+//! immediate) and the bytes of a message, padded to 8.
 //!
 //! Hot path; no system call, one allocation for each message received.
 
@@ -68,7 +68,7 @@ impl Memory {
         self.cell(TAILS_AT + lane * 8)
     }
 
-    /// Where a position lies in the slot. Positions are multiples of 8 on either side by construction.
+    /// Offset of a position in the slot. Positions are multiples of 8 on either side by construction.
     #[inline]
     fn at(&self, lane: usize, position: u64) -> usize {
         CONTROL_BYTES + lane * self.ring_bytes + (position as usize & (self.ring_bytes - 1))
@@ -94,14 +94,14 @@ impl Memory {
     }
 }
 
-/// The consumer's end; it makes the rings.
+/// The consumer's end, which creates the rings.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     memory: Memory,
     own: [u64; LANES],
-    /// The heads that the producer was last told.
+    /// The heads last published to the producer.
     released: [u64; LANES],
-    /// What the producer had published when its socket closed: nothing beyond is read.
+    /// Tails that the producer had published when its socket closed: nothing beyond them is read.
     end: Option<[u64; LANES]>,
 }
 
@@ -132,20 +132,20 @@ impl Inbound {
         (0..LANES).all(|lane| self.filled(lane) == 0)
     }
 
-    /// The producer is gone: what it published until now is all that there is.
+    /// Ends the connection's input: only what the producer has published so far is read.
     pub(crate) fn close(&mut self) {
         if self.end.is_none() {
             self.end = Some(std::array::from_fn(|lane| self.memory.tail(lane).load(Ordering::Acquire)));
         }
     }
 
-    /// Nothing more is read, whatever the producer claims.
+    /// Discards all further input, whatever the producer has published.
     pub(crate) fn discard(&mut self) {
         self.end = Some(self.own);
     }
 
-    /// The next record of a lane; an error when the producer wrote nonsense. Call [`Self::release`] after the
-    /// last one of a batch.
+    /// Returns the next record of a lane; an error when the producer wrote an invalid one. Call
+    /// [`Self::release`] after the last record of a batch.
     #[inline]
     pub(crate) fn pop(&mut self, lane: usize) -> Result<Option<Record>, &'static str> {
         match self.filled(lane) {
@@ -159,7 +159,7 @@ impl Inbound {
             return Err("its ring positions make no sense");
         }
         let position = self.own[lane];
-        // Relaxed: ordered by the acquire of the tail. From here on only this copy counts.
+        // Relaxed: ordered by the acquire of the tail. Only this copy of the header is used from here on.
         let header = self.memory.cell(self.memory.at(lane, position)).load(Ordering::Relaxed);
         let (kind, low) = ((header >> 32) as u32, header as u32);
         match kind {
@@ -175,7 +175,7 @@ impl Inbound {
                 let mut message = vec![0; len].into_boxed_slice();
                 self.memory.copy_out(lane, position + HEADER_BYTES as u64, &mut message);
                 self.own[lane] += record_bytes(len) as u64;
-                // A quarter of the ring may be read before its producer hears of it: long batches free space too.
+                // Released after a quarter of the ring at the latest, so that long batches free space too.
                 if self.own[lane] - self.released[lane] > self.memory.ring_bytes as u64 / 4 {
                     self.release(lane);
                 }
@@ -185,7 +185,7 @@ impl Inbound {
         }
     }
 
-    /// Gives the space of popped records back.
+    /// Returns the space of popped records to the producer.
     #[inline]
     pub(crate) fn release(&mut self, lane: usize) {
         self.released[lane] = self.own[lane];
@@ -200,7 +200,7 @@ pub(crate) struct Outbound {
     memory: Memory,
     own: [u64; LANES],
     published: [u64; LANES],
-    /// The consumer's heads when last looked at.
+    /// The consumer's heads at the last check.
     heads: [u64; LANES],
 }
 
@@ -218,7 +218,7 @@ impl Outbound {
         Ok(Self { memory, own: [0; LANES], published: [0; LANES], heads: [0; LANES] })
     }
 
-    /// Whether a record with `len` bytes fits now. A head that makes no sense reads as a full ring.
+    /// Whether a record with `len` bytes fits now. An invalid head counts as a full ring.
     #[inline]
     pub(crate) fn has_room(&mut self, lane: usize, len: usize) -> bool {
         let room =
@@ -227,14 +227,15 @@ impl Outbound {
         if room(self.heads[lane]) >= needed {
             return true;
         }
-        // Acquire: pairs with the consumer's release of the head, so that its reads are over before we overwrite.
+        // Acquire: pairs with the consumer's release of the head, so that its reads are over before the
+        // space is overwritten.
         let head = self.memory.head(lane).load(Ordering::Acquire);
         let fits = room(head) >= needed;
         self.heads[lane] = head;
         fits
     }
 
-    /// The header; the caller has asked `has_room`.
+    /// Writes the header; the caller has checked `has_room`.
     #[inline]
     fn push_header(&mut self, lane: usize, kind: u32, low: u32) {
         let header = u64::from(kind) << 32 | u64::from(low);
@@ -262,7 +263,8 @@ impl Outbound {
         true
     }
 
-    /// Shows what was pushed to the consumer; true when there was something, and its doorbell must be rung.
+    /// Publishes the pushed records to the consumer; returns true when there were some, and the doorbell
+    /// must be rung.
     pub(crate) fn publish(&mut self) -> bool {
         let mut any = false;
         for lane in 0..LANES {

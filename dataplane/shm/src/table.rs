@@ -1,8 +1,8 @@
-//! Connections by id: an array, as every request looks one up.
+//! Table of connections by peer id: an array, since every request looks one up.
 //!
-//! The low 16 bits of a peer id are the position, the rest a number that is never given twice; so ids are not
-//! reused while positions are, and an id of a connection that is over finds nothing. Ids stay below 2^56,
-//! which a set of several fabrics needs.
+//! The low 16 bits of a peer id are the index, the rest a number that is never used twice; so ids are not
+//! reused while indices are, and the id of an ended connection finds nothing. Ids stay below 2^56, which a
+//! set of several fabrics requires.
 
 use dataplane_fabric::PeerId;
 
@@ -13,14 +13,14 @@ const INDEX_BITS: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: Vec<Option<Connection>>,
-    /// Positions in use.
+    /// Indices in use.
     used: Vec<u16>,
     free: Vec<u16>,
     next: u64,
 }
 
 impl Table {
-    /// A table for at most `capacity` connections (at most 65,535).
+    /// Makes a table for at most `capacity` connections (at most 65,535).
     pub(crate) fn new(capacity: usize) -> Self {
         let count = u16::try_from(capacity).unwrap_or(u16::MAX);
         Self {
@@ -69,12 +69,12 @@ impl Table {
         self.entries[usize::from(index)].take()
     }
 
-    /// All connections.
+    /// Returns all connections.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.used.iter().filter_map(|&index| self.entries[usize::from(index)].as_ref())
     }
 
-    /// The `number`th connection, counted from `first` on and around.
+    /// Returns the `number`th connection, counted from `first` with wrap-around.
     #[inline]
     pub(crate) fn nth_from(&mut self, first: usize, number: usize) -> Option<&mut Connection> {
         let position = (first + number) % self.used.len().max(1);

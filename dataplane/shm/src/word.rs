@@ -18,13 +18,13 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// The owner runs, or will look at its rings before it sleeps.
+/// The owner runs, or will check its rings before it sleeps.
 pub const AWAKE: u32 = 0;
-/// The owner waits in `poll(2)` for the eventfd, or is about to. Every other value counts as this: some process overwrote it.
+/// The owner waits in `poll(2)` for the eventfd, or is about to. Every other value, which only a faulty
+/// process writes, counts as this.
 pub const ASLEEP: u32 = 1;
 
-/// The owner's first step before it sleeps; then it must look at its rings, and call [`retract`] if they hold
-/// something.
+/// Announces a sleep of the owner, which must then check its rings, and call [`retract`] if they hold records.
 #[inline]
 pub fn announce(word: &AtomicU32) {
     word.store(ASLEEP, Ordering::Relaxed);
@@ -32,13 +32,14 @@ pub fn announce(word: &AtomicU32) {
     fence(Ordering::SeqCst);
 }
 
-/// The owner is awake.
+/// Withdraws the announcement: the owner is awake.
 #[inline]
 pub fn retract(word: &AtomicU32) {
     word.store(AWAKE, Ordering::Relaxed);
 }
 
-/// A producer has published something. True: it owes the owner a write to the eventfd.
+/// Called by a producer that has published a record. Returns true if the producer must write to the owner's
+/// eventfd.
 #[inline]
 pub fn ring(word: &AtomicU32) -> bool {
     // Pairs with the fence in `announce`.

@@ -1,5 +1,5 @@
-//! A node that runs out of descriptors pauses accepting, sleeps meanwhile, and goes on when there are some again.
-//! A file of its own: the limit holds for the whole process.
+//! A node that runs out of descriptors pauses accepting, sleeps meanwhile, and continues when some are free
+//! again. A file of its own: the limit applies to the whole process.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};

@@ -1,4 +1,4 @@
-//! Peers that are silent, foreign, slow, dead or wrong, and the order in which lanes are served.
+//! Peers that are silent, foreign, slow, dead or faulty, and the order in which lanes are served.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -47,7 +47,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Two nodes and the ids that they have for each other.
+/// Connects two nodes; returns the id that each has for the other.
 fn connected(a: &mut ShmFabric, b: &mut ShmFabric, address: &str) -> (PeerId, PeerId) {
     let to_b = a.connect(address).expect("connect");
     let (mut seen_a, mut seen_b) = (Vec::new(), Vec::new());
@@ -69,7 +69,7 @@ fn send(fabric: &mut ShmFabric, peer: PeerId, priority: Priority, number: u8) {
     fabric.post(WorkRequest { id: 0, peer, priority, operation }).expect("room");
 }
 
-/// A write of so many bytes from one slot to another; whether there was room for it.
+/// Writes `len` bytes from one slot to another; returns whether there was room.
 fn write(
     fabric: &mut ShmFabric,
     peer: PeerId,
@@ -99,7 +99,7 @@ fn so_much_is_copied_between_two_polls_and_no_more() {
         send(&mut a, peer, Priority::Urgent, 1);
         a.poll(16, &mut Vec::new());
     }
-    // A write that waits for room in the ring is not copied, and takes no other's share.
+    // A write that waits for room in the ring is not copied, and takes no share of other requests.
     while write(&mut a, peer, &slots, 1, Some(7)) {
         a.poll(16, &mut Vec::new());
     }
@@ -119,7 +119,7 @@ fn silent_connections_keep_nobody_out_and_end_in_time() {
         ..ShmConfig::default()
     };
     let (mut b, _pool_b) = node(Some(&format!("@{name}")), config);
-    // More than may be greeting at once, but fewer than the backlog.
+    // More sockets than may greet at once, but fewer than the backlog.
     let silent: Vec<UnixStream> = (0..100).map(|_| raw(&name)).collect();
     let mut events = Vec::new();
     until("all accepted", || {
@@ -169,7 +169,7 @@ fn nonsense_instead_of_a_hello_makes_no_event() {
     }
     let mut events = Vec::new();
     (0..1000).for_each(|_| _ = b.poll(16, &mut events));
-    // An opening, and then nothing that could be a hello.
+    // An opening, followed by bytes that are no hello.
     for nonsense in [&b"KVSRSHM\0"[..], &[0; 40]] {
         let mut socket = raw(&name);
         let (_, opening) = Authentication::connecting(Transport::Shm.into()).expect("random bytes");
@@ -220,7 +220,8 @@ fn only_peers_with_the_same_secret_are_admitted() {
     connected(&mut a, &mut b, &address);
 }
 
-/// A rolling upgrade: nodes of two releases work together while their versions overlap, and say why when they do not.
+/// A rolling upgrade: nodes of two releases connect while their versions overlap, and report the mismatch
+/// when they do not.
 #[test]
 fn nodes_of_two_releases_meet_while_their_versions_overlap() {
     let speaking =
@@ -242,7 +243,7 @@ fn nodes_of_two_releases_meet_while_their_versions_overlap() {
     assert_eq!((seen.len(), counter(&b, "unproved_handshakes")), (0, 0));
 }
 
-/// What a node that shows nothing hands to its peers is a slab of nothing.
+/// A node that shows no memory hands an empty slab to its peers.
 #[test]
 fn a_node_that_shows_nothing_keeps_its_slab_to_itself() {
     let address = format!("@{}", name());
@@ -278,13 +279,13 @@ fn foreigner_process() {
     assert!(refused.is_some_and(|reason| reason.contains("of user")), "we refuse a listener of another user");
     let (mut a, _pool) = node(None, ShmConfig { same_user_only: false, ..ShmConfig::default() });
     if let Err(error) = a.connect(&address) {
-        // It has hung up before our hello.
+        // The node has closed the socket before this side's hello.
         return println!("foreigner: {error}");
     }
     let mut events = Vec::new();
     until("an answer", || a.poll(16, &mut events) > 0);
     println!("foreigner: {events:?}");
-    // Time for the other side to look before we are gone.
+    // Time for the other side to check the credentials before this process ends.
     std::thread::sleep(Duration::from_millis(100));
 }
 
@@ -322,7 +323,7 @@ fn another_users_process_is_refused_unless_admitted() {
         let accepted = events.iter().any(|event| matches!(event, Event::Accepted { .. }));
         assert_eq!(accepted, !same_user_only, "{events:?}");
         assert_eq!(said.contains("Connected"), !same_user_only, "{said}");
-        // The first connection of the foreigner is refused by itself, and it never speaks.
+        // The node refuses the foreigner's first connection, which sends nothing.
         assert_eq!(counter(&b, "other_users_refused") >= 1, same_user_only);
     }
 }
@@ -377,7 +378,7 @@ fn a_disconnected_peer_keeps_its_place_until_it_closes() {
     let (to_b, _) = connected(&mut a, &mut b, &address);
     a.disconnect(to_b);
     let mut events = Vec::new();
-    // b does not run, as if it were stopped.
+    // Node b does not run, as if it were stopped.
     (0..1000).for_each(|_| _ = a.poll(16, &mut events));
     assert_eq!(events, [], "no end while the peer may still write");
     assert_eq!(counter(&a, "connections"), 1);
@@ -390,7 +391,7 @@ fn a_disconnected_peer_keeps_its_place_until_it_closes() {
     assert_eq!(counter(&a, "connections"), 0);
 }
 
-/// The slot is freed in the middle of a long read: the bytes that were copied are not passed off as the slot's.
+/// The slot is freed in the middle of a long read: the copied bytes are not reported as the slot's.
 #[test]
 fn a_slot_reused_during_a_read_is_noticed() {
     const BYTES: usize = 32 << 20;
@@ -434,7 +435,7 @@ fn a_slot_reused_during_a_read_is_noticed() {
     assert!(in_the_middle > 0, "no attempt hit the copy; run on a quieter machine");
 }
 
-/// A completion says that the peer's fabric has the message, whether or not the batch was flushed.
+/// A completion means that the peer's fabric has the message, whether or not the batch was flushed.
 #[test]
 fn a_completed_message_survives_its_sender() {
     let address = format!("@{}", name());

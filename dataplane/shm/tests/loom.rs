@@ -1,9 +1,9 @@
 //! Every interleaving of a node that goes to sleep and of producers that ring, by loom. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test -p dataplane-shm --test loom --release`; it compiles to nothing otherwise.
 //!
-//! The steps on the word are the crate's own; the ring is one counter for each producer, and the kernel's eventfd
-//! is a count, a lock and a condition variable. A wake-up that is lost is a node that waits for ever: loom reports the
-//! deadlock. Two broken protocols, each with one of the two fences left out, must be noticed.
+//! The steps on the word are the crate's own; the ring is one counter for each producer, and the kernel's
+//! eventfd is a count, a lock and a condition variable. A lost wake-up makes the node wait for ever: loom
+//! reports the deadlock. Two broken protocols, each without one of the two fences, must be detected.
 
 #![cfg(loom)]
 
@@ -47,7 +47,7 @@ impl Node {
         self.tails.iter().map(|tail| tail.load(Ordering::Acquire)).sum()
     }
 
-    /// One sleep, as between `prepare_wait` and the next `poll`.
+    /// Sleeps once, as between `prepare_wait` and the next `poll`.
     fn sleep(&self, wanted: u32, broken: Broken) {
         match broken {
             Broken::OwnersFence => self.word.store(ASLEEP, Ordering::Relaxed),
@@ -64,7 +64,7 @@ impl Node {
     }
 }
 
-/// Producers publish once each; the node sleeps until it has seen all. True when every execution ends.
+/// Producers publish once each; the node sleeps until it has seen all. Returns true when every execution ends.
 fn holds(producers: usize, broken: Broken) -> bool {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

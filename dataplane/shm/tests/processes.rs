@@ -1,8 +1,8 @@
-//! Two processes: every byte of random writes and reads is checked; a peer that is killed in the middle of its
-//! stream is noticed in time and leaves nothing behind.
+//! Two processes: every byte of random writes and reads is checked; the death of a peer in the middle of
+//! its stream is detected in time and leaves no resources behind.
 //!
-//! The other process is this test program again, told by its environment to be the writer. Writer and receiver draw
-//! the same sequence of operations from the same seed.
+//! The other process is this test program, started as the writer through its environment. Writer and
+//! receiver draw the same sequence of operations from the same seed.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// One operation: where its bytes lie at the receiver.
+/// One operation, with the position of its bytes at the receiver.
 #[derive(Clone, Copy)]
 struct Piece {
     offset: u32,
@@ -102,7 +102,7 @@ fn post(fabric: &mut ShmFabric, events: &mut Vec<Event>, mut request: WorkReques
     }
 }
 
-/// The other process. Does nothing when the tests are run as such.
+/// The writer process. Does nothing in an ordinary test run.
 #[test]
 fn writer_process() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
@@ -151,7 +151,7 @@ fn writer_process() {
         let [slot, generation] = targets[at];
         let target = Target { slab: SlabKind::Host, slot, generation, offset: piece.offset };
         let source = Source::Slot { slot: here.clone(), offset: local, len: piece.len };
-        // Without the immediate first, so that what is read back is what was written and nobody acknowledges it yet.
+        // First without the immediate, so that the bytes are read back before the receiver acknowledges them.
         let write = Operation::Write { source: source.clone(), target, rows: piece.rows, immediate: None };
         let request = WorkRequest { id: 0, peer, priority: piece.priority, operation: write };
         post(&mut fabric, &mut events, request);
@@ -190,7 +190,7 @@ fn spawn(address: &str, count: u32) -> Child {
         .expect("spawn")
 }
 
-/// Receives and checks until `enough` pieces have come or the writer is gone; returns how many came.
+/// Receives and checks until `enough` pieces have arrived or the writer is gone; returns the number of pieces.
 fn receive(fabric: &mut ShmFabric, slots: &[SlotRef], enough: u32) -> (u32, Option<PeerId>) {
     let mut random = Random(SEED);
     let mut pieces: BTreeMap<u32, Piece> = BTreeMap::new();
@@ -242,7 +242,7 @@ fn every_byte_between_two_processes_is_right() {
     println!("seed {SEED:#x}: {seen} pieces written, read back and checked");
 }
 
-/// Open descriptors, and mappings of the kinds that a connection makes.
+/// Returns the number of open descriptors, and of mappings of the kinds that a connection makes.
 fn held() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").expect("fd").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
@@ -279,7 +279,7 @@ fn a_killed_writer_is_noticed_and_leaves_nothing() {
         };
         let noticed = killed.elapsed();
         println!("round {round}: noticed after {} us: {reason}", noticed.as_micros());
-        // The bound is 50 ms of sleep; the rest is for a busy machine to end the process.
+        // The bound is 50 ms of sleep; the rest allows a busy machine to end the process.
         assert!(noticed < Duration::from_secs(1), "{noticed:?}");
         assert!(reason.contains(&writer.id().to_string()), "{reason}");
         writer.wait().expect("wait");

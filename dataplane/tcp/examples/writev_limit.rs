@@ -1,7 +1,7 @@
-//! How near this fabric comes to plain blocking sockets over loopback, in one run: throughput by size and
+//! Comparison of this fabric with plain blocking sockets over loopback, in one run: throughput by size and
 //! ping-pong latency, the two alternating, each side a pinned thread, medians and the median of the ratios.
-//! `wall` is bytes by time passed; `busy` is bytes by the processor time of the busier side, which other load on
-//! the machine disturbs less. Both peers sleep when they have nothing to do.
+//! `wall` is bytes by elapsed time; `busy` is bytes by the processor time of the busier side, which other
+//! load on the machine disturbs less. Both peers sleep when they are idle.
 //!
 //! `writev_limit [rounds] [connections] [socket buffer bytes] [only this size in KiB, and the ping-pong]`
 
@@ -21,7 +21,7 @@ use rustix::net::sockopt;
 /// (bytes of one write, slots, batches)
 const SIZES: [(usize, u32, usize); 4] =
     [(4 << 10, 64, 4000), (64 << 10, 64, 400), (1 << 20, 64, 24), (16 << 20, 4, 24)];
-/// Bytes in flight; the plain peer has what the socket buffers hold.
+/// Bytes in flight of the fabric; for the plain peer the socket buffers are the limit.
 const WINDOW_BYTES: usize = 4 << 20;
 const PING_BYTES: usize = 64;
 const PINGS: usize = 2_000;
@@ -61,7 +61,7 @@ fn main() {
             report(&format!("{what} busy"), "GB/s", of(|speed| speed.busy));
         }
     }
-    // Many short runs: the least of them were disturbed least.
+    // Many short runs: the shortest ones were disturbed least.
     let pairs: Vec<_> = (0..rounds * 6).map(|_| (plain_ping(), fabric_ping(&config))).collect();
     report("64 B ping-pong, half a round trip", "us", pairs.clone());
     let least = |pick: fn(&(f64, f64)) -> f64| pairs.iter().map(pick).fold(f64::MAX, f64::min);
@@ -83,7 +83,7 @@ fn speed(bytes: usize, start: Instant, busy: [Duration; 2]) -> Speed {
     Speed { wall: per_second(start.elapsed()), busy: per_second(busy[0].max(busy[1])) }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn busy() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the place to write to is a live value of the right type.
@@ -125,7 +125,7 @@ fn plain_pair(buffer: usize) -> (TcpStream, TcpStream) {
     (here, there)
 }
 
-/// `writev` of whole batches into large `recv`s: what a hand-written peer without framing does.
+/// Sends whole batches with `writev` into large `recv`s, as a hand-written peer without framing does.
 fn plain_stream(bytes: usize, slots: u32, batches: usize, buffer: usize) -> Speed {
     let (mut here, mut there) = plain_pair(buffer);
     let batch_bytes = bytes * slots as usize;
@@ -171,7 +171,7 @@ struct Node {
 fn node(bytes: usize, slots: u32, config: &TcpConfig) -> Node {
     let layout = SlabLayout { slot_bytes: bytes, slot_count: slots };
     let slab = Arc::new(Slab::create("limit", layout, PageSize::Standard).expect("slab"));
-    // As the plain peer's memory: all pages are there before the clock runs.
+    // Touches all pages before the clock runs, as for the plain peer's memory.
     (0..slots).for_each(|slot| slab.write(slot, 0, &vec![7; bytes]));
     let pool = SlotPool::new(Arc::clone(&slab));
     let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -185,7 +185,7 @@ impl Node {
         self.fabric.poll(256, &mut self.events);
     }
 
-    /// Sleeps until there is something to poll for.
+    /// Sleeps until `poll` has work.
     fn sleep(&mut self) {
         if self.fabric.prepare_wait() {
             let mut descriptors = Vec::with_capacity(1);
@@ -197,7 +197,7 @@ impl Node {
 
     fn wait_for<T>(&mut self, mut want: impl FnMut(&Event) -> Option<T>) -> T {
         loop {
-            // One at a time, so that none is lost behind the one that is awaited.
+            // One event at a time, so that events behind the awaited one are kept.
             self.events.clear();
             self.fabric.poll(1, &mut self.events);
             if let Some(found) = self.events.iter().find_map(&mut want) {
@@ -286,7 +286,7 @@ fn fabric_stream(config: &TcpConfig, bytes: usize, slots: u32, batches: usize, l
     Speed { wall: end.wall, ..speed(bytes, start, [here, there]) }
 }
 
-/// Sockets that are asked again and again until they have something.
+/// Ping-pong over sockets that are polled without sleeping.
 fn plain_ping() -> f64 {
     let (mut here, mut there) = plain_pair(0);
     here.set_nonblocking(true).expect("nonblocking");

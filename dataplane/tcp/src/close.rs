@@ -1,5 +1,5 @@
-//! How connections and sessions end. A session ends as a whole: all sockets are aborted, and once the kernel has
-//! no operation on any of them, requests complete and the user is told.
+//! End of connections and sessions. A session ends as a whole: all sockets are aborted, and once the kernel
+//! has no operation on any of them, its requests complete and the disconnect is reported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,18 +15,18 @@ use crate::socket;
 use crate::table::Table;
 use crate::token::{OperationKind, Token};
 
-/// How long a node that goes down waits for the kernel.
+/// Time limit for the kernel's operations when a node is dropped.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
 impl TcpFabric {
-    /// Ends a connection, and with it its session.
+    /// Closes a connection and with it its session.
     pub(crate) fn close(&mut self, connection: u32, reason: &str) {
         if let Some(session) = self.connections.get(connection).map(|connection| connection.session) {
             self.close_session(session, reason);
         }
     }
 
-    /// Starts the end of a session. `PeerDown` follows when its last operation is reaped.
+    /// Starts to close a session. `PeerDown` follows when its last operation has been reaped.
     pub(crate) fn close_session(&mut self, index: u32, reason: &str) {
         let Some(session) = self.sessions.get_mut(index) else { return };
         if session.stage == Stage::Closing {
@@ -53,7 +53,8 @@ impl TcpFabric {
         if connection.operations_in_flight == 0 {
             return;
         }
-        // The abort ends them; this catches one that was on its way into the kernel.
+        // The abort ends the operations in the kernel; this cancels one that had not reached the kernel
+        // before the abort.
         let all = match connection.registered {
             Some(position) => CancelBuilder::fd(types::Fixed(position)).all(),
             None => CancelBuilder::fd(connection.descriptor()).all(),
@@ -64,7 +65,7 @@ impl TcpFabric {
         unsafe { self.ring.push(entry.build(), Token::of(OperationKind::Cancel, number)) };
     }
 
-    /// Goes on with the end of a connection when its last operation has ended.
+    /// Continues to close a connection once its last operation has ended.
     pub(crate) fn finish_close(&mut self, number: u32) {
         let Some(connection) = self.connections.get(number) else { return };
         if connection.phase != Phase::Closing || connection.operations_in_flight > 0 {
@@ -73,7 +74,7 @@ impl TcpFabric {
         let index = connection.session;
         let Some(session) = self.sessions.get_mut(index) else { return };
         session.alive -= 1;
-        // Each connection comes here once: a finished one is never touched again.
+        // Runs once per connection: a closed connection has no more operations.
         if session.alive > 0 {
             if let Some(connection) = self.connections.get_mut(number) {
                 connection.phase = Phase::Closed;
@@ -98,7 +99,7 @@ impl TcpFabric {
         }
     }
 
-    /// Frees a connection that the kernel has nothing to do with any more.
+    /// Frees a connection on which the kernel has no more operations.
     fn forget(&mut self, number: u32) {
         let Some(mut connection) = self.connections.remove(number) else { return };
         connection.halves.receiver.end_landings(&self.slab);
@@ -112,7 +113,7 @@ impl TcpFabric {
 }
 
 impl Drop for TcpFabric {
-    /// The kernel may hold pointers into our connections and slots: end every operation before they are freed.
+    /// The kernel may hold pointers into connections and slots: ends every operation before they are freed.
     fn drop(&mut self) {
         self.handshakes.stop_listening();
         let sessions: Vec<u32> = self.sessions.indices().collect();
@@ -129,7 +130,7 @@ impl Drop for TcpFabric {
             }
         }
         if self.connections.len() > 0 {
-            // Leaking memory is safe, freeing what the kernel may write to is not.
+            // Leaking memory is safe; freeing memory that the kernel may write to is not.
             std::mem::forget(std::mem::replace(&mut self.connections, Table::new(0)));
             std::mem::forget(std::mem::replace(&mut self.sessions, Table::new(0)));
             std::mem::forget(Arc::clone(&self.slab));

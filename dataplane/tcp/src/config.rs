@@ -1,4 +1,4 @@
-//! What can be chosen, with defaults and ranges.
+//! Configuration of the TCP fabric, with defaults and ranges.
 
 use std::time::Duration;
 
@@ -7,35 +7,39 @@ use dataplane_fabric::auth::{SharedKey, Transport, Versions};
 
 use crate::wire::SIBLINGS_MAX;
 
-/// Settings of one node's TCP fabric. Peers may differ in all of them; the side that connects decides
-/// [`TcpConfig::connections_per_peer`].
+/// Configuration of one node's TCP fabric. Peers may differ in all values;
+/// [`TcpConfig::connections_per_peer`] is that of the connecting side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// Connections of each lane to one peer; bulk is spread over them. 1 to 8.
+    /// Connections of each lane to one peer; large writes are spread over them. 1 to 8.
     pub connections_per_peer: usize,
-    /// Most peers at a time. 1 to 4096.
+    /// Largest number of peers. 1 to 4096.
     pub peers_max: usize,
-    /// Most accepted connections that have not greeted yet; the oldest makes room for the next. 16 to 4096.
+    /// Largest number of accepted connections that have not completed the handshake; one more displaces the
+    /// oldest. 16 to 4096.
     pub handshakes_max: usize,
-    /// How long the handshake of a connection may take, and from a peer's first greeted connection to its last. 100 ms to 60 s.
+    /// Time limit of a connection's handshake, and of the time between a peer's first and last completed
+    /// handshake. 100 ms to 60 s.
     pub handshake_timeout: Duration,
-    /// Silence or unacknowledged data for so long means that the peer is dead. 1 s to 10 min.
+    /// Time of silence or of unacknowledged data after which a peer counts as dead. 1 s to 10 min.
     pub peer_dead_after: Duration,
-    /// Frames that may wait on one connection before `post` says full. 64 to 65536.
+    /// Largest number of frames that wait on one connection; `post` returns full beyond it. 64 to 65536.
     pub queue_depth: usize,
-    /// Reads of one lane in flight to a peer, and served for it, at a time. 1 to 4096.
+    /// Largest number of reads of one lane in flight to a peer, and of reads served for the peer. 1 to 4096.
     pub reads_max: usize,
-    /// Bytes of the kernel's send buffer of a connection. 0: the kernel adapts it, but for peers on this host, which get small ones. At most 1 GiB.
+    /// Size of the kernel's send buffer of a connection, in bytes. 0: the kernel adapts it, except for peers
+    /// on this host, which get small buffers. At most 1 GiB.
     pub send_buffer_bytes: usize,
-    /// Bytes of the kernel's receive buffer of a connection. 0: the kernel adapts it, but for peers on this host, which get small ones. At most 1 GiB.
+    /// Size of the kernel's receive buffer of a connection, in bytes. 0: the kernel adapts it, except for
+    /// peers on this host, which get small buffers. At most 1 GiB.
     pub receive_buffer_bytes: usize,
-    /// Payloads of at least so many bytes are sent without a copy while that works. `None`: never.
+    /// Smallest payload, in bytes, that is sent without a copy while the kernel supports it. `None`: none is.
     pub zero_copy_from: Option<usize>,
-    /// The secret that peers share; with another one neither side admits the other.
+    /// The secret that all peers share. A peer with another secret is refused by both sides.
     pub key: SharedKey,
-    /// The versions of the protocol that it speaks.
+    /// The protocol versions that the node speaks.
     pub versions: Versions,
-    /// What peers may do with this node's slots.
+    /// Access of peers to this node's slots.
     pub access: PeerAccess,
 }
 
@@ -60,7 +64,7 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
-    /// One sentence for each value that is out of its range.
+    /// Returns one sentence for each value that is out of its range.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
@@ -81,7 +85,7 @@ impl TcpConfig {
         problems
     }
 
-    /// Most connections of one node that are greeted.
+    /// Returns the largest number of connections of the node that have completed the handshake.
     pub(crate) fn connections_max(&self) -> usize {
         // A peer may have chosen more connections than this node would.
         self.peers_max * 2 * (SIBLINGS_MAX + 1)

@@ -1,16 +1,17 @@
-//! Which bytes of the peer have writes of ours on their way, so that two writes of the same bytes are not put on
-//! different connections, where nothing would keep their order.
+//! Conflict detection between writes in flight: two writes of the same bytes of the peer must not use
+//! different connections, because their order would be lost.
 //!
-//! Counters by granule of a slot, hashed into a table: a false conflict costs a write its choice of connection
-//! and nothing else. A range of too many granules conflicts with everything while it is on its way. Only lanes of
-//! several connections have one. Per write: a few counters, no allocation.
+//! Counters by granule of a slot, hashed into a table. A false conflict costs a write its choice of
+//! connection and nothing else. A write of more than [`GRANULES_MAX`] granules conflicts with every other
+//! write while it is in flight. Only lanes of several connections have a table. Per write: a few counters, no
+//! allocation.
 
 use crate::wire::Header;
 
-/// Bytes of a granule, as a power of two.
+/// Size of a granule, as a power of two of bytes.
 const GRANULE_BITS: u32 = 16;
 const COUNTERS: usize = 4096;
-/// Wider ranges are not counted by granule.
+/// Largest number of granules of a write that is counted by granule.
 const GRANULES_MAX: u64 = 64;
 
 #[derive(Default)]
@@ -25,7 +26,7 @@ impl Conflicts {
         Self { counters: vec![0; COUNTERS].into_boxed_slice(), wide: 0, narrow: 0 }
     }
 
-    /// Whether a write may touch bytes that one on its way touches.
+    /// Whether a write may touch the bytes of a write in flight.
     pub(crate) fn has(&self, header: &Header) -> bool {
         match granules(header) {
             _ if self.wide > 0 => true,
@@ -34,7 +35,7 @@ impl Conflicts {
         }
     }
 
-    /// A write is on its way.
+    /// Adds a write that is in flight.
     pub(crate) fn add(&mut self, header: &Header) {
         match granules(header) {
             Some(places) => {
@@ -45,7 +46,7 @@ impl Conflicts {
         }
     }
 
-    /// A write that was added has landed.
+    /// Removes a write that has landed.
     pub(crate) fn remove(&mut self, header: &Header) {
         match granules(header) {
             Some(places) => {
@@ -57,7 +58,7 @@ impl Conflicts {
     }
 }
 
-/// Places of the counters of a write; `None`: too many. What is no write has none.
+/// Returns the counter positions of a write; `None` when there are too many. Empty for other frames.
 fn granules(header: &Header) -> Option<impl Iterator<Item = usize>> {
     let Header::Write { len, target, rows, .. } = *header else {
         return Some(0..0).map(|range| places(0, range));

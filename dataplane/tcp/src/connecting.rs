@@ -1,8 +1,10 @@
-//! How sessions begin: their connections are dialled or accepted, greeted ([`Handshakes`]), and join.
+//! Start of sessions: their connections are dialled or accepted, complete the handshake ([`Handshakes`]), and
+//! join.
 //!
-//! The side that connects draws the session's number and opens all connections of both lanes. On each it says hello with the
-//! connection's place; the other side groups them and answers each with the same hello. A session is open on the accepting side
-//! when all answers are sent, on the other when all have come; data is read only then. Not a hot path.
+//! The connecting side draws the session's number and opens all connections of both lanes. On each it sends a
+//! hello with the connection's lane and index; the other side groups them and answers each with the same
+//! hello. A session is open on the accepting side when all answers are sent, and on the connecting side when
+//! all have arrived; data is read only then. Not a hot path.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,7 +26,7 @@ use crate::socket;
 use crate::token::{OperationKind, Token};
 use crate::wire::HEADER_BYTES;
 
-/// The sockets of a node's connections that are being made.
+/// Creates the handshakes of a node's connections.
 pub(crate) fn handshakes(config: &TcpConfig, listener: Option<OwnedFd>) -> std::io::Result<Handshakes> {
     let handshakes = HandshakeConfig {
         protocol: Protocol { transport: Transport::Tcp, versions: config.versions },
@@ -38,7 +40,7 @@ pub(crate) fn handshakes(config: &TcpConfig, listener: Option<OwnedFd>) -> std::
 }
 
 impl TcpFabric {
-    /// Has the ring tell when a socket in the handshake has something: no poll makes a system call for them.
+    /// Polls the handshakes' descriptor through the ring, so that `poll` needs no system call for them.
     pub(crate) fn watch_handshakes(&mut self) {
         let descriptor = types::Fd(self.handshakes.descriptor().as_raw_fd());
         let entry = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).build();
@@ -74,7 +76,7 @@ impl TcpFabric {
         self.watch_handshakes();
     }
 
-    /// Ends sessions that were accepted and whose other connections do not come.
+    /// Closes accepted sessions whose other connections have not arrived in time.
     fn expire_joining(&mut self) {
         if self.joining == 0 {
             return;
@@ -108,7 +110,7 @@ impl TcpFabric {
         let per_lane = self.config.connections_per_peer;
         let random = |_| system(std::io::Error::other("no random bytes"));
         let id = u64::from_ne_bytes(random_bytes().map_err(random)?);
-        // The handshakes give up earlier.
+        // The time limit of each handshake is shorter.
         let deadline = Instant::now() + 2 * self.config.handshake_timeout;
         let mut session = Session::new(id, per_lane, true, deadline);
         for place in 0..2 * per_lane {
@@ -146,7 +148,7 @@ impl TcpFabric {
         }
     }
 
-    /// The session that this side began with this socket, and the socket's place in it.
+    /// Returns the session that this node began with this socket, and the socket's position in it.
     fn greeting(&self, socket_id: SocketId) -> Option<(u32, Greeting)> {
         self.sessions.indices().find_map(|index| {
             let greetings = &self.sessions.get(index)?.greetings;
@@ -184,7 +186,7 @@ impl TcpFabric {
         }
     }
 
-    /// A peer that holds the secret has said hello.
+    /// Handles the hello of a peer that has proved that it holds the secret.
     fn hello(&mut self, socket_id: SocketId, frame: &[u8]) {
         let hello = frame.first_chunk().ok_or("a short hello").and_then(Hello::decode);
         let Some((index, greeting)) = self.greeting(socket_id) else {
@@ -199,7 +201,7 @@ impl TcpFabric {
         }
     }
 
-    /// On the side that connected: the other has accepted this connection.
+    /// Connecting side: handles the answer by which the peer accepts this connection.
     fn answered(&mut self, index: u32, greeting: Greeting, hello: Hello) -> Result<(), &'static str> {
         let Some(session) = self.sessions.get_mut(index) else { return Ok(()) };
         let place = (usize::from(hello.lane), usize::from(hello.index), usize::from(hello.connections));
@@ -212,7 +214,7 @@ impl TcpFabric {
         self.greeted(index, greeting)
     }
 
-    /// On the side that accepted: puts a connection into its session, the first one's own making.
+    /// Accepting side: puts a connection into its session, which the first connection creates.
     fn join(&mut self, socket_id: SocketId, hello: Hello) -> Result<(), &'static str> {
         let is_it = |index: &u32| {
             self.sessions.get(*index).is_some_and(|it| it.id == hello.session && !it.we_connected)
@@ -254,7 +256,7 @@ impl TcpFabric {
         Ok(index)
     }
 
-    /// A connection is greeted both ways: it takes its place, and the last one opens the session.
+    /// Puts a connection whose handshake is complete into its position; the last one opens the session.
     fn greeted(&mut self, index: u32, greeting: Greeting) -> Result<(), &'static str> {
         let Greeting { socket_id, lane, index: place } = greeting;
         let socket = self.handshakes.release(socket_id).ok_or("its socket is gone")?;

@@ -1,4 +1,4 @@
-//! A TCP connection of a session: its socket, its place, and its two halves.
+//! A TCP connection of a session: its socket, its position, and its two halves.
 //!
 //! The kernel works on the memory of this struct while operations are in flight. It therefore lives in a `Box`,
 //! never moves, and is freed only when `operations_in_flight` is zero.
@@ -12,32 +12,32 @@ use crate::TcpConfig;
 use crate::receive::Receiver;
 use crate::send::Sender;
 
-/// Most bytes of one send and of one receive, by lane. The kernel copies so many before this thread does anything
-/// else, so the background's turn is short.
+/// Largest send and largest receive in bytes, by lane. The kernel copies that many before this thread does
+/// anything else, so the background lane has the smaller limit.
 pub(crate) const TURN_BYTES_MAX: [usize; Priority::ALL.len()] = [4 << 20, 256 << 10];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Greeted; in use once the session is open.
+    /// The handshake is complete; used once the session is open.
     Greeted,
     /// Aborted; waiting for the last operation.
     Closing,
-    /// Nothing is in flight; kept until the whole session is so.
+    /// No operation is in flight; kept until this holds for the whole session.
     Closed,
 }
 
 pub(crate) struct Connection {
     pub(crate) socket: OwnedFd,
-    /// The ring's own name of the socket, when it is registered.
+    /// Position of the registered descriptor; `None`: not registered.
     pub(crate) registered: Option<u32>,
     pub(crate) phase: Phase,
-    /// Position of the session.
+    /// Number of the session in the fabric's table.
     pub(crate) session: u32,
     pub(crate) lane: usize,
     pub(crate) index: usize,
     pub(crate) operations_in_flight: u32,
     pub(crate) is_receiving: bool,
-    /// It is in the list of those to look after.
+    /// Whether the connection is in the list of those that may have frames to send.
     pub(crate) is_dirty: bool,
     pub(crate) halves: Halves,
 }
@@ -70,7 +70,8 @@ impl Connection {
         }
     }
 
-    /// The socket as an entry names it; [`Connection::named`] says which kind of name it is.
+    /// Returns the descriptor for an entry: the registered position or the socket. [`Connection::named`]
+    /// marks which one it is.
     pub(crate) fn descriptor(&self) -> types::Fd {
         types::Fd(self.registered.map_or(self.socket.as_raw_fd(), |position| position as i32))
     }
@@ -82,7 +83,7 @@ impl Connection {
         }
     }
 
-    /// The receive that the receiver's plan asks for.
+    /// Returns the receive entry for the receiver's plan.
     pub(crate) fn receive(&mut self) -> squeue::Entry {
         let descriptor = self.descriptor();
         let receiver = &mut self.halves.receiver;

@@ -1,49 +1,50 @@
-//! What happened, for metrics. One thread writes, any may read.
+//! Counters for metrics. One thread writes; any thread may read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only the thread that drives the fabric increases.
+/// A counter that only the thread that drives the fabric increases.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Its value now.
+    /// Returns the current value.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// There is one writer, so load and store need not be one step.
+    /// Adds to the counter. With a single writer, load and store need not be one atomic step.
     pub(crate) fn add(&self, count: u64) {
         self.0.store(self.get() + count, Ordering::Relaxed);
     }
 }
 
-/// Counters of one fabric since it was made.
+/// Counters of one fabric since its creation.
 #[derive(Debug, Default)]
 pub struct TcpCounters {
-    /// Bytes that the kernel took, headers included.
+    /// Bytes that the kernel accepted, headers included.
     pub sent_bytes: Counter,
     /// Bytes that arrived, headers included.
     pub received_bytes: Counter,
-    /// Frames that the kernel took.
+    /// Frames that the kernel accepted.
     pub sent_frames: Counter,
-    /// Frames that arrived whole.
+    /// Frames that arrived completely.
     pub received_frames: Counter,
     /// `io_uring_enter` calls.
     pub system_calls: Counter,
     /// Sends whose bytes went out without a copy.
     pub zero_copy_sends: Counter,
-    /// Sends that were to go out without a copy and that the kernel copied nevertheless.
+    /// Zero-copy sends that the kernel copied nevertheless.
     pub copied_sends: Counter,
-    /// Times that accepting rested because descriptors or memory ran out.
+    /// Times that accepting was paused because descriptors or memory ran out.
     pub accept_pauses: Counter,
-    /// Accepted connections that could not be kept: no greeting in time, a wrong one, or no room.
+    /// Accepted connections that were closed: no handshake in time, an invalid one, or no room.
     pub refused_handshakes: Counter,
-    /// Of those, the ones that did not greet, or did not get all their siblings, in time.
+    /// Of the refused connections, those whose handshake or whose siblings did not arrive in time.
     pub handshake_timeouts: Counter,
     /// Handshakes, of either side, in which the peer did not prove that it holds this node's secret.
     pub unproved_handshakes: Counter,
-    /// Registrations of slab or descriptors that the kernel refused; it works without, at a small cost.
+    /// Registrations of slab or descriptors that the kernel refused. The fabric works without them, at a
+    /// small cost.
     pub failed_registrations: Counter,
 }

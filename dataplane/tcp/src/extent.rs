@@ -1,5 +1,5 @@
-//! Where the bytes of one operation lie in a slot: in one piece or in rows. Bytes are numbered from 0 without
-//! the gaps; a run is what lies in one piece from a given byte on.
+//! Position of one operation's bytes in a slot: contiguous or in rows. Bytes are numbered from 0 without
+//! the gaps. A run is the contiguous part from a given byte on.
 
 use std::ptr::NonNull;
 
@@ -7,8 +7,8 @@ use dataplane_memory::Slab;
 
 use crate::wire::RowShape;
 
-/// A run shorter than this is copied through a staging buffer: an entry of a vector costs about as much as
-/// copying so many bytes.
+/// Runs shorter than this are copied through a staging buffer: one entry of a vector costs about as much as
+/// copying this many bytes.
 pub(crate) const COPIED_RUN_BYTES_MAX: u32 = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// `None` when the rows do not cut `len`, or overlap. Rows without gaps become one piece.
+    /// Creates the extent; `None` when the rows do not divide `len` or overlap. Rows without gaps become one
+    /// run.
     pub(crate) fn new(slot: u32, offset: u32, len: u32, rows: Option<RowShape>) -> Option<Self> {
         let whole = Self { slot, offset, len, row_bytes: len, stride: len };
         match rows {
@@ -34,23 +35,23 @@ impl Extent {
         }
     }
 
-    /// Whether every byte exists in `slab`.
+    /// Whether every byte lies inside a slot of `slab`.
     pub(crate) fn is_inside(&self, slab: &Slab) -> bool {
         let rows = u64::from(self.len.checked_div(self.row_bytes).unwrap_or(0));
         let span = match rows {
             0 => 0,
-            // Neither product nor sum can pass 64 bits: each factor is of 32.
+            // Product and sum fit into 64 bits, since each factor has 32.
             rows => (rows - 1) * u64::from(self.stride) + u64::from(self.row_bytes),
         };
         usize::try_from(span).is_ok_and(|span| slab.contains(self.slot, self.offset as usize, span))
     }
 
-    /// Whether its runs are too short for vectors.
+    /// Whether the runs are too short for vectors.
     pub(crate) fn is_fine(&self) -> bool {
         self.row_bytes < COPIED_RUN_BYTES_MAX
     }
 
-    /// The run that begins at byte `at`: its offset in the slot and its length.
+    /// Returns the run that begins at byte `at`: its offset in the slot and its length.
     pub(crate) fn run(&self, at: u32) -> (u32, u32) {
         debug_assert!(at < self.len);
         if self.row_bytes == self.len {
@@ -60,13 +61,13 @@ impl Extent {
         (self.offset + at / self.row_bytes * self.stride + within, self.row_bytes - within)
     }
 
-    /// The same as addresses.
+    /// Returns the run that begins at byte `at`: its address and its length.
     pub(crate) fn run_at(&self, slab: &Slab, at: u32) -> (NonNull<u8>, u32) {
         let (offset, len) = self.run(at);
         (slab.address(self.slot, offset as usize, len as usize), len)
     }
 
-    /// Copies bytes from `at` on out of the slot.
+    /// Copies the bytes from byte `at` on out of the slot.
     pub(crate) fn copy_out(&self, slab: &Slab, mut at: u32, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let (offset, len) = self.run(at);
@@ -78,7 +79,7 @@ impl Extent {
         }
     }
 
-    /// Copies bytes from `at` on into the slot.
+    /// Copies bytes into the slot, from byte `at` on.
     pub(crate) fn copy_in(&self, slab: &Slab, mut at: u32, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (offset, len) = self.run(at);

@@ -1,5 +1,5 @@
-//! The fabric: what one node's thread drives. Setting up and greeting is in `connecting`, taking requests in
-//! `post`, completions in `reap`, ending in `close`.
+//! The fabric of one node, driven by one thread. `connecting` makes sessions, `post` takes requests, `reap`
+//! handles completions, `close` ends sessions.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use crate::session::Session;
 use crate::table::Table;
 use crate::{TcpConfig, TcpCounters, TcpError, socket};
 
-/// Room for events before the queue must grow; `reap` stops earlier.
+/// Capacity of the event queue; `reap` stops earlier, so that the queue does not grow.
 const EVENTS_CAPACITY: usize = 8192;
 
-/// TCP between hosts.
+/// Transport between hosts over TCP.
 pub struct TcpFabric {
-    // The ring is dropped before what its operations name.
+    // The ring is dropped before the memory that its operations name.
     pub(crate) ring: Ring,
     pub(crate) slab: Arc<Slab>,
     pub(crate) config: TcpConfig,
@@ -30,20 +30,21 @@ pub struct TcpFabric {
     pub(crate) listening_on: Option<SocketAddr>,
     pub(crate) connections: Table<Connection>,
     pub(crate) sessions: Table<Session>,
-    /// Connections that may have something to send, by lane.
+    /// Connections that may have frames to send, by lane.
     pub(crate) dirty: [Vec<u32>; Priority::ALL.len()],
     pub(crate) events: VecDeque<Event>,
     pub(crate) handshakes: Handshakes,
-    /// Events of the handshakes; empty between two polls.
+    /// Buffer for events of the handshakes; empty between two polls.
     pub(crate) handshake_events: Vec<HandshakeEvent>,
-    /// Sessions whose connections are not all there.
+    /// Number of sessions of which some connections are missing.
     pub(crate) joining: usize,
 }
 
 impl TcpFabric {
-    /// A node whose peers may write into `slab`, which lies in host memory, and read from it, as [`TcpConfig::access`] says. With an address, others
-    /// can connect to it there (port 0: see [`TcpFabric::listening_on`]). The thread that first flushes or
-    /// polls must go on driving it, and drop it.
+    /// Creates a node. Peers may write into and read from `slab`, which lies in host memory, as
+    /// [`TcpConfig::access`] allows. With an address, peers can connect to it there (port 0: see
+    /// [`TcpFabric::listening_on`]). The thread that first flushes or polls the fabric must also be the one
+    /// that drives and drops it.
     pub fn new(slab: Arc<Slab>, listen: Option<SocketAddr>, config: TcpConfig) -> Result<Self, TcpError> {
         let problems = config.problems();
         if !problems.is_empty() {
@@ -82,13 +83,13 @@ impl TcpFabric {
         Ok(fabric)
     }
 
-    /// The address that peers connect to.
+    /// Returns the address that peers connect to.
     #[must_use]
     pub fn listening_on(&self) -> Option<SocketAddr> {
         self.listening_on
     }
 
-    /// What has happened so far; may be kept and read by another thread.
+    /// Returns the counters, which another thread may keep and read.
     #[must_use]
     pub fn counters(&self) -> Arc<TcpCounters> {
         Arc::clone(&self.counters)
@@ -131,7 +132,7 @@ impl Fabric for TcpFabric {
         }
     }
 
-    /// Enters the kernel at most once.
+    /// Enters the kernel at most once per call.
     fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
         self.reap(budget);
         self.arm_sends();

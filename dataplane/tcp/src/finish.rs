@@ -1,4 +1,5 @@
-//! How frames leave the queue: the kernel took them, the network needs their bytes no longer, the peer has them.
+//! Retirement of frames: the kernel has taken them, the network no longer needs their bytes, the peer has
+//! acknowledged them.
 
 use std::collections::VecDeque;
 
@@ -11,7 +12,8 @@ use crate::send::Sender;
 use crate::wire::Header;
 
 impl Sender {
-    /// The kernel took `bytes` of the send in flight. `has_more`: a zero-copy send's notification follows.
+    /// Records that the kernel took `bytes` of the send in flight. `has_more`: a zero-copy send's
+    /// notification follows.
     pub(crate) fn sent(
         &mut self,
         bytes: usize,
@@ -59,7 +61,7 @@ impl Sender {
         Ok(frames)
     }
 
-    /// The network no longer needs the bytes of a zero-copy send.
+    /// Records that the network no longer needs the bytes of a zero-copy send.
     pub(crate) fn notified(
         &mut self,
         sequence: u32,
@@ -74,14 +76,15 @@ impl Sender {
         self.finish_frames(lane, events);
     }
 
-    /// The peer says that so many more signalled frames have landed.
+    /// Records that the peer has acknowledged `count` more signalled frames.
     pub(crate) fn landed(
         &mut self,
         count: u32,
         lane: &mut Lane,
         events: &mut VecDeque<Event>,
     ) -> Result<(), &'static str> {
-        // A frame may land before the kernel has reported that it took it, but not before it was in a batch.
+        // A frame may be acknowledged before the kernel has reported that it took it, but not before it was
+        // in a batch.
         let in_batch = self.frames.range(self.sent..self.batch_end);
         let in_batch = in_batch.filter(|frame| frame.is_signalled).count() as u32;
         self.landed = self.landed.checked_add(count).ok_or("more frames landed than were sent")?;
@@ -92,7 +95,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether a failed send may be tried again, with a copy.
+    /// Gives up zero-copy sends. Returns whether a failed send may be retried with a copy.
     pub(crate) fn give_up_zero_copy(&mut self) -> bool {
         let was_zero_copy = self.sending_zero_copy.is_some();
         if was_zero_copy {
@@ -101,7 +104,7 @@ impl Sender {
         was_zero_copy
     }
 
-    /// Takes frames off the queue whose bytes nobody needs any more.
+    /// Removes frames from the queue whose bytes neither the network nor the peer needs any more.
     fn finish_frames(&mut self, lane: &mut Lane, events: &mut VecDeque<Event>) {
         while self.sent > 0 {
             let zero_copy = &self.zero_copy;

@@ -10,17 +10,17 @@ use crate::extent::{COPIED_RUN_BYTES_MAX, Extent};
 use crate::lane::Finish;
 use crate::wire::Header;
 
-/// Responses up to this size are copied before they are sent, so that their generation is checked before and
-/// not after, which saves the peer a further frame.
+/// Largest response that is copied before it is sent, so that its generation is checked before the send. A
+/// larger one is checked after it, which costs the peer a further frame.
 pub(crate) const COPIED_RESPONSE_BYTES_MAX: u32 = 16 << 10;
 
 pub(crate) struct Frame {
     pub(crate) header: Header,
     pub(crate) payload: Payload,
     pub(crate) finish: Finish,
-    /// The peer tells when it has landed.
+    /// Whether the peer is to acknowledge that the frame has landed.
     pub(crate) is_signalled: bool,
-    /// The last zero-copy send that took bytes of it.
+    /// Sequence number of the last zero-copy send that took bytes of this frame.
     pub(crate) zero_copy: Option<u32>,
 }
 
@@ -31,12 +31,13 @@ pub(crate) enum Payload {
         bytes: [u8; INLINE_BYTES_MAX],
         len: u8,
     },
-    /// Bytes of a slot that is kept.
+    /// Bytes of a local slot, which the frame keeps.
     Slot {
         slot: SlotRef,
         extent: Extent,
     },
-    /// Bytes that a peer reads, from byte `at` of the read. Nobody keeps their slot: the generation tells.
+    /// Bytes of a peer's read, from byte `at` of the read. The frame does not keep the slot; the generation
+    /// shows a reuse.
     Served {
         extent: Extent,
         at: u32,
@@ -46,13 +47,13 @@ pub(crate) enum Payload {
     },
 }
 
-/// What comes next of a payload.
+/// The next part of a payload.
 pub(crate) enum Run {
-    /// Bytes that stay where they are until they are sent.
+    /// Bytes that stay in place until they are sent.
     InPlace(NonNull<u8>, u32),
-    /// Bytes to copy; at most so many.
+    /// Bytes to copy; at most this many at a time.
     ToCopy(u32),
-    /// Bytes to copy at once or not at all.
+    /// Bytes to copy all at once or not at all.
     ToCopyWhole(u32),
 }
 
@@ -67,7 +68,7 @@ impl Payload {
         }
     }
 
-    /// What comes at byte `at`, which exists.
+    /// Returns the part that begins at byte `at`, which is below the length.
     pub(crate) fn run(&self, slab: &Slab, at: u32) -> Run {
         let left = self.len() - at;
         match self {
@@ -87,7 +88,7 @@ impl Payload {
         }
     }
 
-    /// Copies bytes from byte `at` on.
+    /// Copies the bytes from byte `at` on.
     pub(crate) fn copy_out(&self, slab: &Slab, at: u32, target: &mut [u8]) {
         let range = at as usize..at as usize + target.len();
         match self {
@@ -99,7 +100,8 @@ impl Payload {
         }
     }
 
-    /// Whether the kernel may take bytes from byte `at` on without a copy, when they are at least `from`.
+    /// Whether the kernel may take the bytes from byte `at` on without a copy, given that they are at least
+    /// `from`.
     pub(crate) fn suits_zero_copy(&self, slab: &Arc<Slab>, at: u32, from: usize) -> bool {
         match self {
             Self::Slot { slot, extent } => {

@@ -1,5 +1,5 @@
-//! The receiving side of a connection without a socket, for fuzzers and property tests: bytes in arbitrary pieces
-//! go through the same code that the kernel's receives go through. Nothing here is part of the interface.
+//! The receiving side of a connection without a socket, for fuzzers and property tests: bytes in arbitrary
+//! pieces go through the code that handles the kernel's receives. Not a part of the public interface.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,33 +16,35 @@ use crate::receive::Receiver;
 use crate::send::Sender;
 use crate::wire::{HEADER_BYTES, RowShape};
 
-/// Reads that a [`Stream`] has asked for: each fills a slot of its own, in rows of so many bytes.
+/// Row lengths in bytes of the reads that a [`Stream`] has in flight; each read fills a slot of its own. 0:
+/// no rows.
 pub const READ_ROW_BYTES: [u32; 3] = [0, 100, 600];
-/// Bytes of each of these reads.
+/// Length of each of these reads.
 pub const READ_BYTES: u32 = 1200;
-/// Reads that it serves at a time.
+/// Largest number of reads that the stream serves at a time.
 pub const SERVED_MAX: usize = 8;
 
-/// Decodes a hello; true when it is one.
+/// Decodes a hello; true when the bytes are a valid one.
 #[must_use]
 pub fn is_hello(bytes: &[u8; HEADER_BYTES]) -> bool {
     Hello::decode(bytes).is_ok_and(|hello| hello.encode() == *bytes)
 }
 
-/// Connection 0 of a lane of two.
+/// The receiving half of connection 0 in a lane of two connections.
 pub struct Stream {
     slab: Arc<Slab>,
     lane: Lane,
     sender: Sender,
     receiver: Receiver,
-    /// What came out so far.
+    /// Events so far.
     pub events: VecDeque<Event>,
     /// The slots that the reads fill.
     pub read_slots: Vec<SlotRef>,
 }
 
 impl Stream {
-    /// A stream into the slots of a fresh pool, of at least three slots of at least 2400 bytes.
+    /// Creates a stream into the slots of a fresh pool, which has at least three slots of at least 2400
+    /// bytes.
     #[must_use]
     pub fn new(pool: &Arc<SlotPool>) -> Self {
         dataplane_memory::testing::make_names_guessable(pool.slab());
@@ -66,8 +68,8 @@ impl Stream {
         }
     }
 
-    /// Feeds bytes; `cut` says how many of those that would fit arrive at once. Ends early, without an error, at a
-    /// fence that cannot be passed.
+    /// Feeds bytes. `cut` returns how many of the bytes that would fit arrive at once. Returns early, without
+    /// an error, at a fence that is not satisfied.
     pub fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -104,7 +106,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads of the peer that wait to be served.
+    /// Returns the number of the peer's reads that wait to be served.
     #[must_use]
     pub fn served(&self) -> usize {
         self.lane.serving.len()

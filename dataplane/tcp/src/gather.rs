@@ -1,4 +1,4 @@
-//! How the rest of a batch becomes one send: pieces in place, and copied runs in the staging buffer.
+//! Building of one send from the rest of a batch: pieces in place, and copied runs in the staging buffer.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::send::{NextSend, Sender, VECTORS_MAX};
 const FIXED_BUFFER: u16 = 4;
 const REPORT_USAGE: u16 = 8;
 
-/// A vector as it fills. Pieces that touch become one.
+/// A vector that is being filled. Adjacent pieces are merged.
 struct Vector<'a> {
     pieces: &'a mut Vec<libc::iovec>,
     bytes: usize,
@@ -39,7 +39,7 @@ impl Vector<'_> {
 }
 
 impl Sender {
-    /// Fills the vector from where the batch stands. True when a zero-copy send is to follow.
+    /// Fills the vector from the current position of the batch. True when a zero-copy send is to follow.
     pub(crate) fn gather(&mut self, slab: &Arc<Slab>) -> Result<bool, &'static str> {
         self.vectors.clear();
         let mut vector = Vector { pieces: &mut self.vectors, bytes: 0, bytes_max: self.send_bytes_max };
@@ -52,7 +52,8 @@ impl Sender {
         let mut at = self.at;
         for frame in self.frames.range(self.sent..self.batch_end) {
             if zero_copy_from.is_some_and(|from| frame.payload.suits_zero_copy(slab, at, from)) {
-                // Without any piece this would send nothing; the first one never suits, see `next_send`.
+                // Without any piece this would send nothing. The first payload is never suited here, see
+                // `next_send`.
                 return Ok(true);
             }
             while at < frame.payload.len() {
@@ -91,8 +92,8 @@ impl Sender {
         Ok(false)
     }
 
-    /// Fills the vector with payloads to send without a copy, when the batch stands at such. The result is the
-    /// registered buffer that holds all of them, when there is one.
+    /// Fills the vector with payloads to send without a copy, if the batch's position is at such payloads.
+    /// Returns the registered buffer that holds all of them, if there is one.
     pub(crate) fn gather_zero_copy(&mut self, slab: &Arc<Slab>, ring: &Ring) -> Option<Option<u16>> {
         let from = self.zero_copy.from()?;
         if self.table_at < self.table_len {

@@ -4,17 +4,17 @@ use crate::wire::{HEADER_BYTES, SIBLINGS_MAX};
 
 const MAGIC: [u8; 8] = *b"KVSRTCP\0";
 
-/// The acceptor answers with the same session, lane and index.
+/// First frame of each side. The acceptor answers with the same session, lane and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Drawn by the side that connects; the same on all connections of a peer.
+    /// Session number, drawn by the connecting side; the same on all connections of a session.
     pub(crate) session: u64,
     pub(crate) lane: u8,
-    /// Which of the lane's connections.
+    /// Index of the connection within its lane.
     pub(crate) index: u8,
-    /// How many the lane has.
+    /// Number of connections of the lane.
     pub(crate) connections: u8,
-    /// Reads of one lane that the sender of this hello serves at a time.
+    /// Largest number of reads of one lane that the sender of this hello serves at a time.
     pub(crate) reads_max: u32,
 }
 

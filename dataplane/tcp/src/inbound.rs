@@ -1,4 +1,4 @@
-//! What the frames of a peer may do here, and how they do it.
+//! Checks and execution of the frames that a peer sends.
 
 use std::collections::VecDeque;
 
@@ -11,25 +11,25 @@ use crate::lane::{Lane, Served};
 use crate::send::Sender;
 use crate::wire::Header;
 
-/// What digesting bytes may touch.
+/// State that the processing of received bytes may change.
 pub(crate) struct Inbound<'a> {
     pub(crate) slab: &'a Slab,
     pub(crate) lane: &'a mut Lane,
-    /// The other half of the connection.
+    /// Sending half of the connection.
     pub(crate) sender: &'a mut Sender,
     pub(crate) events: &'a mut VecDeque<Event>,
     pub(crate) peer: PeerId,
-    /// Which of the lane's connections this is.
+    /// Index of the connection within its lane.
     pub(crate) index: usize,
-    /// What the peer may do with our slots.
+    /// Access of the peer to this node's slots.
     pub(crate) access: PeerAccess,
-    /// Set when connection 0 may go on.
+    /// Set when connection 0 may be released.
     pub(crate) releases: bool,
     pub(crate) frames: u64,
 }
 
 impl Inbound<'_> {
-    /// Whether a header may be obeyed, judged before anything of its batch is.
+    /// Checks whether a header is allowed, before any header of its batch is executed.
     pub(crate) fn check(&self, header: &Header) -> Result<(), &'static str> {
         match *header {
             Header::Message { .. }
@@ -63,7 +63,7 @@ impl Inbound<'_> {
         }
     }
 
-    /// Obeys a header; the landing that its payload needs, when it has one.
+    /// Executes a header. Returns the landing of its payload; `None` when it has no payload.
     pub(crate) fn begin(&mut self, header: Header) -> Result<Option<Landing>, &'static str> {
         self.frames += 1;
         match header {
@@ -101,7 +101,7 @@ impl Inbound<'_> {
         }
     }
 
-    /// All bytes of a payload are here.
+    /// Handles a payload whose bytes have all arrived.
     pub(crate) fn landed(&mut self, landing: Landing) -> Result<(), &'static str> {
         if let Landing::Write { extent, .. } = &landing {
             self.slab.end_landing(extent.slot);

@@ -1,4 +1,4 @@
-//! One payload on its way in: where its bytes belong, and how many are missing.
+//! One payload that is being received: the positions of its bytes, and the number of missing bytes.
 
 use std::ptr::NonNull;
 
@@ -19,7 +19,7 @@ pub(crate) enum Landing {
         immediate: Option<u32>,
         at: u32,
     },
-    /// Bytes `at..end` of a read of ours.
+    /// Bytes `at..end` of a local read.
     Response {
         number: u32,
         first: u32,
@@ -38,8 +38,8 @@ impl Landing {
         }
     }
 
-    /// Where byte `ahead` of the missing ones belongs, and how many go there in one piece. `None`: its runs are
-    /// too short for the kernel; it is copied out of the staging buffer.
+    /// Returns the address of the missing byte `ahead`, and the number of contiguous bytes there. `None`: the
+    /// runs are too short for a vector, and the bytes are copied out of the staging buffer.
     pub(crate) fn run(&mut self, slab: &Slab, lane: &Lane, ahead: u32) -> Option<(NonNull<u8>, u32)> {
         match self {
             Self::Message { bytes, at } => {
@@ -56,14 +56,14 @@ impl Landing {
         }
     }
 
-    /// Bytes arrived where [`Landing::run`] said.
+    /// Records that `len` bytes arrived at the address of [`Landing::run`].
     pub(crate) fn advance(&mut self, len: u32) {
         match self {
             Self::Message { at, .. } | Self::Write { at, .. } | Self::Response { at, .. } => *at += len,
         }
     }
 
-    /// Bytes arrived in the staging buffer.
+    /// Copies bytes that arrived in the staging buffer.
     pub(crate) fn copy_in(&mut self, slab: &Slab, lane: &Lane, arrived: &[u8]) {
         match self {
             Self::Message { bytes, at } => {
@@ -79,7 +79,7 @@ impl Landing {
         self.advance(arrived.len() as u32);
     }
 
-    /// Whether the slot is still the one that was meant.
+    /// Whether the slot still has the generation of the header.
     pub(crate) fn is_current(&self, slab: &Slab) -> bool {
         match self {
             Self::Write { extent, generation, .. } => slab.generation(extent.slot) == *generation,

@@ -1,5 +1,5 @@
-//! What the connections of one lane of one peer share: the counts that keep the order between them, the reads
-//! asked for and served, and the requests that were cut into several frames.
+//! State that the connections of one lane of one peer share: the counts that keep the order between them, the
+//! reads requested and served, and the requests that were split into several frames.
 
 use std::collections::VecDeque;
 
@@ -11,31 +11,31 @@ use crate::reads::Reads;
 use crate::send::SERVED_FRAMES_MAX;
 use crate::wire::SIBLINGS_MAX;
 
-/// Connections of one lane.
+/// Largest number of connections of one lane.
 pub(crate) const CONNECTIONS_MAX: usize = SIBLINGS_MAX + 1;
-/// Requests of one lane that are cut into several frames, at a time.
+/// Largest number of requests of one lane that are split into several frames at a time.
 const SPLITS_MAX: usize = 256;
-/// Frames of responses whose generation was checked and whose peer was not told yet, at a time.
+/// Largest number of response frames whose generation was checked and whose verification was not sent yet.
 pub(crate) const VERIFIED_MAX: usize = 1024;
 
-/// A read that a peer has asked for and whose bytes are not all on their way.
+/// A read of the peer of which some bytes have not been made into frames.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Served {
     pub(crate) number: u32,
     pub(crate) from: Extent,
     pub(crate) generation: u32,
-    /// Bytes that have been made into frames.
+    /// Number of bytes that have been made into frames.
     pub(crate) at: u32,
 }
 
-/// How the end of a frame is told to its requester.
+/// Completion that the end of a frame causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// Not at all.
+    /// No completion.
     Silent,
-    /// It is all of this request.
+    /// The frame is the whole request with this id.
     Request(u64),
-    /// It is one frame of this split.
+    /// The frame is one of those of this split request.
     Split(u16),
 }
 
@@ -46,30 +46,31 @@ struct Split {
 }
 
 pub(crate) struct Lane {
-    /// Positions of its connections in the fabric's table.
+    /// Numbers of the lane's connections in the fabric's table.
     pub(crate) connections: [Option<u32>; CONNECTIONS_MAX],
     pub(crate) connection_count: usize,
-    /// Writes put on each sibling since the session began, wrapping; the first is that of connection 1.
+    /// Writes sent on each sibling since the session began, wrapping; the first entry is that of connection
+    /// 1.
     put: [u32; SIBLINGS_MAX],
-    /// The same when the last fence was put.
+    /// Value of `put` when the last fence was sent.
     fenced: [u32; SIBLINGS_MAX],
     /// Writes of the peer that have landed, by sibling.
     landed: [u32; SIBLINGS_MAX],
-    /// Connection 0 has come to a fence that the siblings have not reached.
+    /// Whether connection 0 waits at a fence that the siblings have not reached.
     pub(crate) is_held: bool,
     pub(crate) reads: Reads,
     pub(crate) serving: VecDeque<Served>,
     serving_max: usize,
-    /// (number, bytes) of responses to vouch for.
+    /// (number, bytes) of responses whose verification is to be sent.
     pub(crate) verified: VecDeque<(u32, u32)>,
-    /// Writes on their way; only with several connections.
+    /// Bytes of writes in flight; only with several connections.
     pub(crate) conflicts: Option<Conflicts>,
     splits: Box<[Split]>,
     free_splits: Vec<u16>,
 }
 
 impl Lane {
-    /// A lane that is not open yet.
+    /// Creates a lane that is not open yet.
     pub(crate) fn new(connection_count: usize) -> Self {
         Self {
             connections: [None; CONNECTIONS_MAX],
@@ -88,27 +89,29 @@ impl Lane {
         }
     }
 
-    /// Makes the tables: for the reads that the peer serves us, and for `serving_max` that we serve it.
+    /// Allocates the tables: for our reads that the peer serves, and for at most `serving_max` of its reads
+    /// that this node serves.
     pub(crate) fn open(&mut self, reads: Reads, serving_max: usize) {
         let splits = if self.connection_count > 1 { SPLITS_MAX } else { 0 };
         self.reads = reads;
         self.serving = VecDeque::with_capacity(serving_max);
         self.serving_max = serving_max;
-        // Every connection of the lane stops making frames of responses at the bound.
+        // At the bound every connection of the lane stops making frames of responses, each after at most
+        // `SERVED_FRAMES_MAX` more.
         self.verified = VecDeque::with_capacity(VERIFIED_MAX + CONNECTIONS_MAX * SERVED_FRAMES_MAX);
         self.conflicts = (self.connection_count > 1).then(Conflicts::new);
         self.splits = vec![Split::default(); splits].into_boxed_slice();
         self.free_splits = (0..splits as u16).rev().collect();
     }
 
-    /// A write was put on a connection.
+    /// Counts a write that was put on a connection.
     pub(crate) fn count_put(&mut self, index: usize) {
         if let Some(count) = index.checked_sub(1).and_then(|sibling| self.put.get_mut(sibling)) {
             *count = count.wrapping_add(1);
         }
     }
 
-    /// A write of the peer has landed. True when this may release connection 0.
+    /// Counts a write of the peer that has landed. Returns whether connection 0 may be released by it.
     pub(crate) fn count_landed(&mut self, index: usize) -> bool {
         if let Some(count) = index.checked_sub(1).and_then(|sibling| self.landed.get_mut(sibling)) {
             *count = count.wrapping_add(1);
@@ -116,7 +119,8 @@ impl Lane {
         self.is_held
     }
 
-    /// The fence to put before the next frame of connection 0, when siblings took writes since the last.
+    /// Returns the fence to send before the next frame of connection 0; `None` when no sibling got a write
+    /// since the last one.
     pub(crate) fn next_fence(&mut self) -> Option<[u32; SIBLINGS_MAX]> {
         if self.put == self.fenced {
             return None;
@@ -125,13 +129,13 @@ impl Lane {
         Some(self.put)
     }
 
-    /// Whether the peer's writes before a fence have all landed.
+    /// Whether all writes of the peer before a fence have landed.
     pub(crate) fn is_satisfied(&self, fence: &[u32; SIBLINGS_MAX]) -> bool {
-        // The counts wrap; the difference does not come near half of their range.
+        // The counts wrap; their difference stays far below half of the range.
         self.landed.iter().zip(fence).all(|(landed, wanted)| landed.wrapping_sub(*wanted) as i32 >= 0)
     }
 
-    /// Takes a read to serve.
+    /// Adds a read of the peer to those being served.
     pub(crate) fn serve(&mut self, served: Served) -> Result<(), &'static str> {
         if self.serving.len() >= self.serving_max {
             return Err("more reads at a time than were offered");
@@ -144,14 +148,14 @@ impl Lane {
         !self.free_splits.is_empty()
     }
 
-    /// A request that is done when `frames` frames are.
+    /// Registers a request that is complete when `frames` frames are.
     pub(crate) fn begin_split(&mut self, id: u64, frames: u32) -> Option<Finish> {
         let index = self.free_splits.pop()?;
         self.splits[usize::from(index)] = Split { id, frames_left: frames };
         Some(Finish::Split(index))
     }
 
-    /// A frame has ended well.
+    /// Records that a frame has completed successfully.
     pub(crate) fn finish(&mut self, finish: Finish, events: &mut VecDeque<Event>) {
         let id = match finish {
             Finish::Silent => return,
@@ -169,7 +173,7 @@ impl Lane {
         events.push_back(Event::Completed { id, completion: Completion::Done });
     }
 
-    /// Ends reads and split requests that are not done.
+    /// Ends the reads and split requests that are not complete.
     pub(crate) fn abandon(&mut self, events: &mut VecDeque<Event>) {
         let splits = self.splits.iter_mut().filter(|split| split.frames_left > 0).map(|split| split.id);
         let reads = self.reads.abandon().map(|read| read.id).filter(|id| *id != 0);

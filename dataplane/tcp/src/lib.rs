@@ -1,15 +1,17 @@
-//! TCP as a fabric, over io_uring: what moves blocks between hosts that have no RDMA.
+//! TCP transport over io_uring, for blocks between hosts that have no RDMA.
 //!
-//! A peer is a session: for each lane a few connections, grouped by a number in their hellos. Frames travel in
-//! batches, headers first, so one `sendmsg` gathers 64 frames and one `recvmsg` spreads them over their slots; only
-//! headers, small payloads and fine rows are copied once more. Order within a lane is kept by connection 0, by
-//! fences that wait for its siblings, and by never putting two writes of the same bytes on two of them. A signalled
-//! request is done when the peer has it. Lanes share nothing, and a background turn is at most 256 KiB a connection.
+//! A peer is a session: for each lane a few connections, grouped by a number in their hellos. Frames travel
+//! in batches, headers first, so one `sendmsg` gathers 64 frames and one `recvmsg` scatters them to their
+//! slots; only headers, small payloads and short rows are copied once more. Connection 0 keeps the order
+//! within a lane, with fences that wait for its siblings; two writes of the same bytes are never sent on two
+//! connections. A signalled request is complete when the peer has it. Lanes share nothing, and a background
+//! turn is at most 256 KiB per connection.
 //!
-//! One ring and thread for a node; the thread that first flushes or polls must go on. Per operation: no
-//! allocation for writes and reads, one for a received message; no lock; `flush` and `poll` enter the kernel at
-//! most once each, and not at all when there is nothing to do (counted in `tests/cost.rs`). What a peer sends is
-//! checked before a byte is written; generations once more when the bytes have landed or been gathered.
+//! One ring and one thread per node; the thread that first flushes or polls must be the one that drives it.
+//! Per operation: no allocation for writes and reads, one for a received message; no lock; `flush` and `poll`
+//! enter the kernel at most once each, and not at all when there is nothing to do (counted in
+//! `tests/cost.rs`). Frames of a peer are checked before a byte is written; generations once more when the
+//! bytes have landed or been gathered.
 //!
 //! Chosen by measurement on loopback, Linux 6.18, two contended cores, ratios within one run:
 //! * `examples/writev_limit.rs` against plain `writev`/`recv`, by processor time of the busier side: 0.95 to 1.3 from

@@ -1,4 +1,4 @@
-//! How the next receive is laid out: the payloads of the present batch in their places, then the staging buffer.
+//! Layout of the next receive: the payloads of the current batch in their places, then the staging buffer.
 
 use dataplane_memory::Slab;
 
@@ -7,38 +7,39 @@ use crate::landing::Landing;
 use crate::lane::Lane;
 use crate::wire::Header;
 
-/// Pieces of one receive.
+/// Largest number of pieces of one receive.
 pub(crate) const VECTORS_MAX: usize = 512;
 
-/// A receive as it is laid out.
+/// A receive whose pieces are being laid out.
 pub(crate) struct Plan<'a> {
     pub(crate) vectors: &'a mut Vec<libc::iovec>,
     pub(crate) bytes: usize,
     pub(crate) bytes_max: usize,
 }
 
-/// What may be laid out behind a landing.
+/// The part of a receive that may follow a landing.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The landing after it.
+    /// The next landing.
     Following,
-    /// The staging buffer only.
+    /// Only the staging buffer.
     Staging,
-    /// Nothing, because it was cut short.
+    /// Nothing: the landing did not fit into the receive.
     Nothing,
 }
 
 impl Plan<'_> {
-    /// Adds the runs of a landing.
+    /// Adds the pieces of a landing.
     pub(crate) fn add(&mut self, landing: &mut Landing, slab: &Slab, lane: &Lane) -> Next {
         if !landing.is_current(slab) {
-            // Its bytes go where they change nothing, and end the connection.
+            // The slot was reused: its bytes go to the staging buffer, where they change nothing, and the
+            // connection is closed.
             return Next::Staging;
         }
         let mut ahead = 0;
         while ahead < landing.missing() {
             let Some((start, len)) = landing.run(slab, lane, ahead) else { return Next::Staging };
-            // The last vector is for the staging buffer.
+            // The last vector is reserved for the staging buffer.
             let room = if self.vectors.len() < VECTORS_MAX - 1 { self.bytes_max - self.bytes } else { 0 };
             let len = room.min(len as usize);
             if len == 0 {
@@ -53,14 +54,14 @@ impl Plan<'_> {
 }
 
 pub(crate) enum Planned {
-    /// The header brings no payload.
+    /// The header has no payload.
     Nothing,
     Landing(Landing),
-    /// What lies behind this header has no place yet.
+    /// The position of the bytes behind this header is not known yet.
     NotYet,
 }
 
-/// What a header of the present batch will begin.
+/// Returns the landing that a header of the current batch will begin.
 pub(crate) fn planned_landing(header: &Header, lane: &Lane) -> Planned {
     match *header {
         Header::Write { len, target, rows, immediate } => {

@@ -1,10 +1,11 @@
-//! Taking requests: which frames they become, and on which connection each goes.
+//! Posting of requests: the frames of a request, and the connection of each frame.
 //!
-//! What must keep the order travels on connection 0 of its lane. With several connections, slot writes of at
-//! least [`SPREAD_BYTES_MIN`] go, in pieces, to whichever connection has the fewest bytes waiting, unless a
-//! write of the same bytes is on its way. Before the next frame of connection 0 a fence says how many such writes
-//! every sibling got; the receiver goes on there only when they have landed. So whatever is on connection 0 sees
-//! all earlier writes, and what is not meets no other write of its bytes.
+//! Frames that must keep the order travel on connection 0 of their lane. With several connections, slot
+//! writes of at least [`SPREAD_BYTES_MIN`] go, in pieces, to the connection with the fewest bytes waiting,
+//! unless a write of the same bytes is in flight. Before the next frame of connection 0, a fence states the
+//! number of such writes that every sibling got; the receiver continues with connection 0 only when they have
+//! landed. A frame on connection 0 therefore sees all earlier writes, and a write on a sibling meets no other
+//! write of its bytes.
 
 use std::mem;
 
@@ -24,12 +25,12 @@ use crate::session::Stage;
 use crate::table::Table;
 use crate::wire::{Header, RowShape};
 
-/// Smaller writes stay on connection 0.
+/// Smallest write that is spread; smaller ones stay on connection 0.
 const SPREAD_BYTES_MIN: u32 = 16 << 10;
-/// Most pieces of one write; larger writes have larger pieces.
+/// Largest number of pieces of one write; larger writes have larger pieces.
 const PIECES_MAX: u32 = 16;
 
-/// One lane of a peer, as a request sees it.
+/// One lane of a peer, as needed for posting a request.
 struct Outbound<'a> {
     lane: &'a mut Lane,
     connections: &'a mut Table<Connection>,
@@ -107,7 +108,7 @@ impl Outbound<'_> {
         Ok(())
     }
 
-    /// Into how many pieces an operation is cut to be spread; 0: it stays on connection 0.
+    /// Returns the number of pieces into which an operation is cut to be spread; 0: it stays on connection 0.
     fn pieces(&self, operation: &Operation) -> u32 {
         match operation {
             Operation::Write { source: Source::Slot { len, .. }, target, rows, .. }
@@ -125,7 +126,7 @@ impl Outbound<'_> {
         self.lane.conflicts.as_ref().is_some_and(|conflicts| !conflicts.has(&header))
     }
 
-    /// Whether the frames of one operation fit, with a fence, wherever they may go.
+    /// Whether the frames of one operation and a fence fit, on any choice of connections.
     fn has_room(&self, pieces: u32) -> bool {
         let needed = pieces as usize + 2;
         let involved = if pieces == 0 { 1 } else { self.lane.connection_count };
@@ -136,7 +137,7 @@ impl Outbound<'_> {
     }
 
     fn put(&mut self, index: usize, header: Header, payload: Payload, finish: Finish) {
-        // `has_room` saw the connection.
+        // `has_room` has checked that the connection exists.
         let Some(number) = self.lane.connections[index] else { return };
         let Some(connection) = self.connections.get_mut(number) else { return };
         if !mem::replace(&mut connection.is_dirty, true) {
@@ -170,7 +171,8 @@ impl Outbound<'_> {
         }
     }
 
-    /// The connection with the fewest bytes waiting; of equal ones the last, since the first has the messages.
+    /// Returns the connection with the fewest bytes waiting. Of equal ones the last, since connection 0
+    /// carries the messages.
     fn least_loaded(&self) -> usize {
         let waiting = |index: &usize| {
             let connection = self.lane.connections[*index].and_then(|number| self.connections.get(number));
@@ -180,7 +182,7 @@ impl Outbound<'_> {
     }
 }
 
-/// A write to be cut.
+/// A write that is spread over connections.
 struct Spread {
     slot: SlotRef,
     offset: u32,
@@ -190,7 +192,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// Piece `piece` of `pieces`: whole rows, or a range.
+    /// Returns piece `piece` of `pieces`: whole rows, or a range.
     fn piece(&self, piece: u32, pieces: u32) -> (Header, Payload) {
         let unit = self.rows.map_or(1, |rows| rows.bytes);
         let units = u64::from(self.len / unit);
@@ -209,7 +211,7 @@ impl Spread {
     }
 }
 
-/// The place of bytes in a slot of ours. Bytes that are not in it are the caller's bug.
+/// Returns the extent of bytes in a local slot. Panics when the bytes are not inside the slot.
 fn local_extent(slot: &SlotRef, offset: u32, len: u32, rows: Option<Rows>) -> Extent {
     let shape = rows.map(|rows| RowShape { bytes: rows.bytes, stride: rows.local_stride });
     let extent = Extent::new(slot.slot(), offset, len, shape).filter(|extent| extent.is_inside(slot.slab()));

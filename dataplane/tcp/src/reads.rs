@@ -1,7 +1,8 @@
-//! Reads that this node has asked a peer for, on one lane: where each one's bytes belong and what is missing.
+//! Reads that this node has requested from a peer on one lane: the target and the missing bytes of each.
 //!
-//! A read ends when all of its bytes have landed *and* the peer has said of all of them that their slot kept
-//! its generation while they were gathered. The numbers that travel carry a generation of 16 bits.
+//! A read completes when all of its bytes have landed *and* the peer has confirmed for all of them that their
+//! slot kept its generation while they were gathered. Read numbers on the wire contain a generation of 16
+//! bits.
 
 use dataplane_memory::SlotRef;
 
@@ -10,7 +11,7 @@ use crate::extent::Extent;
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) id: u64,
-    /// Kept so that the bytes have a place.
+    /// Keeps the target slot.
     pub(crate) slot: SlotRef,
     pub(crate) into: Extent,
     promised: u32,
@@ -41,7 +42,7 @@ impl Reads {
         !self.free.is_empty()
     }
 
-    /// Keeps a read; the number to ask under, or `None` when full.
+    /// Registers a read and returns its number on the wire; `None` when the table is full.
     pub(crate) fn begin(&mut self, id: u64, slot: SlotRef, into: Extent) -> Option<u32> {
         let index = self.free.pop()?;
         let entry = &mut self.entries[usize::from(index)];
@@ -59,26 +60,26 @@ impl Reads {
         entry.read.as_mut().filter(|_| u32::from(entry.generation) == number >> 16)
     }
 
-    /// Whether `len` bytes from byte `at` on are part of that read.
+    /// Whether `len` bytes from byte `at` on are part of the read `number`.
     pub(crate) fn expects(&self, number: u32, at: u32, len: u32) -> bool {
         let end = at.checked_add(len);
         self.get(number).is_some_and(|read| end.is_some_and(|end| end <= read.into.len))
     }
 
-    /// `len` bytes are about to arrive. No byte may arrive twice.
+    /// Records that `len` bytes are about to arrive. A byte must not arrive twice.
     pub(crate) fn promise(&mut self, number: u32, len: u32) -> Result<(), &'static str> {
         let read = self.get_mut(number).ok_or("a response to no read")?;
         read.promised = read.promised.checked_add(len).ok_or("more bytes than were asked for")?;
         if read.promised > read.into.len { Err("more bytes than were asked for") } else { Ok(()) }
     }
 
-    /// Bytes have landed. The read comes back once it is complete.
+    /// Records that `len` bytes have landed. Returns the read once it is complete.
     pub(crate) fn land(&mut self, number: u32, len: u32) -> Option<Read> {
         self.get_mut(number)?.landed += len;
         self.take_complete(number)
     }
 
-    /// The peer vouches for bytes. The read comes back once it is complete.
+    /// Records that the peer has verified `len` bytes. Returns the read once it is complete.
     pub(crate) fn verify(&mut self, number: u32, len: u32) -> Result<Option<Read>, &'static str> {
         let read = self.get_mut(number).ok_or("a verification of no read")?;
         read.verified = read.verified.checked_add(len).ok_or("more bytes verified than asked for")?;
@@ -97,7 +98,7 @@ impl Reads {
         Some(read)
     }
 
-    /// Ends all of them.
+    /// Removes and returns all reads.
     pub(crate) fn abandon(&mut self) -> impl Iterator<Item = Read> {
         self.entries.iter_mut().filter_map(|entry| entry.read.take())
     }

@@ -1,4 +1,4 @@
-//! Completions: what each one means and what is to be done next. The hot loop of a node.
+//! Completions: dispatch of each one, and the operations that follow from it. The hot loop of a node.
 
 use std::mem;
 
@@ -11,12 +11,12 @@ use crate::ring::Reaped;
 use crate::session::Stage;
 use crate::token::{OperationKind, Token};
 
-/// Events that may wait for `poll` before no more completions are reaped.
+/// Largest number of events that wait for `poll`; beyond it no completion is reaped.
 const PENDING_EVENTS_MAX: usize = 4096;
 /// `IORING_NOTIF_USAGE_ZC_COPIED` of io_uring.h.
 const ZERO_COPY_COPIED: u32 = 1 << 31;
 
-/// Why a receiver has something to digest.
+/// Cause for which a receiver has bytes to process.
 #[derive(Clone, Copy)]
 enum Arrival {
     Bytes(usize),
@@ -26,7 +26,8 @@ enum Arrival {
 impl TcpFabric {
     pub(crate) fn reap(&mut self, budget: usize) {
         for _ in 0..budget {
-            // One receive can hold hundreds of small frames: take the next only when these are handed out.
+            // One receive can hold hundreds of small frames: the next one is taken only after their events
+            // were handed out.
             if self.events.len() >= PENDING_EVENTS_MAX {
                 return;
             }
@@ -59,7 +60,8 @@ impl TcpFabric {
         }
     }
 
-    /// Hands the next receive of a connection to the ring, unless one is in flight or the lane is held there.
+    /// Submits the next receive of a connection, unless one is in flight or connection 0 of the lane is held
+    /// at a fence.
     pub(crate) fn arm_receive(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         let session = self.sessions.get(connection.session);
@@ -133,7 +135,7 @@ impl TcpFabric {
         }
     }
 
-    /// Puts a connection on the list of those that may have something to send.
+    /// Adds a connection to the list of those that may have frames to send.
     fn mark(&mut self, lane: usize, number: u32) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         if !mem::replace(&mut connection.is_dirty, true) {
@@ -141,7 +143,7 @@ impl TcpFabric {
         }
     }
 
-    /// Hands the next sends to the ring: the urgent lane's first.
+    /// Submits the next sends, those of the urgent lane first.
     pub(crate) fn arm_sends(&mut self) {
         for lane in Priority::ALL.map(Priority::index) {
             while let Some(number) = self.dirty[lane].pop() {

@@ -1,9 +1,9 @@
-//! The receiving half of a connection, without its socket: it says where the next bytes shall go and digests
-//! what arrived there.
+//! The receiving half of a connection, without its socket: plans the positions of the next bytes and
+//! processes the bytes that arrived.
 //!
-//! The headers of a batch come first, so one `recvmsg` spreads the payloads of many frames over their slots, with
-//! the staging buffer as its last piece for the headers of the next batch. Only headers, small payloads that
-//! came with them and rows too short for vectors pass through the staging buffer. Everything a header says is
+//! The headers of a batch come first, so one `recvmsg` scatters the payloads of many frames to their slots,
+//! with the staging buffer as its last piece for the headers of the next batch. Only headers, small payloads
+//! that arrived with them and rows too short for vectors pass through the staging buffer. Every header is
 //! checked when its batch is decoded, before a byte of the batch is written.
 
 use dataplane_memory::Slab;
@@ -14,31 +14,32 @@ use crate::lane::Lane;
 use crate::plan::{Next, Plan, Planned, VECTORS_MAX, planned_landing};
 use crate::wire::{BATCH_FRAMES_MAX, Decoded, HEADER_BYTES, Header};
 
-/// Bytes of the staging buffer.
+/// Size of the staging buffer in bytes.
 pub(crate) const STAGING_BYTES: usize = 64 << 10;
-/// Of it, what is offered while a batch is awaited: headers, small frames and the first bytes of large ones,
-/// which then are copied once more.
+/// Part of the staging buffer that is offered while a batch is awaited: for headers, small frames and the
+/// first bytes of large ones, which are then copied once more.
 const AWAITING_BYTES: usize = 16 << 10;
-/// Of it, what is offered behind payloads that go straight to their slots.
+/// Part of the staging buffer that is offered behind payloads that go directly to their slots.
 const TAIL_BYTES: usize = 4 << 10;
-/// The peer is told what has landed at the end of a batch and, in a long one, after so many bytes.
+/// Landed frames are reported to the peer at the end of a batch and, in a long batch, after this many bytes.
 const REPORT_AFTER_BYTES: usize = 1 << 20;
 
 pub(crate) struct Receiver {
     staging: Box<[u8]>,
-    /// `staging[parsed..filled]` is not digested yet.
+    /// `staging[parsed..filled]` has not been processed yet.
     parsed: usize,
     filled: usize,
-    /// The headers of the present batch; those before `next` are dealt with.
+    /// Headers of the current batch; those before `next` are done.
     batch: Vec<Decoded>,
     next: usize,
     landing: Option<Landing>,
-    /// Signalled frames that have landed and that the peer was not told of, and bytes since it was.
+    /// Signalled frames that have landed and were not reported to the peer, and the bytes since the last
+    /// report.
     unreported: u32,
     unreported_bytes: usize,
     pub(crate) vectors: Vec<libc::iovec>,
     pub(crate) message: libc::msghdr,
-    /// Bytes of the receive in flight that go straight to their places.
+    /// Bytes of the receive in flight that go directly to their slots.
     direct_bytes: usize,
     receive_bytes_max: usize,
 }
@@ -67,7 +68,8 @@ impl Receiver {
         }
     }
 
-    /// Fills `vectors` with where the next bytes shall go. Not to be called while the lane is held here.
+    /// Fills `vectors` with the positions of the next bytes. Must not be called while the connection is held
+    /// at a fence.
     pub(crate) fn plan(&mut self, slab: &Slab, lane: &Lane) {
         self.vectors.clear();
         let mut plan = Plan { vectors: &mut self.vectors, bytes: 0, bytes_max: self.receive_bytes_max };
@@ -101,7 +103,7 @@ impl Receiver {
         self.message.msg_iovlen = self.vectors.len();
     }
 
-    /// Digests `bytes` newly arrived bytes. An error ends the connection.
+    /// Processes `bytes` new bytes. An error ends the connection.
     pub(crate) fn received(&mut self, bytes: usize, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
         let direct = bytes.min(self.direct_bytes);
         self.filled += bytes - direct;
@@ -109,13 +111,13 @@ impl Receiver {
         self.digest(direct, inbound)
     }
 
-    /// Goes on after the lane was held here.
+    /// Continues after the connection was held at a fence.
     pub(crate) fn resume(&mut self, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
         inbound.lane.is_held = false;
         self.digest(0, inbound)
     }
 
-    /// Deals with what is here: first `direct` bytes that lie in their places already, then the staged ones.
+    /// Processes the bytes: first `direct` bytes that are already in their slots, then the staged ones.
     fn digest(&mut self, mut direct: usize, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
         loop {
             if let Some(landing) = &mut self.landing {
@@ -163,7 +165,7 @@ impl Receiver {
         }
     }
 
-    /// The frame before `next` has landed.
+    /// Counts the frame before `next` as landed.
     fn count_landed(&mut self, inbound: &mut Inbound<'_>) {
         self.unreported += u32::from(self.next > 0 && self.batch[self.next - 1].is_signalled);
         if self.unreported_bytes >= REPORT_AFTER_BYTES {
@@ -171,14 +173,15 @@ impl Receiver {
         }
     }
 
-    /// Tells the peer what has landed.
+    /// Reports the landed frames to the peer.
     fn report(&mut self, inbound: &mut Inbound<'_>) {
         let sender = &mut inbound.sender;
         sender.to_report = sender.to_report.saturating_add(std::mem::take(&mut self.unreported));
         self.unreported_bytes = 0;
     }
 
-    /// Tells the slab that nothing of what had begun will land: the kernel works for this connection no more.
+    /// Ends the landings of incomplete writes in the slab: the kernel has no more operations of this
+    /// connection.
     pub(crate) fn end_landings(&mut self, slab: &Slab) {
         if let Some(Landing::Write { extent, .. }) = self.landing.take() {
             slab.end_landing(extent.slot);
@@ -190,7 +193,7 @@ impl Receiver {
         }
     }
 
-    /// Takes the headers of the next batch off the staging buffer; false when they are not all here.
+    /// Takes the headers of the next batch off the staging buffer; false when they have not all arrived.
     fn decode_batch(&mut self, inbound: &mut Inbound<'_>) -> Result<bool, &'static str> {
         let staged = &self.staging[self.parsed..self.filled];
         let Some(first) = staged.first_chunk::<HEADER_BYTES>() else { return Ok(false) };
@@ -204,8 +207,8 @@ impl Receiver {
                 return Err("a batch within a batch");
             }
             inbound.check(&decoded.header)?;
-            // From here on a receive may point into the read's slot: it is not complete before these bytes came, whatever
-            // another connection of the lane brings.
+            // From here on a receive may point into the read's slot: the read must not complete before these
+            // bytes have arrived, even if another connection of the lane delivers the rest.
             if let Header::Response { number, len, .. } = decoded.header {
                 inbound.lane.reads.promise(number, len)?;
             }

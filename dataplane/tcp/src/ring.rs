@@ -1,10 +1,11 @@
 //! The io_uring of one node: queueing operations, entering the kernel, reaping completions.
 //!
-//! The ring is made disabled and enabled by the thread that first enters it, because with
-//! `IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN` (io_uring_setup(2)) only that thread may submit
-//! and the kernel finishes work only while it is inside. `IORING_SETUP_TASKRUN_FLAG` shows from outside
-//! whether there is such work, so an idle poll makes no system call. Such a ring's own descriptor does not
-//! become readable for deferred work (seen on Linux 6.18); an eventfd does, and is switched on only for a sleep.
+//! The ring is made disabled and is enabled by the thread that first enters it, because with
+//! `IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN` (io_uring_setup(2)) only that thread may submit,
+//! and the kernel finishes work only while the thread is in the kernel. `IORING_SETUP_TASKRUN_FLAG` shows in
+//! shared memory whether there is such work, so an idle poll makes no system call. Such a ring's own
+//! descriptor does not become readable for deferred work (seen on Linux 6.18); an eventfd does, and is
+//! enabled only for a sleep.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -23,23 +24,23 @@ const ENTRIES: u32 = 1024;
 const COMPLETIONS: u32 = 8192;
 /// `IORING_ENTER_GETEVENTS` of io_uring.h: run deferred work and flush overflown completions.
 const ENTER_GETEVENTS: u32 = 1;
-/// Most bytes of one registered buffer (io_sqe_buffer_register in io_uring/rsrc.c).
+/// Largest registered buffer, in bytes (io_sqe_buffer_register in io_uring/rsrc.c).
 const REGISTERED_BYTES_MAX: usize = 1 << 30;
-/// Most registered buffers (`IORING_MAX_REG_BUFFERS`).
+/// Largest number of registered buffers (`IORING_MAX_REG_BUFFERS`).
 const REGISTERED_BUFFERS_MAX: usize = 1 << 14;
-/// Most registered descriptors: no more than the usual limit of open files, which bounds them too.
+/// Largest number of registered descriptors: not above the usual limit of open files, which bounds them too.
 const REGISTERED_FILES_MAX: usize = 1024;
 
 pub(crate) struct Ring {
     ring: IoUring,
     counters: Arc<TcpCounters>,
     is_enabled: bool,
-    /// Counts up when there is something to do, while `is_sleeping`.
+    /// The eventfd that the kernel signals while `is_sleeping`.
     wake: OwnedFd,
     is_sleeping: bool,
-    /// Connections below this position may use a registered descriptor.
+    /// Number of registered descriptor positions: connections below it may use one.
     files: usize,
-    /// Where the registered slab starts, and its bytes; no bytes when it is not registered.
+    /// Address and length of the registered slab; length 0 when it is not registered.
     registered: (usize, usize),
 }
 
@@ -48,9 +49,9 @@ pub(crate) struct Ring {
 pub(crate) struct Reaped {
     pub(crate) token: Token,
     pub(crate) result: i32,
-    /// A zero-copy send will report once more, when its bytes are no longer needed.
+    /// Whether a notification of this zero-copy send follows, when its bytes are no longer needed.
     pub(crate) has_more: bool,
-    /// This is that report.
+    /// Whether this is the notification of a zero-copy send.
     pub(crate) is_notification: bool,
 }
 
@@ -64,7 +65,7 @@ impl Ring {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(ENTRIES);
-        // Before Linux 6.1.
+        // For kernels before Linux 6.1.
         let plain =
             || IoUring::builder().setup_clamp().setup_cqsize(COMPLETIONS).setup_r_disabled().build(ENTRIES);
         let failed = |operation: &str| {
@@ -80,8 +81,8 @@ impl Ring {
         Ok(Self { ring, counters, is_enabled, wake, is_sleeping, files: 0, registered: (0, 0) })
     }
 
-    /// Registers room for descriptors and, when wanted, the slab. What the kernel refuses is counted and done
-    /// without.
+    /// Registers descriptor positions and, if given, the slab. A registration that the kernel refuses is
+    /// counted, and the ring works without it.
     pub(crate) fn register(&mut self, slab: Option<&Slab>, connections_max: usize) {
         let files = connections_max.min(REGISTERED_FILES_MAX);
         match self.ring.submitter().register_files_sparse(files as u32) {
@@ -103,7 +104,7 @@ impl Ring {
         }
     }
 
-    /// The registered buffer in which the bytes lie, when they lie in one.
+    /// Returns the registered buffer that holds all of the bytes.
     pub(crate) fn registered_buffer(&self, start: *const u8, len: usize) -> Option<u16> {
         let offset = (start as usize).checked_sub(self.registered.0)?;
         let end = offset.checked_add(len)?;
@@ -112,37 +113,38 @@ impl Ring {
         is_one.then_some(buffer as u16)
     }
 
-    /// Puts a connection's descriptor at its registered position; false when it has none.
+    /// Registers a connection's descriptor at the position of its number; false when it has none or the
+    /// kernel refuses.
     pub(crate) fn register_file(&mut self, connection: u32, descriptor: RawFd) -> bool {
         (connection as usize) < self.files
             && self.ring.submitter().register_files_update(connection, &[descriptor]).is_ok()
     }
 
     pub(crate) fn unregister_file(&mut self, position: u32) {
-        // A descriptor that stays there costs an open file until the position is used again.
+        // A descriptor that stays registered costs an open file until the position is used again.
         let _kept = self.ring.submitter().register_files_update(position, &[-1]);
     }
 
-    /// Readable when there is something to reap.
+    /// Returns the descriptor that is readable when there is something to reap.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// From now on the descriptor tells of what comes. False when there is something already.
+    /// Makes the descriptor readable for every later completion. False when there is work already.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.is_sleeping = true;
         self.ring.completion().enable_eventfd();
-        // The kernel marks work and then looks at the switch; here it is the other way round.
+        // The kernel marks work and then reads the switch; this side sets the switch and then reads the mark.
         fence(Ordering::SeqCst);
         !self.has_work() && !self.has_completions()
     }
 
-    /// The descriptor need not tell of anything for now.
+    /// Stops signalling the descriptor.
     fn wake_up(&mut self) {
         if self.is_sleeping {
             self.is_sleeping = false;
             self.ring.completion().disable_eventfd();
-            // Takes the count back to zero; it may be there already.
+            // Resets the count to zero; the read fails when it is zero already.
             let _empty = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         }
     }
@@ -162,11 +164,12 @@ impl Ring {
         }
     }
 
-    /// Hands queued operations to the kernel and lets it finish what it can. False: this is the wrong thread.
+    /// Submits the queued operations and lets the kernel finish deferred work. False: called from the wrong
+    /// thread.
     pub(crate) fn enter(&mut self) -> bool {
         if !self.is_enabled {
             self.is_enabled = self.ring.submitter().register_enable_rings().is_ok();
-            // Saves the look-up of the ring's descriptor in each call; an old kernel does without.
+            // Saves the look-up of the ring's descriptor in each call. An old kernel does not support it.
             let _optional = self.ring.submitter().register_ring_fd();
         }
         let queued = self.ring.submission().len() as u32;
@@ -177,7 +180,7 @@ impl Ring {
         !entered.is_err_and(|error| error.raw_os_error() == Some(libc::EEXIST))
     }
 
-    /// Whether entering the kernel would do something.
+    /// Whether entering the kernel would submit or finish something.
     pub(crate) fn has_work(&mut self) -> bool {
         let queue = self.ring.submission();
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
@@ -199,7 +202,7 @@ impl Ring {
 /// Byte of `buf_index` in `struct io_uring_sqe` (io_uring.h).
 const BUFFER_INDEX_AT: usize = 40;
 
-/// Names the registered buffer of a vectored zero-copy send, which the `io-uring` crate cannot.
+/// Sets the registered buffer of a vectored zero-copy send, for which the `io-uring` crate has no field.
 pub(crate) fn set_registered_buffer(entry: &mut squeue::Entry, buffer: u16) {
     const { assert!(size_of::<squeue::Entry>() == 64) };
     let field = (&raw mut *entry).wrapping_byte_add(BUFFER_INDEX_AT).cast::<u16>();

@@ -1,4 +1,4 @@
-//! The sending half of a connection: a queue of frames, cut into batches, cut into sends.
+//! The sending half of a connection: a queue of frames, divided into batches and sends.
 //!
 //! A batch is the headers of up to [`BATCH_FRAMES_MAX`] frames followed by their payloads. One `sendmsg` takes as
 //! much of it as its limits allow: all of it, unless the payloads are huge or in very many rows. At most one
@@ -20,30 +20,30 @@ use crate::ring::Ring;
 use crate::wire::{BATCH_FRAMES_MAX, HEADER_BYTES, Header};
 use crate::zero_copy::ZeroCopy;
 
-/// Room for copied runs of one send.
+/// Size of the staging buffer for copied runs of one send, in bytes.
 const STAGING_BYTES: usize = 64 << 10;
 const TABLE_BYTES: usize = BATCH_FRAMES_MAX * HEADER_BYTES;
-/// Pieces of one send. The kernel's limit is 1024 (`UIO_MAXIOV`).
+/// Largest number of pieces of one send. The kernel's limit is 1024 (`UIO_MAXIOV`).
 pub(crate) const VECTORS_MAX: usize = 512;
-/// Frames that the fabric itself may put beyond the queue's depth: responses and fences.
+/// Frames that the fabric itself may queue beyond the queue's depth: responses and fences.
 const RESERVED_FRAMES: usize = 128;
-/// Frames of responses in one queue.
+/// Largest number of response frames in one queue.
 pub(crate) const SERVED_FRAMES_MAX: usize = 64;
 /// With several connections, responses are cut into pieces of this size so that all connections help.
 pub(crate) const PIECE_BYTES: u32 = 1 << 20;
 
-/// Responses that one batch vouches for.
+/// Largest number of verifications in one batch.
 const VERIFIED_PER_BATCH_MAX: usize = BATCH_FRAMES_MAX / 2;
 
 pub(crate) struct Sender {
     pub(crate) frames: VecDeque<Frame>,
     pub(crate) depth: usize,
-    /// `frames[..sent]` are sent and wait for notifications; `frames[sent..batch_end]` are the present batch.
+    /// `frames[..sent]` are sent and wait for notifications; `frames[sent..batch_end]` are the current batch.
     pub(crate) sent: usize,
     pub(crate) batch_end: usize,
     /// Bytes of `frames[sent]` that are sent.
     pub(crate) at: u32,
-    /// The headers of the batch, `staging[table_at..table_len]` not sent yet.
+    /// The headers of the batch, of which `staging[table_at..table_len]` are not sent yet.
     pub(crate) table_len: usize,
     pub(crate) table_at: usize,
     pub(crate) staging: Box<[u8]>,
@@ -52,16 +52,16 @@ pub(crate) struct Sender {
     pub(crate) is_sending: bool,
     pub(crate) sending_zero_copy: Option<u32>,
     pub(crate) served_frames: usize,
-    /// Signalled frames that the kernel took and the peer has not reported as landed.
+    /// Signalled frames that the kernel took and the peer has not acknowledged.
     pub(crate) unlanded: u32,
-    /// Signalled frames that have landed, their place at the head of the queue not freed yet.
+    /// Signalled frames that the peer has acknowledged and that are still in the queue.
     pub(crate) landed: u32,
-    /// Signalled frames of the peer that have landed here, to tell it.
+    /// Signalled frames of the peer that have landed here and are to be acknowledged.
     pub(crate) to_report: u32,
-    /// Payload bytes not sent yet.
+    /// Payload bytes that are not sent yet.
     pub(crate) queued_bytes: u64,
     pub(crate) zero_copy: ZeroCopy,
-    /// Most bytes of one send.
+    /// Largest send, in bytes.
     pub(crate) send_bytes_max: usize,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Sender {
 // and slots that it keeps; only the kernel uses them, during a send, and they are rebuilt for the next one.
 unsafe impl Send for Sender {}
 
-/// A send to hand to the kernel.
+/// A send for the kernel.
 pub(crate) struct NextSend {
     pub(crate) entry: squeue::Entry,
     pub(crate) sequence: u32,
@@ -102,12 +102,12 @@ impl Sender {
         }
     }
 
-    /// Frames that may still be put.
+    /// Returns the number of frames that fit into the queue.
     pub(crate) fn room(&self) -> usize {
         self.depth.saturating_sub(self.frames.len())
     }
 
-    /// Puts a frame. The caller asked for [`Sender::room`] before.
+    /// Queues a frame. The caller has checked [`Sender::room`].
     pub(crate) fn put(&mut self, header: Header, payload: Payload, finish: Finish, lane: &mut Lane) {
         let mut is_signalled = finish != Finish::Silent;
         if let (Some(conflicts), Header::Write { .. }) = (&mut lane.conflicts, header) {
@@ -119,7 +119,7 @@ impl Sender {
         self.frames.push_back(Frame { header, payload, finish, is_signalled, zero_copy: None });
     }
 
-    /// Makes frames of reads that the peer has asked for.
+    /// Queues frames of the reads that the peer has requested.
     pub(crate) fn put_served(&mut self, lane: &mut Lane) {
         let piece_max = if lane.connection_count > 1 { PIECE_BYTES } else { u32::MAX };
         while self.served_frames < SERVED_FRAMES_MAX && lane.verified.len() < VERIFIED_MAX {
@@ -137,7 +137,8 @@ impl Sender {
         }
     }
 
-    /// The next send, when there is something to send and none is in flight. An error ends the connection.
+    /// Returns the next send, if there are bytes to send and no send is in flight. An error ends the
+    /// connection.
     pub(crate) fn next_send(
         &mut self,
         descriptor: types::Fd,
@@ -177,7 +178,7 @@ impl Sender {
         self.to_report = 0;
         let verified = (0..VERIFIED_PER_BATCH_MAX).map_while(|_| lane.verified.pop_front());
         let verified = verified.map(|(number, len)| Header::Verified { number, len });
-        // Headers first: a zip takes from its left side before it sees that the right one has ended.
+        // Headers first: a zip takes from its left side before it sees that the right side has ended.
         for (header, place) in landed.into_iter().chain(verified).zip(&mut places) {
             place.copy_from_slice(&header.encode(0, false));
             count += 1;
@@ -189,17 +190,17 @@ impl Sender {
             count += 1;
         }
         (self.table_at, self.table_len) = (0, count * HEADER_BYTES);
-        // The first header says how many follow it.
+        // The first header states how many headers follow it.
         self.staging[1] = count.saturating_sub(1) as u8;
         count > 0
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether nothing is queued or in flight.
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_sending && self.is_batch_sent() && self.sent == self.frames.len() && self.to_report == 0
     }
 
-    /// Ends what is still queued. Call only when nothing is in flight any more.
+    /// Ends the queued frames. May be called only when no operation is in flight.
     pub(crate) fn abandon(&mut self, events: &mut VecDeque<Event>) {
         for frame in self.frames.drain(..) {
             if let Finish::Request(id) = frame.finish {

@@ -1,4 +1,4 @@
-//! One peer: the connections of its two lanes, joined under one session number.
+//! A session with one peer: the connections of its two lanes, joined under one session number.
 
 use std::time::Instant;
 
@@ -9,14 +9,14 @@ use crate::lane::Lane;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Not all connections are there yet.
+    /// Some connections have not been made yet.
     Joining,
     Open,
-    /// Aborted; waiting for the last operation on any of its connections.
+    /// Aborted; waits for the last operation on any of its connections.
     Closing,
 }
 
-/// A connection that this side dials, and its place.
+/// A connection that this side dials, and its position in the session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Greeting {
     pub(crate) socket_id: SocketId,
@@ -25,17 +25,17 @@ pub(crate) struct Greeting {
 }
 
 pub(crate) struct Session {
-    /// Drawn by the side that connects.
+    /// Session number, drawn by the connecting side.
     pub(crate) id: u64,
     pub(crate) peer: PeerId,
     pub(crate) we_connected: bool,
     pub(crate) stage: Stage,
-    /// Whether the user knows of it, and so must hear of its end.
+    /// Whether the user knows the peer, so that its end must be reported.
     pub(crate) is_announced: bool,
     pub(crate) connections_per_lane: usize,
-    /// Connections that this side has dialled and that are not greeted.
+    /// Connections that this side has dialled and whose handshake is not complete.
     pub(crate) greetings: Vec<Greeting>,
-    /// Connections that are greeted both ways, and whose last operation has not ended.
+    /// Connections whose handshake is complete and whose last operation has not ended.
     pub(crate) alive: usize,
     pub(crate) deadline: Instant,
     /// Reads of a lane that the peer serves at a time.
@@ -46,7 +46,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(id: u64, connections_per_lane: usize, we_connected: bool, deadline: Instant) -> Self {
-        // The tables are made when the session opens: until then nothing is known about the peer.
+        // The tables are allocated when the session opens, once the peer is authenticated.
         let lanes = std::array::from_fn(|_| Lane::new(connections_per_lane));
         Self {
             id,
@@ -64,7 +64,7 @@ impl Session {
         }
     }
 
-    /// Positions of all its connections.
+    /// Returns the positions of all connections.
     pub(crate) fn connections(&self) -> impl Iterator<Item = u32> {
         self.lanes.iter().flat_map(|lane| lane.connections.iter().copied().flatten())
     }

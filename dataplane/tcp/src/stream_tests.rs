@@ -10,7 +10,8 @@ const SLOT_BYTES: usize = 6000;
 const SLOTS: u32 = 6;
 const ROUNDS: u64 = 3000;
 
-/// Random numbers, and for each read how many pieces were sent and how many of those lack a verification.
+/// Random numbers, and for each read the number of response pieces sent and of those that lack a
+/// verification.
 struct Random(u64, [(u32, u32); 3]);
 
 impl Random {
@@ -50,7 +51,7 @@ impl Random {
                 let at = *pieces * 400;
                 *pieces += 1;
                 *unverified += u32::from(!is_verified);
-                // The fourth piece of a read is one too many.
+                // The fourth piece of a read exceeds its length.
                 Header::Response { number, at: at.min(1200), len: 400, is_verified }
             }
             _ => {
@@ -62,7 +63,7 @@ impl Random {
         }
     }
 
-    /// Batches of frames, now and then with a wrong bit in a header.
+    /// Returns batches of frames, some with a flipped bit in a header.
     fn stream(&mut self) -> Vec<u8> {
         let mut stream = Vec::new();
         for _ in 0..=self.below(6) {
@@ -96,14 +97,14 @@ fn payload_bytes(header: &Header) -> u32 {
 struct Oracle {
     slots: Vec<Vec<u8>>,
     events: Vec<Event>,
-    /// (promised, landed, verified, is over) of each read.
+    /// (promised, landed, verified, is complete) of each read.
     reads: [(u64, u64, u64, bool); 3],
     served: usize,
     is_held: bool,
 }
 
 impl Oracle {
-    /// Where byte `at` of a range lies, when rows and slot allow all of them.
+    /// Returns the position of byte `at` of a range, when rows and slot allow all bytes.
     fn place(target: Target, len: u32, rows: Option<RowShape>) -> Option<impl Fn(u64) -> usize> {
         let rows = rows.unwrap_or(RowShape { bytes: len.max(1), stride: len.max(1) });
         let (bytes, stride) = (u64::from(rows.bytes), u64::from(rows.stride));
@@ -138,7 +139,7 @@ impl Oracle {
         }
     }
 
-    /// False when the stream is bad.
+    /// Returns false when the stream is invalid.
     fn run(&mut self, mut stream: &[u8]) -> bool {
         while let Some(first) = stream.first_chunk::<HEADER_BYTES>() {
             let Ok(decoded) = Header::decode(first) else { return false };
@@ -169,7 +170,7 @@ impl Oracle {
         true
     }
 
-    /// `None`: bad. False: the stream ends here.
+    /// Returns `None` for an invalid frame, and false when the stream ends at this frame.
     fn obey(&mut self, header: &Header, here: &[u8], is_whole: bool) -> Option<bool> {
         let peer = PeerId(1);
         match *header {

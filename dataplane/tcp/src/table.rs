@@ -1,4 +1,4 @@
-//! Values by number: the low bits are a position, the high bits say which of the values that ever lay there.
+//! Values by number: the low bits are a position, the high bits the generation of the value at that position.
 
 const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
@@ -8,7 +8,7 @@ struct Entry<T> {
     value: Option<Box<T>>,
 }
 
-/// At most `capacity` boxed values, which never move while they are in.
+/// At most `capacity` boxed values, which do not move while they are in the table.
 pub(crate) struct Table<T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
@@ -25,7 +25,7 @@ impl<T> Table<T> {
         self.entries.len() - self.free.len()
     }
 
-    /// `None` when full.
+    /// Inserts a value and returns its position; `None` when the table is full.
     pub(crate) fn insert(&mut self, value: Box<T>) -> Option<u32> {
         if let Some(index) = self.free.pop() {
             self.entries[index as usize].value = Some(value);
@@ -55,12 +55,12 @@ impl<T> Table<T> {
         self.entries.get_mut(index as usize)?.value.as_deref_mut()
     }
 
-    /// The number of the value at `index`; never used again once it is removed.
+    /// Returns the number of the value at `index`. It is not reused after the value is removed.
     pub(crate) fn number(&self, index: u32) -> u64 {
         self.entries[index as usize].generation << INDEX_BITS | u64::from(index)
     }
 
-    /// The position of the value with this number, while it is in.
+    /// Returns the position of the value with this number; `None` once it is removed.
     pub(crate) fn find(&self, number: u64) -> Option<u32> {
         let index = (number & INDEX_MASK) as u32;
         let entry = self.entries.get(index as usize)?;

@@ -1,17 +1,17 @@
-//! What a completion belongs to.
+//! Tokens: the identity of an operation in its completion.
 
-/// What a completion belongs to, packed into its user data.
+/// The operation that a completion belongs to, packed into its user data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) kind: OperationKind,
     pub(crate) connection: u32,
-    /// Of a zero-copy send: which one of its connection.
+    /// Sequence number of a zero-copy send on its connection.
     pub(crate) sequence: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperationKind {
-    /// A socket in the handshake has something: an operation of the node, not of a connection.
+    /// A poll of the handshakes' descriptor: an operation of the node, not of a connection.
     Handshakes,
     Receive,
     Send,

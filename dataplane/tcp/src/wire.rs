@@ -1,7 +1,7 @@
-//! What travels. A connection begins with one opening each way (`dataplane_fabric::auth`), then one hello of 32 bytes and
-//! its proof of 32 bytes each way. Then come batches: one to
-//! [`BATCH_FRAMES_MAX`] headers of 32 bytes, then the payloads of those headers in the same order. Because the
-//! headers come first, the receiver knows the place of every payload byte of a batch before the first arrives.
+//! Wire format. A connection begins with one opening each way (`dataplane_fabric::auth`), then one hello of
+//! 32 bytes and its proof of 32 bytes each way. Then come batches: one to [`BATCH_FRAMES_MAX`] headers of 32
+//! bytes, then the payloads of those headers in the same order. Because the headers come first, the receiver
+//! knows the place of every payload byte of a batch before the first arrives.
 //!
 //! | byte | header | hello |
 //! | --- | --- | --- |
@@ -16,8 +16,8 @@
 //! | 24–27 | bytes of a row at the target, zero without rows | session (8 bytes) |
 //! | 28–31 | stride of the rows | |
 //!
-//! A signalled frame is answered, on its connection, by a count of the frames that have landed. A fence carries
-//! seven counts in bytes 4–31. All numbers are little-endian.
+//! The receiver answers signalled frames, on the same connection, with a count of the frames that have
+//! landed. A fence carries seven counts in bytes 4–31. All numbers are little-endian.
 
 use dataplane_fabric::{MESSAGE_BYTES_MAX, Target};
 use dataplane_memory::SlabKind;
@@ -37,12 +37,13 @@ const KIND_VERIFIED: u8 = 7;
 const KIND_FENCE: u8 = 8;
 const KIND_LANDED: u8 = 9;
 
-/// On a write: bytes 20–23 are an immediate. On a response: its bytes were checked after they were gathered.
+/// On a write: bytes 20–23 are an immediate. On a response: its generation was checked after the bytes were
+/// gathered.
 const FLAG: u8 = 1;
-/// The sender wants to know when this frame has landed.
+/// The sender asks for an acknowledgement when this frame has landed.
 const SIGNALLED: u8 = 2;
 
-/// How bytes lie in rows at one side.
+/// Row layout of an operation's bytes at one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowShape {
     pub(crate) bytes: u32,
@@ -51,29 +52,30 @@ pub(crate) struct RowShape {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Header {
-    /// `len` bytes of message follow.
+    /// A message; its `len` bytes follow.
     Message { len: u32 },
-    /// `len` bytes for a slot follow.
+    /// A write to a slot; its `len` bytes follow.
     Write { len: u32, target: Target, rows: Option<RowShape>, immediate: Option<u32> },
-    /// The immediate of a write that travelled on several connections.
+    /// The immediate of a write that was spread over several connections.
     Immediate { value: u32 },
-    /// Asks for bytes. `number` comes back with them.
+    /// A read request. The responses carry its `number`.
     Read { number: u32, len: u32, from: Target, rows: Option<RowShape> },
-    /// `len` bytes of what was asked for, from byte `at` of it.
+    /// Bytes `at..at + len` of the read `number`, which follow.
     Response { number: u32, at: u32, len: u32, is_verified: bool },
-    /// `len` more bytes of the responses were gathered while their slot kept its generation.
+    /// `len` more bytes of the responses to `number` were gathered while their slot kept its generation.
     Verified { number: u32, len: u32 },
-    /// So many more signalled frames of this connection have landed.
+    /// `count` more signalled frames of this connection have landed.
     Landed { count: u32 },
-    /// What follows waits until so many writes have landed on each sibling since the session began.
+    /// The frames behind the fence wait until these numbers of writes have landed on the siblings since the
+    /// session began.
     Fence { counts: [u32; SIBLINGS_MAX] },
 }
 
-/// A header as it arrived.
+/// A decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decoded {
     pub(crate) header: Header,
-    /// How many others follow it in its batch.
+    /// Number of headers that follow this one in its batch.
     pub(crate) followers: u8,
     pub(crate) is_signalled: bool,
 }

@@ -1,10 +1,11 @@
-//! When a connection sends without a copy, and which of these sends the network still needs memory of.
+//! Decision of a connection to send without a copy, and the set of such sends whose memory the network still
+//! needs.
 //!
-//! The kernel says of each such send whether it copied after all (`IORING_SEND_ZC_REPORT_USAGE`,
-//! io_uring_enter(2)): loopback and most virtual devices always do. The first such report ends the attempts on
-//! that connection, because a copy made that way costs more than one made at once.
+//! The kernel reports for each such send whether it copied nevertheless (`IORING_SEND_ZC_REPORT_USAGE`,
+//! io_uring_enter(2)); loopback and most virtual devices always do. The first such report ends the attempts
+//! on that connection, because such a copy costs more than one made at once.
 
-/// Sends that may wait for their notification; a further one copies.
+/// Largest number of sends that wait for their notification; a further send is copied.
 const PENDING_MAX: u32 = 32;
 
 #[derive(Debug)]
@@ -22,19 +23,19 @@ impl ZeroCopy {
         Self { from, next: 0, low: 0, notified: 0 }
     }
 
-    /// The least payload to send without a copy, while one may.
+    /// Returns the smallest payload to send without a copy; `None` while no such send is allowed.
     pub(crate) fn from(&self) -> Option<usize> {
         self.from.filter(|_| self.next.wrapping_sub(self.low) < PENDING_MAX)
     }
 
-    /// Numbers a send.
+    /// Assigns the next sequence number.
     pub(crate) fn begin(&mut self) -> u32 {
         let sequence = self.next;
         self.next = self.next.wrapping_add(1);
         sequence
     }
 
-    /// The network no longer needs the bytes of that send.
+    /// Records that the network no longer needs the bytes of a send.
     pub(crate) fn end(&mut self, sequence: u32) {
         let distance = sequence.wrapping_sub(self.low);
         if distance >= self.next.wrapping_sub(self.low) {
@@ -47,12 +48,12 @@ impl ZeroCopy {
         }
     }
 
-    /// Whether the network still needs bytes of that send.
+    /// Whether the network still needs bytes of a send.
     pub(crate) fn is_pending(&self, sequence: u32) -> bool {
         sequence.wrapping_sub(self.low) < self.next.wrapping_sub(self.low)
     }
 
-    /// No more attempts.
+    /// Stops sending without a copy.
     pub(crate) fn give_up(&mut self) {
         self.from = None;
     }

@@ -1,4 +1,4 @@
-//! What an operation costs, counted: allocations and system calls.
+//! Cost of an operation in allocations and system calls.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +47,7 @@ fn writes_and_reads_allocate_nothing() {
 
 #[test]
 fn a_batch_is_one_system_call() {
-    // With several connections, large writes make it one call too, but several sends.
+    // With several connections, large writes take one call too, but several sends.
     let config = TcpConfig { connections_per_peer: 1, ..TcpConfig::default() };
     let mut nodes = Nodes::new(&config, 32 << 10, 4);
     write_batches(&mut nodes, 4);
@@ -67,7 +67,7 @@ fn a_batch_is_one_system_call() {
         nodes.until("the batch at b", |nodes| !nodes.seen_b.is_empty());
         nodes.forget();
     }
-    // An idle node asks the kernel nothing.
+    // An idle node makes no system call.
     nodes.step();
     let calls = counters.system_calls.get();
     let mut events = Vec::new();

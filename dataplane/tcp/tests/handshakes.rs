@@ -1,4 +1,4 @@
-//! Strangers: silent ones, wrong ones, incomplete ones, too many, and a node without descriptors.
+//! Connections of strangers: silent, invalid, incomplete, too many; and a node without free descriptors.
 
 mod nodes;
 
@@ -50,7 +50,7 @@ fn silent_connections_hold_no_place_and_time_out() {
     let mut node = listening(&pool(4096, 1), config);
     let mut strangers: Vec<TcpStream> =
         (0..40).map(|_| TcpStream::connect(address(&node)).expect("connect")).collect();
-    // They are more than may wait: the oldest had to go. A peer gets in nevertheless.
+    // The strangers exceed the limit, so the oldest were closed. A peer can still connect.
     poll_until(&mut node, "room", |node, _| node.counters().refused_handshakes.get() >= 24);
     assert_eq!(node.counters().handshake_timeouts.get(), 0, "room was made at once");
     let mut friends = [TcpStream::connect(address(&node)), TcpStream::connect(address(&node))]
@@ -85,7 +85,7 @@ fn wrong_duplicate_and_late_connections_are_refused() {
         let mut stream = TcpStream::connect(address(&node)).expect("connect");
         let mut events = Vec::new();
         assert!(say_hello(&mut node, &mut stream, &bytes, &key, &mut events).is_some());
-        // One after the other, so that it is known which comes first.
+        // One connection after the other, so that their order is known.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(20) {
             node.poll(16, &mut events);
@@ -105,7 +105,7 @@ fn wrong_duplicate_and_late_connections_are_refused() {
     assert!(is_closed(&mut greet(hello(5, 1, 0, 1)).0), "the session is complete");
     assert!(!is_closed(&mut first) && !is_closed(&mut second));
 
-    // A session whose second connection never comes.
+    // A session whose second connection does not arrive.
     let (mut half, _) = greet(hello(6, 0, 0, 1));
     let events =
         poll_until(&mut node, "the time-out", |node, _| node.counters().handshake_timeouts.get() == 1);
@@ -125,7 +125,7 @@ fn a_peer_that_never_answers_is_reported() {
     assert!(matches!(&events[..], [Event::PeerDown { peer: down, .. }] if *down == peer), "{events:?}");
 }
 
-/// The protocol's end of a session after it is open: garbage where a batch should be.
+/// Garbage in place of a batch ends an open session.
 #[test]
 fn garbage_after_the_hello_ends_the_session() {
     let mut node = listening(&pool(4096, 1), TcpConfig::default());
@@ -187,7 +187,8 @@ fn only_peers_with_the_same_secret_are_admitted() {
     }
 }
 
-/// A rolling upgrade: nodes of two releases work together while their versions overlap, and say why when they do not.
+/// A rolling upgrade: nodes of two releases work together while their versions overlap, and report the reason
+/// otherwise.
 #[test]
 fn nodes_of_two_releases_meet_while_their_versions_overlap() {
     let speaking =
@@ -218,7 +219,7 @@ fn nodes_of_two_releases_meet_while_their_versions_overlap() {
     }
 }
 
-/// A node that a stranger pretends to be learns nothing but a proof, and is not believed.
+/// A listener without the secret gets only a proof from the node, and is refused.
 #[test]
 fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
@@ -250,7 +251,7 @@ fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
         node.poll(16, &mut events);
         assert!(start.elapsed() < PATIENCE);
     }
-    // Its hello sent back, with a proof by another key.
+    // The node's own hello sent back, with a proof by another key.
     let proof = authentication.prove(&SharedKey::default(), &theirs[..32]).expect("agreed");
     stream.write_all(&[&theirs[..32], &proof].concat()).expect("sent");
     let events = poll_until(&mut node, "the end", |_, events| !events.is_empty());
@@ -285,7 +286,7 @@ fn peers_do_with_slots_only_what_they_may() {
     }
 }
 
-/// A node that dials a stranger is not connected to the peer that the stranger passes its messages on to.
+/// A relay between two nodes does not connect them, because they see different addresses.
 #[test]
 fn a_handshake_that_is_passed_on_connects_nobody() {
     let relay = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
@@ -312,7 +313,7 @@ fn a_handshake_that_is_passed_on_connects_nobody() {
             for is_back in [false, true] {
                 let (from, to) = if is_back { (&mut *far, &mut *near) } else { (&mut *near, &mut *far) };
                 if let Ok(count @ 1..) = from.read(&mut bytes) {
-                    // It may have hung up already.
+                    // The other side may have closed the connection already.
                     let _hung_up = to.write_all(&bytes[..count]);
                 } else if matches!(from.peek(&mut bytes), Ok(0)) {
                     let _hung_up = to.shutdown(std::net::Shutdown::Both);

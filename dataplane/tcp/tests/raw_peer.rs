@@ -1,4 +1,4 @@
-//! A peer made of plain sockets, which does what ours never would at moments that ours never hits.
+//! A peer made of plain sockets, which misbehaves at moments that a real peer does not reach.
 
 mod nodes;
 
@@ -17,7 +17,7 @@ const READ: u8 = 5;
 const FENCE: u8 = 8;
 const WITH_IMMEDIATE: u8 = 1;
 
-/// Connections of both lanes, the urgent lane's first.
+/// Opens the connections of both lanes and returns them, the urgent lane's first.
 fn join(node: &mut TcpFabric, per_lane: u8) -> Vec<TcpStream> {
     let address = node.listening_on().expect("bound");
     let places = (0..2).flat_map(|lane| (0..per_lane).map(move |index| (lane, index)));
@@ -47,7 +47,7 @@ fn poll(node: &mut TcpFabric, mut done: impl FnMut(&[Event]) -> bool) -> Vec<Eve
     events
 }
 
-/// What happens within a short while.
+/// Polls for 50 ms and returns the events.
 fn poll_shortly(node: &mut TcpFabric) -> Vec<Event> {
     let start = Instant::now();
     poll(node, |_| start.elapsed() > Duration::from_millis(50))
@@ -59,7 +59,7 @@ fn connection_0_waits_at_a_fence_for_its_siblings() {
     let slot = pool.acquire().expect("slot");
     let mut node = listening(&pool, TcpConfig::default());
     let mut streams = join(&mut node, 3);
-    // Two writes on connection 2 and one on connection 1 come before the message.
+    // A fence of two writes on connection 2 and one on connection 1, before the message.
     streams[0].write_all(&header(FENCE, 0, &[1, 2])).expect("fence");
     streams[0].write_all(&header(MESSAGE, 0, &[5])).expect("header");
     streams[0].write_all(b"hello").expect("message");
@@ -86,7 +86,7 @@ fn order_is_not_for_siblings() {
     }
 }
 
-/// The slot is given back between the first half of a write and the second.
+/// The slot is released between the first half of a write and the second.
 #[test]
 fn a_slot_that_is_reused_while_it_is_written_ends_the_connection() {
     for len in [600_u32, 60_000] {
@@ -119,7 +119,7 @@ fn more_reads_than_were_offered_end_the_connection() {
     assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
 }
 
-/// What a peer says has landed without having been sent.
+/// The peer acknowledges a frame that was not sent.
 #[test]
 fn made_up_acknowledgements_end_the_connection() {
     let mut node = listening(&pool(4096, 1), TcpConfig::default());
@@ -128,7 +128,7 @@ fn made_up_acknowledgements_end_the_connection() {
     assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
 }
 
-/// A peer that vanishes without a word in the middle of anything.
+/// A peer that resets one of its connections in the middle of a frame.
 #[test]
 fn a_reset_in_mid_frame_is_noticed() {
     let pool = pool(64 << 10, 1);
@@ -143,8 +143,8 @@ fn a_reset_in_mid_frame_is_noticed() {
     assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
 }
 
-/// A write whose last bytes do not come is counted on its slot until they do, or the connection is over; once the slot's name
-/// is stale no further byte of it goes there.
+/// An incomplete write is counted on its slot until it completes or the connection ends. Once the generation
+/// is stale, no further byte of it is written to the slot.
 #[test]
 fn a_write_under_way_is_counted_and_ends_with_the_name() {
     let pool = pool(4096, 2);
@@ -160,7 +160,7 @@ fn a_write_under_way_is_counted_and_ends_with_the_name() {
     drop(grant);
     assert!(slot.has_stray_writes());
     slot.slab().write(slot.slot(), 0, &[3; 4096]);
-    // The receive that the kernel has already may bring some of these; nothing after it does.
+    // The receive that is already in the kernel may write some of these bytes; no later receive does.
     streams[1].write_all(&[7; 500]).expect("more");
     let events = poll(&mut node, |events| events.iter().any(is_down));
     assert!(matches!(&events[..], [Event::PeerDown { .. }]), "{events:?}");
@@ -184,7 +184,8 @@ fn landings_are_over_when_writes_have_landed() {
     }
     poll_shortly(&mut node);
     assert_eq!((content(&slot, 4000), pool.slab().landings(slot.slot())), (vec![7; 4000], 0));
-    // A batch of which the second header is refused: the first was counted, and is over with the connection.
+    // The second header of the batch is refused: the write of the first was counted, and its count ends with
+    // the connection.
     let mut first = write;
     first[1] = 1;
     let stale = header(WRITE, 0, &[8, slot.slot(), slot.generation().wrapping_add(1), 0]);

@@ -1,11 +1,11 @@
-//! What a link can carry, from what it says of itself. All results are 10⁹ bytes per second and ceilings.
+//! Bandwidth of a link, computed from its reported speed. All results are ceilings in 10⁹ bytes per second.
 //!
 //! Sources: PCI Express Base Specification 6.0 §4.2 (8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, 236 of
 //! the 256 bytes of a flit above); `iboe_get_mtu` in the kernel's include/rdma/ib_addr.h (RoCE path MTU);
 //! InfiniBand Architecture Specification 1.2.1 §5.2 (header sizes).
 
-/// One direction of a PCIe link after encoding. Headers of transaction packets are not taken off: they cost
-/// about a tenth at 256 bytes of payload. Unknown speeds give `None`.
+/// Returns the bandwidth of one direction of a PCIe link after encoding. Headers of transaction packets are
+/// not subtracted: they cost about a tenth at 256 bytes of payload. `None` for an unknown speed.
 #[must_use]
 pub fn pcie_gb_s(speed_mt_s: u32, lanes: u32) -> Option<f64> {
     let encoding = match speed_mt_s {
@@ -17,7 +17,7 @@ pub fn pcie_gb_s(speed_mt_s: u32, lanes: u32) -> Option<f64> {
     (1..=32).contains(&lanes).then(|| f64::from(speed_mt_s) / 8_000.0 * f64::from(lanes) * encoding)
 }
 
-/// The PCIe generation of a speed.
+/// Returns the PCIe generation of a speed.
 pub(crate) fn pcie_generation(speed_mt_s: u32) -> Option<u32> {
     [2_500, 5_000, 8_000, 16_000, 32_000, 64_000, 128_000]
         .iter()
@@ -25,7 +25,7 @@ pub(crate) fn pcie_generation(speed_mt_s: u32) -> Option<u32> {
         .and_then(|index| u32::try_from(index + 1).ok())
 }
 
-/// The RoCE path MTU that the kernel derives from an interface's MTU, in bytes; `None` below 256.
+/// Returns the RoCE path MTU that the kernel derives from an interface's MTU, in bytes; `None` below 256.
 #[must_use]
 pub fn path_mtu_of_roce(interface_mtu_bytes: u32) -> Option<u32> {
     // Global route 40, UDP 8, base transport 12, XRC 4, atomic 28, invariant CRC 4.
@@ -34,7 +34,7 @@ pub fn path_mtu_of_roce(interface_mtu_bytes: u32) -> Option<u32> {
     [4096, 2048, 1024, 512, 256].into_iter().find(|&mtu| payload >= mtu)
 }
 
-/// RoCE v2 payload over IPv4 with full packets.
+/// Returns the payload bandwidth of RoCE v2 over IPv4 with full packets.
 #[must_use]
 pub fn roce_gb_s(rate_gbit_s: f64, path_mtu_bytes: u32) -> f64 {
     // Preamble and gap 20, Ethernet 18, IPv4 20, UDP 8, base transport 12, invariant CRC 4.
@@ -42,14 +42,15 @@ pub fn roce_gb_s(rate_gbit_s: f64, path_mtu_bytes: u32) -> f64 {
     rate_gbit_s / 8.0 * f64::from(path_mtu_bytes) / (f64::from(path_mtu_bytes) + HEADER_BYTES)
 }
 
-/// InfiniBand payload with packets of 4096 bytes inside one subnet.
+/// Returns the payload bandwidth of InfiniBand with packets of 4096 bytes inside one subnet.
 #[must_use]
 pub fn infiniband_gb_s(rate_gbit_s: f64) -> f64 {
     // Local route 8, base transport 12, invariant CRC 4, variant CRC 2.
     rate_gbit_s / 8.0 * 4096.0 / (4096.0 + 26.0)
 }
 
-/// TCP payload over IPv4 with timestamps and full packets; `None` for an MTU that cannot carry any.
+/// Returns the payload bandwidth of TCP over IPv4 with timestamps and full packets; `None` for an MTU that
+/// holds no payload.
 #[must_use]
 pub fn tcp_gb_s(rate_gbit_s: f64, interface_mtu_bytes: u32) -> Option<f64> {
     // IPv4 20, TCP 20, timestamps 12 inside the MTU; preamble, gap, Ethernet 38 outside.
@@ -57,12 +58,12 @@ pub fn tcp_gb_s(rate_gbit_s: f64, interface_mtu_bytes: u32) -> Option<f64> {
     Some(rate_gbit_s / 8.0 * f64::from(payload) / (f64::from(interface_mtu_bytes) + 38.0))
 }
 
-/// The smaller of those that are known.
+/// Returns the smallest of the known values.
 pub(crate) fn least(values: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     values.into_iter().flatten().reduce(f64::min)
 }
 
-/// `49.0 GB/s`, or that it is unknown.
+/// Formats a bandwidth like `49.0 GB/s`, or as unknown.
 pub(crate) fn show_gb_s(value: Option<f64>) -> String {
     value.map_or_else(|| "bandwidth unknown".to_owned(), |value| format!("{value:.1} GB/s"))
 }

@@ -10,16 +10,16 @@ use crate::reach::tcp_interface;
 use crate::topology::Topology;
 use crate::warning::{Code, Warning};
 
-/// What the node's configuration asks of the machine.
+/// Demands of the node's configuration on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// The slab that is registered with NICs and put on huge pages.
+    /// Size of the slab that is registered with NICs and put on huge pages.
     pub slab_bytes: u64,
-    /// Time to a peer and back, for the size of TCP buffers.
+    /// Round-trip time to a peer, for the size of TCP buffers.
     pub round_trip: Duration,
 }
 
-/// What a node needs when nothing else was said: 1 GiB of slab, peers 200 µs away.
+/// The defaults: 1 GiB of slab, a round trip of 200 µs.
 impl Default for Needs {
     fn default() -> Self {
         Self { slab_bytes: 1 << 30, round_trip: Duration::from_micros(200) }
@@ -30,7 +30,7 @@ pub(crate) fn warning(code: Code, cause: impl Into<String>, fix: impl Into<Strin
     Warning { code, cause: cause.into(), fix: fix.into() }
 }
 
-/// Everything about this node that makes transfers slower or impossible, by code.
+/// Returns the conditions of this node that make transfers slower or impossible, by code.
 #[must_use]
 pub fn check(topology: &Topology, needs: &Needs) -> Vec<Warning> {
     let mut found = Vec::new();
@@ -134,7 +134,7 @@ fn tcp_buffers(topology: &Topology, needs: &Needs) -> Option<Warning> {
     let in_flight = (f64::from(speed) * 1e6 / 8.0 * needs.round_trip.as_secs_f64()) as u64;
     let (receive, send) = topology.host.tcp_buffer_max_bytes;
     let smallest = receive?.min(send?);
-    // The kernel counts its own bookkeeping in a buffer: half of it holds payload.
+    // The kernel's bookkeeping takes part of a buffer: half of the buffer holds payload.
     if smallest / 2 >= in_flight {
         return None;
     }
@@ -186,7 +186,7 @@ fn numa_unknown(topology: &Topology) -> Vec<Warning> {
     unknown.map(build).collect()
 }
 
-/// Active ports of the two link layers together, for the counts in `doctor`.
+/// Returns the number of active ports by link layer, for `doctor`.
 pub(crate) fn ports_by_layer(topology: &Topology) -> BTreeMap<&'static str, usize> {
     let mut counts = BTreeMap::new();
     for port in topology.rdma.iter().flat_map(|device| &device.ports).filter(|port| port.is_active()) {

@@ -1,4 +1,4 @@
-//! Checks of ports and of PCIe links: what makes a NIC slower than it is, or keeps it from a GPU's memory.
+//! Checks of ports and PCIe links: causes that slow a NIC down or keep it from a GPU's memory.
 
 use crate::bandwidth::{path_mtu_of_roce, pcie_generation};
 use crate::check::warning;
@@ -67,7 +67,7 @@ fn port_rate(topology: &Topology, device: &RdmaDevice, port: &RdmaPort, name: &s
     let rate = port.rate_gbit_s?;
     let fix = "check cable and transceiver; force the speed: ethtool -s INTERFACE speed N, or \
         mlxlink -d DEVICE --speeds";
-    // Sysfs does not tell a port's highest rate; cards with one part number have the same.
+    // Sysfs does not contain a port's highest rate; cards with the same part number have the same one.
     let twin = |other: &&RdmaDevice| device.board_id.is_some() && other.board_id == device.board_id;
     let twins =
         topology.rdma.iter().filter(twin).flat_map(|device| &device.ports).filter(|port| port.is_active());
@@ -92,7 +92,7 @@ pub(crate) fn pcie_links(topology: &Topology) -> Vec<Warning> {
         }
         seen.push(address);
         let link = device.link;
-        // An idle GPU lowers its speed to save power; only missing lanes mean something there.
+        // An idle GPU lowers its speed to save power, so only missing lanes count.
         let slow = link.speed_mt_s < link.speed_max_mt_s
             && link.speed_mt_s.is_some()
             && topology.gpu(address).is_none();

@@ -1,4 +1,4 @@
-//! Checks of one decision: what neither of the two nodes shows alone.
+//! Checks of one decision: problems that neither of the two nodes shows alone.
 
 use crate::check::warning;
 use crate::description::NodeDescription;
@@ -8,7 +8,7 @@ use crate::reach::same_host;
 use crate::topology::{Memory, Topology};
 use crate::warning::{Code, Warning};
 
-/// What only a pair shows.
+/// Returns the warnings that only a pair of nodes shows.
 pub(crate) fn pair_warnings(
     topology: &Topology,
     here: &NodeDescription,

@@ -1,4 +1,4 @@
-//! What one node tells another about itself, so that both choose the same rails.
+//! Node description: the data that nodes exchange, so that both choose the same rails.
 
 use std::net::Ipv6Addr;
 
@@ -10,64 +10,65 @@ use crate::rdma::LinkLayer;
 use crate::topology::{Memory, Topology};
 use crate::wire;
 
-/// One node as another sees it. Its text form is that of [`NodeDescription::encode`].
+/// A node as described to other nodes. [`NodeDescription::encode`] gives its text form.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NodeDescription {
-    /// The host's name, for people.
+    /// Host name, for messages.
     pub hostname: String,
-    /// Equal for all nodes on one running kernel.
+    /// Boot id of the kernel, equal for all nodes on one running kernel.
     pub boot_id: Option<String>,
-    /// Equal for all nodes of one kernel that see the same shared directory.
+    /// Id of the shared directory, equal for all nodes of one kernel that see the same directory.
     pub shared_directory_id: Option<String>,
-    /// Its GPUs, by address.
+    /// GPUs, by address.
     pub gpus: Vec<DescribedGpu>,
-    /// Its active RDMA ports.
+    /// Active RDMA ports.
     pub rails: Vec<DescribedRail>,
-    /// Where its TCP transport listens.
+    /// Addresses that the node's TCP transport listens on.
     pub tcp_addresses: Vec<String>,
 }
 
 /// One GPU of a described node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescribedGpu {
-    /// Where it is.
+    /// PCI address.
     pub address: PciAddress,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa: Option<u32>,
-    /// Whether NICs reach its memory.
+    /// Whether NICs can access the GPU's memory.
     pub direct: bool,
-    /// What its own PCIe link carries, in 10⁶ byte/s.
+    /// Bandwidth of the GPU's own PCIe link, in 10⁶ byte/s.
     pub link_mb_s: Option<u64>,
 }
 
-/// One active port of a described node.
+/// One active RDMA port of a described node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescribedRail {
     /// Device and port, like `mlx5_0:1`.
     pub name: String,
     /// Globally unique number of the device.
     pub guid: Option<String>,
-    /// What is on the wire.
+    /// Link layer of the port.
     pub layer: LinkLayer,
-    /// The address that connections go to.
+    /// Address that peers connect to.
     pub address: Ipv6Addr,
-    /// Length of the prefix that its subnet shares.
+    /// Prefix length of the port's subnet, in bits.
     pub prefix_bits: Option<u8>,
     /// Signalling rate in 10⁶ bit/s.
     pub rate_mbit_s: Option<u64>,
-    /// What the port and the PCIe link above it carry, in 10⁶ byte/s.
+    /// Bandwidth of the port and the PCIe link above it, whichever is smaller, in 10⁶ byte/s.
     pub ceiling_mb_s: Option<u64>,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa: Option<u32>,
-    /// Whether the CPU does the work.
+    /// Whether the CPU does the work (Soft-RoCE, Soft-iWARP).
     pub software: bool,
-    /// The distance to each of the node's GPUs, in their order.
+    /// Distance to each of the node's GPUs, in the order of `gpus`.
     pub gpu_distances: Vec<Distance>,
 }
 
 impl NodeDescription {
-    /// Describes the node that was read. More rails or GPUs than a description holds are left out. The shared
-    /// directory is `/dev/shm`; set [`NodeDescription::shared_directory_id`] where another one is used.
+    /// Describes the node that was read. Rails and GPUs beyond the limits of a description are left out. The
+    /// shared directory is `/dev/shm`; set [`NodeDescription::shared_directory_id`] where another one is
+    /// used.
     #[must_use]
     pub fn of(topology: &Topology, tcp_addresses: Vec<String>) -> Self {
         let megabytes = |value: Option<f64>| value.map(|value| (value * 1000.0) as u64);
@@ -119,7 +120,7 @@ impl NodeDescription {
         }
     }
 
-    /// The GPU with this number.
+    /// Returns the GPU at a PCI address, and its index.
     #[must_use]
     pub fn gpu(&self, address: PciAddress) -> Option<(usize, &DescribedGpu)> {
         self.gpus.iter().enumerate().find(|(_, gpu)| gpu.address == address)

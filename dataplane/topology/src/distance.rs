@@ -1,4 +1,4 @@
-//! How far a NIC is from a memory, in the classes that `nvidia-smi topo -m` names.
+//! Distance between a NIC and a memory, in the classes of `nvidia-smi topo -m`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use crate::numa;
 use crate::pci::PciDevice;
 use crate::topology::{Memory, Topology};
 
-/// Nearest first.
+/// Distance class, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
     /// At most one PCIe switch between them.
@@ -23,10 +23,10 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// All, nearest first.
+    /// All classes, the nearest first.
     pub const ALL: [Self; 5] = [Self::Pix, Self::Pxb, Self::Phb, Self::Node, Self::Sys];
 
-    /// As nvidia-smi writes it.
+    /// Returns the name that nvidia-smi uses.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Distance {
         }
     }
 
-    /// In words.
+    /// Returns a description in words.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -50,9 +50,9 @@ impl Distance {
         }
     }
 
-    /// The share of the bandwidth that is left over this distance. Values to plan with, not measured here:
-    /// below a switch nothing is lost, root complexes forward between devices more slowly than to memory,
-    /// and the link between sockets is shared with everything else.
+    /// Returns the share of the bandwidth that is left over this distance. The values are for planning and
+    /// were not measured: below a switch nothing is lost, root complexes forward between devices more slowly
+    /// than to memory, and the link between sockets is shared with all other traffic.
     #[must_use]
     pub fn factor(self, gpu_memory: bool) -> f64 {
         match (self, gpu_memory) {
@@ -79,7 +79,7 @@ impl FromStr for Distance {
 }
 
 impl Topology {
-    /// Between two PCI devices.
+    /// Returns the distance between two PCI devices.
     #[must_use]
     pub fn distance(&self, left: &PciDevice, right: &PciDevice) -> Distance {
         if left.address == right.address {
@@ -91,7 +91,7 @@ impl Topology {
             if shared == 0 {
                 return Distance::Phb;
             }
-            // Below the deepest bridge that both share, one bridge is that switch's own lower port.
+            // Below the deepest common bridge, one bridge is that switch's own lower port.
             let below = |device: &PciDevice| device.parents.len() - shared;
             return if below(left) <= 1 && below(right) <= 1 { Distance::Pix } else { Distance::Pxb };
         }
@@ -101,7 +101,7 @@ impl Topology {
         }
     }
 
-    /// Between a memory and a PCI device; `None` for a GPU that is not there.
+    /// Returns the distance between a memory and a PCI device; `None` for a GPU that is not present.
     #[must_use]
     pub fn distance_to_memory(&self, memory: Memory, device: &PciDevice) -> Option<Distance> {
         match memory {
@@ -109,14 +109,15 @@ impl Topology {
             Memory::Host { numa } => Some(match (self.node_of(numa), self.node_of(device.numa_node)) {
                 (Some(memory), Some(nic)) if memory == nic => Distance::Phb,
                 (Some(memory), Some(nic)) if numa::same_socket(&self.numa, memory, nic) => Distance::Node,
-                // Memory that is on no particular node is near to every NIC and to none.
+                // Memory of no particular node: the same class for every NIC.
                 (None, _) => Distance::Phb,
                 _ => Distance::Sys,
             }),
         }
     }
 
-    /// On a machine with one NUMA node everything belongs to it, whatever the firmware leaves out.
+    /// Returns the NUMA node; on a machine with one node every device belongs to it, even if the firmware
+    /// leaves it out.
     pub(crate) fn node_of(&self, numa: Option<u32>) -> Option<u32> {
         match self.numa.as_slice() {
             [] => Some(numa.unwrap_or(0)),

@@ -1,28 +1,30 @@
-/// What can be wrong with what a user or a peer says.
+//! Errors of the topology and of path requests.
+
+/// Errors in the input of a user or a peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
     /// A peer's description is not in the format that this version reads.
     #[error("node description, line {line}: {problem}")]
     Description {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Fault in the line.
         problem: &'static str,
     },
-    /// A place is not written in any known way.
+    /// The text is not in any notation of a place.
     #[error("'{0}' names no place; examples: gpu0, 0000:17:00.0, host, host:1, mlx5_0, node2:gpu0")]
     Place(String),
-    /// The place is well written but is not on the node.
+    /// The notation is valid, but the place is not on the node.
     #[error("'{place}' is not on {node}; there are: {known}")]
     NotThere {
-        /// What was asked for.
+        /// The place that was asked for.
         place: String,
-        /// Where it was looked for.
+        /// Name of the node.
         node: String,
-        /// What could have been named.
+        /// The places that exist.
         known: String,
     },
-    /// The place holds no bytes.
+    /// The place is not a memory.
     #[error("'{0}' is no memory; examples: gpu0, 0000:17:00.0, host, host:1")]
     NoMemory(String),
     /// No description of that node was given.

@@ -1,4 +1,4 @@
-//! What the kernel allows: limits, modules, IOMMU, buffer sizes.
+//! Limits and settings of the kernel: locked memory, modules, IOMMU, buffer sizes.
 //!
 //! Source: proc(5), Documentation/ABI/testing/sysfs-kernel-iommu_groups, ip-sysctl.rst.
 
@@ -7,53 +7,53 @@ use std::collections::BTreeMap;
 use crate::mount;
 use crate::sysfs::Tree;
 
-/// The directory that shared-memory peers meet in unless told otherwise.
+/// Default directory of shared-memory peers.
 const SHARED_DIRECTORY: &str = "/dev/shm";
 
 /// Capability numbers of include/uapi/linux/capability.h.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Kernel modules that the choice of a path asks for.
+/// Kernel modules that affect the choice of a path.
 const MODULES: [&str; 7] =
     ["ib_uverbs", "mlx5_ib", "nvidia", "nvidia_peermem", "nv_peer_mem", "rdma_rxe", "amdgpu"];
 
 /// Limits and settings of the running kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
-    /// The host's name.
+    /// Host name.
     pub hostname: Option<String>,
-    /// Equal for all containers of one boot of one kernel.
+    /// Boot id: equal for all containers on one running kernel.
     pub boot_id: Option<String>,
-    /// The kernel's release.
+    /// Kernel release.
     pub kernel: Option<String>,
-    /// How much memory may be locked; `u64::MAX` without limit.
+    /// Limit of locked memory in bytes; `u64::MAX`: unlimited.
     pub memlock_bytes: Option<u64>,
-    /// Whether this process may exceed that limit (CAP_IPC_LOCK).
+    /// Whether this process may exceed `memlock_bytes` (CAP_IPC_LOCK).
     pub may_lock_any: Option<bool>,
-    /// Which of the modules asked for are there, as a module or built in.
+    /// Modules that are loaded or built in, among those that affect the choice of a path.
     pub modules: Vec<&'static str>,
-    /// Whether the NVIDIA kernel module is the open one, which alone exports dma-buf.
+    /// Whether the NVIDIA kernel module is the open one. Only the open module exports dma-buf.
     pub nvidia_open: Option<bool>,
-    /// What the IOMMU does to devices in general.
+    /// Address translation of the IOMMU.
     pub iommu: Iommu,
-    /// IOMMU group → its type, `DMA`, `DMA-FQ` or `identity`.
+    /// IOMMU group number → group type: `DMA`, `DMA-FQ` or `identity`.
     pub iommu_groups: BTreeMap<u32, String>,
-    /// Largest buffers that a socket may ask for: receive, send.
+    /// Largest buffers in bytes that a socket may ask for: receive, send.
     pub socket_buffer_max_bytes: (Option<u64>, Option<u64>),
-    /// Largest buffers that TCP grows to by itself: receive, send.
+    /// Largest buffers in bytes that TCP grows to by itself: receive, send.
     pub tcp_buffer_max_bytes: (Option<u64>, Option<u64>),
-    /// Congestion control.
+    /// Name of the congestion control algorithm.
     pub congestion_control: Option<String>,
-    /// Transparent huge pages: `always`, `madvise`, `never`.
+    /// Mode of transparent huge pages: `always`, `madvise`, `never`.
     pub transparent_huge_pages: Option<String>,
-    /// Names the directory `/dev/shm` itself, whatever it is called elsewhere.
+    /// Id of the directory `/dev/shm` itself, independent of the name under which a container sees it.
     pub shared_directory_id: Option<String>,
-    /// Size of `/dev/shm`.
+    /// Size of `/dev/shm`, in bytes.
     pub shared_directory_bytes: Option<u64>,
     pub(crate) mountinfo: String,
 }
 
-/// What the IOMMU does with addresses of devices.
+/// Translation of device addresses by the IOMMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Iommu {
     /// No groups: off or absent.
@@ -62,43 +62,44 @@ pub enum Iommu {
     Passthrough,
     /// Addresses are translated: traffic between devices goes up to the root.
     Translating,
-    /// Cannot be told.
+    /// Not known.
     #[default]
     Unknown,
 }
 
-/// How a NIC can reach GPU memory.
+/// Way in which a NIC can access GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuDirect {
-    /// The kernel hands out dma-buf handles.
+    /// The kernel exports GPU memory as dma-buf.
     DmaBuf,
-    /// A peer-memory module.
+    /// A peer-memory module is loaded.
     PeerMemory,
-    /// Not at all; the text says why.
+    /// A NIC cannot access GPU memory, for this reason.
     Unusable(&'static str),
 }
 
 impl Host {
-    /// Whether a module of the list is there.
+    /// Whether a module of `modules` is present.
     #[must_use]
     pub fn has_module(&self, name: &str) -> bool {
         self.modules.contains(&name)
     }
 
-    /// Names a directory, so that two nodes can tell whether both see it. `None` for a relative path.
+    /// Returns an id of a directory, by which two nodes can tell whether both see it. `None` for a relative
+    /// path.
     #[must_use]
     pub fn directory_id(&self, directory: &str) -> Option<String> {
         directory.starts_with('/').then(|| mount::directory_id(&self.mountinfo, directory))?
     }
 
-    /// Major and minor version of the kernel.
+    /// Returns the major and minor version of the kernel.
     #[must_use]
     pub fn kernel_version(&self) -> Option<(u32, u32)> {
         let mut parts = self.kernel.as_deref()?.split(['.', '-', '+']);
         Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
     }
 
-    /// How a NIC can reach the memory of an NVIDIA GPU (or with `amd`, of an AMD one).
+    /// Returns the way in which a NIC can access the memory of an NVIDIA GPU (or with `amd`, of an AMD one).
     #[must_use]
     pub fn gpu_direct(&self, amd: bool) -> GpuDirect {
         // ib_umem_dmabuf_get came with 5.12; amdgpu and the open NVIDIA module export dma-buf.
@@ -182,7 +183,7 @@ fn classify(known: bool, groups: &BTreeMap<u32, String>, command_line: Option<&s
     if groups.values().all(|kind| kind == "identity") {
         return Iommu::Passthrough;
     }
-    // Kernels before 5.11 have no type files for all groups; the command line is what is left.
+    // Kernels before 5.11 do not have type files for all groups; then the command line decides.
     match command_line {
         Some(line)
             if line.split_whitespace().any(|word| matches!(word, "iommu=pt" | "iommu.passthrough=1")) =>
@@ -193,7 +194,7 @@ fn classify(known: bool, groups: &BTreeMap<u32, String>, command_line: Option<&s
     }
 }
 
-/// `Max locked memory         8388608              8388608              bytes`
+/// Parses `Max locked memory         8388608              8388608              bytes`.
 fn parse_memlock(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {

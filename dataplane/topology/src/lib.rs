@@ -1,9 +1,10 @@
-//! Where the bytes of a node live, which wires leave it, and which of them a transfer should take.
+//! Topology of a node: its memories and links, and the choice of the path for a transfer.
 //!
-//! [`Topology::read`] looks at `/sys` and `/proc` once; everything after that is a pure function of what was
-//! read. [`choose`] decides for one pair of memories: shared memory on one host, else RDMA rails near the
-//! memory, else TCP, and says for each path not taken why not. [`check`] finds what keeps a better path from
-//! being used; each [`Warning`] has a stable code and a fix. [`render`] turns both into text and a picture.
+//! [`Topology::read`] looks at `/sys` and `/proc` once; everything after that is a pure function of the
+//! result. [`choose`] decides for one pair of memories: shared memory on one host, else RDMA rails near the
+//! memory, else TCP, and gives the reason for each path not taken. [`check`] finds the causes that keep a
+//! better path from being used; each [`Warning`] has a stable code and a fix. [`render`] turns both into text
+//! and a picture.
 //!
 //! Invariants:
 //! - Only files are read, nothing is changed, no device is opened.

@@ -1,4 +1,4 @@
-//! Which file system a directory really is, so that two processes can tell whether they share it.
+//! Identity of a directory's file system, by which two processes can tell whether they share it.
 //!
 //! Containers on one host may see different directories under one name, or one directory under two. The
 //! device number of the mount together with the path inside it names the directory itself.
@@ -18,7 +18,7 @@ fn parse(line: &str) -> Option<Mount<'_>> {
     Some(Mount { device, root, point, options: line.split_whitespace().next_back()? })
 }
 
-/// The last mount whose point is the directory or lies above it: later lines hide earlier ones.
+/// Returns the last mount whose point is the directory or lies above it: later lines hide earlier ones.
 fn find<'a>(mountinfo: &'a str, directory: &str) -> Option<Mount<'a>> {
     let above = |point: &str| {
         let rest = directory.strip_prefix(point.trim_end_matches('/'));
@@ -28,7 +28,7 @@ fn find<'a>(mountinfo: &'a str, directory: &str) -> Option<Mount<'a>> {
     mounts.reduce(|best, mount| if mount.point.len() >= best.point.len() { mount } else { best })
 }
 
-/// Equal for two processes of one boot exactly when they see the same directory.
+/// Returns an id that is equal for two processes of one boot exactly when they see the same directory.
 pub(crate) fn directory_id(mountinfo: &str, directory: &str) -> Option<String> {
     let mount = find(mountinfo, directory)?;
     let inside = directory.strip_prefix(mount.point.trim_end_matches('/'))?;
@@ -36,7 +36,7 @@ pub(crate) fn directory_id(mountinfo: &str, directory: &str) -> Option<String> {
     Some(format!("{}:{}", mount.device, if path.is_empty() { "/" } else { &path }))
 }
 
-/// The `size=` of the file system below a directory, in bytes.
+/// Returns the `size=` of the file system that holds a directory, in bytes.
 pub(crate) fn size_bytes(mountinfo: &str, directory: &str) -> Option<u64> {
     let mount = find(mountinfo, directory)?;
     let size = mount.options.split(',').find_map(|option| option.strip_prefix("size="))?;

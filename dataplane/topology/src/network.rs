@@ -1,4 +1,4 @@
-//! Network interfaces, the subnets that they are directly in, and the settings that TCP runs under.
+//! Network interfaces, their directly connected subnets, and the settings of TCP.
 //!
 //! Source: /sys/class/net (Documentation/ABI/testing/sysfs-class-net), /proc/net/route, /proc/sys/net
 //! (Documentation/networking/ip-sysctl.rst).
@@ -15,28 +15,29 @@ const ROUTES_MAX: usize = 4096;
 /// One network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Speed in 10⁶ bit/s; `None` for a virtual one or without a link.
+    /// Speed in 10⁶ bit/s; `None` for a virtual interface or one without a link.
     pub speed_mbit_s: Option<u32>,
-    /// Largest packet in bytes.
+    /// Largest packet (MTU) in bytes.
     pub mtu_bytes: Option<u32>,
-    /// `up`, `down`, `unknown`.
+    /// Operational state: `up`, `down`, `unknown`.
     pub state: Option<String>,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa_node: Option<u32>,
-    /// The kernel driver.
+    /// Name of the kernel driver.
     pub driver: Option<String>,
-    /// The PCI device behind it, also through virtio.
+    /// PCI device of the interface, also through virtio.
     pub pci: Option<PciAddress>,
-    /// Reverse-path filter in effect (the larger of `all` and its own): 0 off, 1 strict, 2 loose.
+    /// Reverse-path filter in effect (the larger of the values of `all` and of the interface): 0 off, 1
+    /// strict, 2 loose.
     pub reverse_path_filter: Option<u32>,
-    /// IPv4 networks that it is directly in.
+    /// Directly connected IPv4 networks.
     pub subnets: Vec<Subnet>,
 }
 
 impl Interface {
-    /// Whether it is up, as far as the kernel says.
+    /// Whether the kernel reports the interface as up.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.state.as_deref() == Some("up")
@@ -46,14 +47,14 @@ impl Interface {
 /// An IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subnet {
-    /// Its first address.
+    /// First address of the network.
     pub network: Ipv4Addr,
-    /// Length of the prefix.
+    /// Length of the prefix in bits.
     pub prefix_bits: u8,
 }
 
 impl Subnet {
-    /// Whether an address is in it.
+    /// Whether the network contains an address.
     #[must_use]
     pub fn contains(&self, address: Ipv4Addr) -> bool {
         let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix_bits.min(32))).unwrap_or(0);
@@ -68,7 +69,7 @@ pub(crate) fn read_all(tree: &Tree) -> Vec<Interface> {
     let read = |name: String| {
         let file = |leaf: &str| format!("{CLASS}/{name}/{leaf}");
         Interface {
-            // The kernel says -1, or refuses, where there is no speed.
+            // The kernel reports -1, or refuses the read, where there is no speed.
             speed_mbit_s: tree
                 .number::<u32>(&file("speed"))
                 .filter(|&speed| speed > 0 && speed < 100_000_000),
@@ -94,8 +95,8 @@ pub(crate) fn read_all(tree: &Tree) -> Vec<Interface> {
         .collect()
 }
 
-/// The routes without a gateway: interface, destination, gateway, flags, …, mask; addresses in hexadecimal
-/// with the first octet last.
+/// Returns the routes without a gateway. Columns: interface, destination, gateway, flags, …, mask; addresses
+/// in hexadecimal with the first octet last.
 fn parse_routes(text: &str) -> Vec<(String, Subnet)> {
     let parse = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().take(8).collect();

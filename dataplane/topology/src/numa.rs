@@ -10,23 +10,23 @@ use crate::sysfs::Tree;
 pub(crate) const NODES: &str = "sys/devices/system/node";
 const NODES_MAX: usize = 64;
 
-/// Nodes nearer than this belong to one socket where the sockets themselves are not known.
+/// Nodes nearer than this distance belong to one socket where the sockets themselves are unknown.
 const DISTANCE_OTHER_SOCKET: u32 = 20;
 
 /// One NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its number.
+    /// Node number.
     pub number: u32,
-    /// The processor package of its first processor.
+    /// Processor package (socket) of the node's first processor.
     pub socket: Option<u32>,
     /// The processors of the node, as the kernel lists them: `0-55,112-167`.
     pub cpus: String,
-    /// How many processors it has.
+    /// Number of processors.
     pub processors: u64,
-    /// Its memory.
+    /// Size of the memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// Distance to each node, in order of their numbers.
+    /// Distance to each node, in the order of the node numbers.
     pub distances: Vec<u32>,
     /// Page size in bytes → (free, all).
     pub huge_pages: BTreeMap<u64, (u64, u64)>,
@@ -62,14 +62,14 @@ fn read(tree: &Tree, number: u32) -> NumaNode {
     }
 }
 
-/// `Node 0 MemTotal:       65964584 kB`
+/// Parses `Node 0 MemTotal:       65964584 kB`.
 fn memory_total(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.contains("MemTotal:"))?;
     let kilobytes: u64 = line.split_once("MemTotal:")?.1.split_whitespace().next()?.parse().ok()?;
     kilobytes.checked_mul(1024)
 }
 
-/// The first processor of a list like `0-55,112-167`, and how many there are.
+/// Returns the first processor of a list like `0-55,112-167`, and the number of processors.
 fn parse_list(list: &str) -> (Option<u32>, u64) {
     let mut first = None;
     let mut count = 0_u64;
@@ -80,7 +80,7 @@ fn parse_list(list: &str) -> (Option<u32>, u64) {
     (first, count)
 }
 
-/// First and last of each range of such a list.
+/// Returns the first and last processor of each range of a list.
 pub(crate) fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> + '_ {
     list.trim().split(',').filter_map(|part| {
         let (low, high) = part.split_once('-').unwrap_or((part, part));
@@ -89,7 +89,7 @@ pub(crate) fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> + '_ {
     })
 }
 
-/// Whether two nodes share a socket.
+/// Whether two nodes are on the same socket.
 pub(crate) fn same_socket(nodes: &[NumaNode], left: u32, right: u32) -> bool {
     if left == right {
         return true;

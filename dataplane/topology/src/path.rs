@@ -1,7 +1,7 @@
 //! The choice of a path for one pair of memories: shared memory, then RDMA rails, then TCP.
 //!
-//! A pure function of what was read here and what the peer said of itself. Each path that was not taken has
-//! its reason, so that "why is this slow" is answered by the same code that decided.
+//! The choice is a pure function of the local topology and the peer's description. Each path that was not
+//! taken has its reason, so that the code that decides also explains why a transfer is slow.
 
 use crate::check::{Needs, check};
 use crate::check_pair::pair_warnings;
@@ -11,22 +11,22 @@ use crate::reach::{rdma, same_host, shared_memory, tcp};
 use crate::topology::{Memory, Topology};
 use crate::warning::{Code, Warning};
 
-/// A way to move bytes.
+/// A transport between two memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Memory that both processes map.
     SharedMemory,
     /// One or more RDMA rails.
     Rdma,
-    /// Sockets.
+    /// TCP sockets.
     Tcp,
 }
 
 impl Transport {
-    /// In the order of preference.
+    /// All transports, the preferred one first.
     pub const ALL: [Self; 3] = [Self::SharedMemory, Self::Rdma, Self::Tcp];
 
-    /// For people.
+    /// Returns the name for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,14 +37,14 @@ impl Transport {
     }
 }
 
-/// Which transports may be used.
+/// Transports that the configuration allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transports {
-    /// Shared memory.
+    /// Whether shared memory may be used.
     pub shared_memory: bool,
-    /// RDMA.
+    /// Whether RDMA may be used.
     pub rdma: bool,
-    /// TCP.
+    /// Whether TCP may be used.
     pub tcp: bool,
 }
 
@@ -54,67 +54,67 @@ impl Default for Transports {
     }
 }
 
-/// What is asked.
+/// Input of [`choose`]: the two memories and what limits the choice.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// Memory on this node.
     pub source: Memory,
     /// Memory on the other node.
     pub target: Memory,
-    /// What the configuration allows.
+    /// Transports that the configuration allows.
     pub transports: Transports,
-    /// What the node needs.
+    /// Slab size and round-trip time of the node, for the warnings.
     pub needs: Needs,
 }
 
-/// One local rail and the peer's rail that it is connected to.
+/// A local rail and the peer's rail that it connects to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// Ours.
+    /// Rail of this node.
     pub local: Rail,
-    /// The peer's.
+    /// Rail of the peer.
     pub remote: Rail,
-    /// The slower of the two.
+    /// Expected bandwidth of the slower rail, in 10⁹ byte/s.
     pub expected_gb_s: Option<f64>,
 }
 
-/// A path and why it was taken or not.
+/// One transport, with the reason why it was chosen or not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// Which.
+    /// The transport.
     pub transport: Transport,
-    /// Whether it would work.
+    /// Whether the transport would work.
     pub possible: bool,
-    /// What it should give.
+    /// Expected bandwidth in 10⁹ byte/s; `None`: unknown.
     pub expected_gb_s: Option<f64>,
-    /// Why it was chosen, or why not.
+    /// Reason why the transport was or was not chosen.
     pub reason: String,
 }
 
-/// What was decided.
+/// The chosen path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The transport, `None` when nothing works.
+    /// The chosen transport; `None` when none works.
     pub transport: Option<Transport>,
-    /// What it should give; `None` where files do not tell.
+    /// Expected bandwidth in 10⁹ byte/s; `None` when the kernel's files do not tell it.
     pub expected_gb_s: Option<f64>,
-    /// What limits it, in words.
+    /// The bottleneck, in words.
     pub limited_by: &'static str,
-    /// Whether bytes of a GPU are copied through host memory on the way.
+    /// Whether bytes of a GPU are copied through host memory.
     pub staged: bool,
-    /// The rails of RDMA, the best first; empty for other transports.
+    /// The RDMA rails, the best first; empty for other transports.
     pub rails: Vec<Pair>,
-    /// RDMA ports that are not used, on this node.
+    /// RDMA ports of this node that are not used.
     pub excluded: Vec<Exclusion>,
-    /// The interface of TCP.
+    /// Network interface of TCP; `None` for other transports.
     pub interface: Option<String>,
-    /// All transports in the order of preference, the chosen one among them.
+    /// All transports in the order of preference, including the chosen one.
     pub alternatives: Vec<Alternative>,
-    /// What keeps a better path from being used, or makes this one slower.
+    /// Warnings that explain why a better path is not used or why this one is slow.
     pub warnings: Vec<Warning>,
 }
 
-/// Decides how bytes get from a memory of this node to a memory of another, which may be on the same host.
+/// Decides the path from a memory of this node to a memory of another node, which may be on the same host.
 #[must_use]
 pub fn choose(local: &Topology, remote: &NodeDescription, request: &Request) -> Decision {
     let here = NodeDescription::of(local, Vec::new());
@@ -169,7 +169,7 @@ fn preference(chosen: Transport) -> &'static str {
     }
 }
 
-/// The node's warnings that bear on this decision, and those of the pair.
+/// Returns the node's warnings that affect this decision, and the warnings about the pair of nodes.
 fn warnings(
     local: &Topology,
     here: &NodeDescription,

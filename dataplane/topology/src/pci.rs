@@ -1,7 +1,7 @@
-//! PCI devices: who they are, how wide and fast their link is, and which bridges lie above them.
+//! PCI devices: identity, link speed and width, and the bridges above them.
 //!
-//! Source: /sys/bus/pci/devices and the kernel's Documentation/ABI/testing/sysfs-bus-pci. A device's place in
-//! the tree is the text of its link, `../../../devices/pci0000:15/0000:15:01.0/…/0000:1b:00.0`: the host
+//! Source: /sys/bus/pci/devices and the kernel's Documentation/ABI/testing/sysfs-bus-pci. A device's position
+//! in the tree is the text of its link, `../../../devices/pci0000:15/0000:15:01.0/…/0000:1b:00.0`: the host
 //! bridge, then every bridge on the way down.
 
 use std::fmt;
@@ -11,19 +11,19 @@ use crate::bandwidth::{pcie_gb_s, pcie_generation};
 use crate::pci_config;
 use crate::sysfs::Tree;
 
-/// Bridges above one device beyond this are not followed; hardware has about eight.
+/// Largest number of bridges above one device that are followed; hardware has about eight.
 const DEPTH_MAX: usize = 32;
 
-/// Domain, bus, device and function. Written `0000:17:00.0`.
+/// PCI address: domain, bus, device and function. Written `0000:17:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
     /// Segment group; above 0xffff for volumes behind Intel VMD.
     pub domain: u32,
-    /// Bus.
+    /// Bus number.
     pub bus: u8,
-    /// Device, 0 to 31.
+    /// Device number, 0 to 31.
     pub device: u8,
-    /// Function, 0 to 7.
+    /// Function number, 0 to 7.
     pub function: u8,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for PciAddress {
 impl FromStr for PciAddress {
     type Err = ();
 
-    /// Also takes the short form without the domain, `17:00.0`.
+    /// Also accepts the short form without the domain, `17:00.0`.
     fn from_str(text: &str) -> Result<Self, ()> {
         let hex = |part: &str, digits: std::ops::RangeInclusive<usize>| {
             let plain = digits.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -55,28 +55,28 @@ impl FromStr for PciAddress {
     }
 }
 
-/// Speed and width of the link above a device, now and at most. Speeds in 10⁶ transfers per second.
+/// Speed and width of the link above a device, current and maximal. Speeds in 10⁶ transfers per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciLink {
-    /// Speed it runs at.
+    /// Current speed.
     pub speed_mt_s: Option<u32>,
-    /// Speed the device is capable of.
+    /// Largest speed of the device.
     pub speed_max_mt_s: Option<u32>,
     /// Lanes in use.
     pub lanes: Option<u32>,
-    /// Lanes the device has.
+    /// Lanes of the device.
     pub lanes_max: Option<u32>,
 }
 
 impl PciLink {
-    /// One direction, now.
+    /// Returns the current bandwidth of one direction, in 10⁹ byte/s.
     #[must_use]
     pub fn gb_s(&self) -> Option<f64> {
         pcie_gb_s(self.speed_mt_s?, self.lanes?)
     }
 
-    /// One direction at the device's full speed over the lanes in use: what an idle GPU, which lowers its
-    /// speed to save power, comes back to under load.
+    /// Returns the bandwidth of one direction at the device's full speed over the lanes in use, in 10⁹
+    /// byte/s. An idle GPU lowers its speed to save power and reaches this one under load.
     #[must_use]
     pub fn awake_gb_s(&self) -> Option<f64> {
         pcie_gb_s(self.speed_max_mt_s.or(self.speed_mt_s)?, self.lanes?)
@@ -92,48 +92,48 @@ impl fmt::Display for PciLink {
     }
 }
 
-/// One function on the PCI bus.
+/// One PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// Where it is.
+    /// PCI address.
     pub address: PciAddress,
     /// Class, subclass and programming interface: `0x030200` is a GPU without a display.
     pub class: Option<u32>,
-    /// Vendor.
+    /// Vendor id.
     pub vendor: Option<u16>,
     /// Device id.
     pub device: Option<u16>,
-    /// NUMA node, `None` where the firmware does not tell.
+    /// NUMA node; `None` when the firmware does not tell it.
     pub numa_node: Option<u32>,
-    /// Its link upwards.
+    /// Link towards the root.
     pub link: PciLink,
-    /// The host bridge, like `pci0000:15`.
+    /// Host bridge, like `pci0000:15`.
     pub root: Option<String>,
-    /// The bridges above it, the root port first.
+    /// Bridges above the device, the root port first.
     pub parents: Vec<PciAddress>,
-    /// Its kernel driver.
+    /// Name of the kernel driver.
     pub driver: Option<String>,
-    /// Its IOMMU group.
+    /// Number of the IOMMU group.
     pub iommu_group: Option<u32>,
     /// For a bridge: whether its Access Control Services send traffic between devices below it up to the
-    /// root. Needs root to read; `None` otherwise.
+    /// root. Readable by root only; `None` otherwise.
     pub acs_redirects: Option<bool>,
 }
 
 impl PciDevice {
-    /// Class and subclass, like `0x0302`.
+    /// Returns class and subclass, like `0x0302`.
     #[must_use]
     pub fn class_code(&self) -> Option<u32> {
         self.class.map(|class| class >> 8)
     }
 
-    /// A bridge between two PCI buses: a root port or a port of a switch.
+    /// Whether the device is a bridge between two PCI buses: a root port or a port of a switch.
     #[must_use]
     pub fn is_bridge(&self) -> bool {
         self.class_code() == Some(0x0604)
     }
 
-    /// A network device whose driver family can do RDMA.
+    /// Whether the device is a network device whose driver family can do RDMA.
     #[must_use]
     pub fn can_rdma(&self) -> bool {
         let network = self.class.is_some_and(|class| class >> 16 == 0x02);
@@ -163,7 +163,7 @@ fn read(tree: &Tree, path: &str, address: PciAddress) -> PciDevice {
     let file = |name: &str| format!("{path}/{name}");
     let id = |name: &str| tree.hex(&file(name)).and_then(|id| u16::try_from(id).ok());
     let (root, mut parents) = tree.link(path).map(|link| ancestry(&link)).unwrap_or_default();
-    // The last address of the link is the device itself; a link that says otherwise is not believed.
+    // The last address of the link must be the device itself, else the parents are not trusted.
     let trusted = parents.pop() == Some(address) && !parents.contains(&address);
     let class = tree.hex(&file("class"));
     let bridge = class.is_some_and(|class| class >> 8 == 0x0604);
@@ -199,7 +199,7 @@ fn read_link(tree: &Tree, path: &str) -> PciLink {
     }
 }
 
-/// The host bridge and the PCI addresses in the text of a link, from the top.
+/// Returns the host bridge and the PCI addresses in the text of a link, from the top.
 pub(crate) fn ancestry(link: &str) -> (Option<String>, Vec<PciAddress>) {
     let mut root = None;
     let mut addresses = Vec::new();
@@ -209,7 +209,7 @@ pub(crate) fn ancestry(link: &str) -> (Option<String>, Vec<PciAddress>) {
             && bus.contains(':')
             && bus.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':')
         {
-            // A second host bridge lies inside a first one where VMD hides a volume: the inner one counts.
+            // VMD nests a second host bridge in the first one; the inner one counts.
             root = Some(part.to_owned());
             addresses.clear();
         } else if let Ok(address) = part.parse()

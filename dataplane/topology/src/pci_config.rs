@@ -1,7 +1,8 @@
-//! The one thing that only configuration space tells: whether a bridge's Access Control Services are on.
+//! Reads from PCI configuration space whether a bridge's Access Control Services are on, which no other file
+//! shows.
 //!
 //! Source: PCI Express Base Specification §7.7.11 (capability 0x000d; the control word at offset 6, bit 2
-//! request redirect, bit 3 completion redirect). The file has 4096 bytes for root and 64 for others.
+//! request redirect, bit 3 completion redirect). The file has 4096 bytes for root and 64 for other users.
 
 use crate::sysfs::Tree;
 
@@ -10,7 +11,8 @@ const EXTENDED_START: usize = 0x100;
 const CAPABILITY_ACS: u32 = 0x000d;
 const REDIRECT_BITS: u16 = 1 << 2 | 1 << 3;
 
-/// `None` where configuration space cannot be read beyond its start.
+/// Returns whether a bridge redirects requests; `None` when configuration space cannot be read beyond its
+/// start.
 pub(crate) fn acs_redirects(tree: &Tree, path: &str) -> Option<bool> {
     redirects(&tree.bytes(&format!("{path}/config"), CONFIG_BYTES_MAX)?)
 }

@@ -1,4 +1,4 @@
-//! How people name a place: `gpu0`, `0000:17:00.0`, `host`, `host:1`, `mlx5_0`, `node2:gpu0`.
+//! Notation of places: `gpu0`, `0000:17:00.0`, `host`, `host:1`, `mlx5_0`, `node2:gpu0`.
 
 use std::str::FromStr;
 
@@ -10,9 +10,9 @@ use crate::topology::{Memory, Topology};
 /// A place on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The node; `None` for this one.
+    /// Name of the node; `None`: this node.
     pub node: Option<String>,
-    /// What it is there.
+    /// The place on the node.
     pub spot: Spot,
 }
 
@@ -69,14 +69,14 @@ fn spot(text: &str) -> Option<Spot> {
     (!text.is_empty() && text.len() <= 64 && text.bytes().all(name)).then(|| Spot::Device(text.to_owned()))
 }
 
-/// What a place on this node is.
+/// A resolved place on this node.
 pub(crate) enum Found {
     Memory(Memory),
     Device(PciAddress),
 }
 
 impl Place {
-    /// Looks the place up on this node.
+    /// Resolves the place on this node.
     pub(crate) fn find(&self, topology: &Topology) -> Result<Found, TopologyError> {
         let memory_or_device = |address| match topology.gpu(address) {
             Some(_) => Some(Found::Memory(Memory::Gpu(address))),
@@ -99,10 +99,10 @@ impl Place {
         })
     }
 
-    /// The memory that it names on this node.
+    /// Returns the memory that the place names on this node.
     ///
     /// # Errors
-    /// When it names another node, or something that is not there, or no memory.
+    /// When the place is on another node, does not exist, or is not a memory.
     pub fn memory(&self, topology: &Topology) -> Result<Memory, TopologyError> {
         if self.node.is_some() {
             return Err(TopologyError::StartsElsewhere(self.to_string()));
@@ -113,7 +113,7 @@ impl Place {
         }
     }
 
-    /// Looks a memory up on a described node.
+    /// Resolves the place to a memory of a described node.
     pub(crate) fn find_remote(&self, node: &NodeDescription) -> Result<Memory, TopologyError> {
         let found = match &self.spot {
             Spot::Gpu(index) => node.gpus.get(*index).map(|gpu| Memory::Gpu(gpu.address)),

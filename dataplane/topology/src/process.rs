@@ -1,4 +1,4 @@
-//! Which memory of the node this process works beside: that of its GPU, or host memory of its NUMA node.
+//! The memory that is nearest to this process: that of its GPU, or host memory of its NUMA node.
 //!
 //! GPUs are numbered by PCI address, as with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 //!
@@ -14,12 +14,12 @@ use crate::topology::{Memory, Topology};
 const GPUS: &str = "proc/driver/nvidia/gpus";
 const GPUS_MAX: usize = 64;
 
-/// What the kernel says of this process.
+/// Kernel information about this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// GPUs that the driver shows it, by address, each with its UUID if that is known.
+    /// GPUs that the driver shows to the process, by address, each with its UUID if that is known.
     pub gpus: Vec<(PciAddress, Option<String>)>,
-    /// The NUMA node of all processors that it may run on, if they are of one.
+    /// NUMA node of the processors that the process may run on; `None` when they are of several nodes.
     pub numa_node: Option<u32>,
 }
 
@@ -50,7 +50,8 @@ fn numa_node(tree: &Tree, nodes: &[NumaNode]) -> Option<u32> {
 }
 
 impl Topology {
-    /// The NUMA node that a memory belongs to, or a GPU is nearest to; `None` when the machine does not tell.
+    /// Returns the NUMA node of a host memory, or the one nearest to a GPU; `None` when the machine does not
+    /// tell it.
     #[must_use]
     pub fn numa_node_of(&self, memory: Memory) -> Option<&NumaNode> {
         let number = match memory {
@@ -60,8 +61,9 @@ impl Topology {
         self.numa.iter().find(|node| Some(node.number) == number)
     }
 
-    /// The memory that this process works beside: of its only GPU, or of the first that `cuda_visible_devices` names; else
-    /// host memory of its NUMA node, or of any when it may run on several.
+    /// Returns the memory that is nearest to this process: that of its only GPU, or of the first GPU that
+    /// `cuda_visible_devices` names; else host memory of its NUMA node, or of any node when the process may
+    /// run on several.
     #[must_use]
     pub fn memory_of_process(&self, cuda_visible_devices: Option<&str>) -> Memory {
         let is_there = |address: &PciAddress| self.gpu(*address).is_some();

@@ -1,12 +1,12 @@
-//! Rails: RDMA ports as candidates for one memory, and the rule that picks among them.
+//! Rails: RDMA ports as candidates for one memory, and the rule that selects among them.
 //!
-//! For host memory: the usable ports of the nearest distance class, also those one class further when they are as fast,
-//! and of these the ones with at least half the rate of the fastest. One slow rail would hold up every transfer that is cut
-//! into equal slices; one far rail takes bandwidth that a nearer memory needs.
+//! For host memory: the usable ports of the nearest distance class, also those one class further when they
+//! are as fast, and of these the ones with at least half the rate of the fastest. A slow rail would delay
+//! every transfer that is cut into equal slices; a far rail takes bandwidth that a nearer memory needs.
 //!
-//! For a GPU: the nearest class only, and where several GPUs are as near to the same ports, each takes its share of them,
-//! in the order of their addresses. On a machine with a NIC beside each GPU every GPU so has a rail of its own, and no
-//! transfer of one waits behind those of another.
+//! For a GPU: the nearest class only. Where several GPUs are equally near to the same ports, each gets its
+//! share of the ports, in the order of the GPUs' addresses. On a machine with a NIC beside each GPU, each GPU
+//! thus has a rail of its own, and no transfer of one GPU waits behind those of another.
 
 use std::net::Ipv6Addr;
 
@@ -18,50 +18,50 @@ use crate::pci::PciAddress;
 use crate::rdma::{LinkLayer, RdmaDevice, RdmaPort};
 use crate::topology::{Memory, Topology};
 
-/// One RDMA port, seen from one memory.
+/// One RDMA port as a candidate for one memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rail {
     /// Device and port, like `mlx5_0:1`.
     pub name: String,
-    /// The device on this node and its port; `None` on another.
+    /// Device and port number on this node; `None` for a rail of another node.
     pub port: Option<(String, u8)>,
     /// Globally unique number of the device.
     pub guid: Option<String>,
-    /// Whether it carries data.
+    /// Whether the port carries data.
     pub active: bool,
-    /// Whether the CPU does the work.
+    /// Whether the CPU does the work (Soft-RoCE, Soft-iWARP).
     pub software: bool,
-    /// What is on the wire.
+    /// Link layer; `None` when unknown.
     pub layer: Option<LinkLayer>,
-    /// The address to connect with.
+    /// Address to connect with.
     pub address: Option<Ipv6Addr>,
-    /// Length of the prefix that its subnet shares.
+    /// Prefix length of the port's subnet, in bits.
     pub prefix_bits: Option<u8>,
     /// Signalling rate in 10⁹ bit/s.
     pub rate_gbit_s: Option<f64>,
-    /// What the port and its PCIe link carry.
+    /// Bandwidth of the port or its PCIe path to the memory, whichever is smaller, in 10⁹ byte/s.
     pub ceiling_gb_s: Option<f64>,
-    /// What is left of it over the distance to the memory.
+    /// The ceiling, reduced by the factor of the distance to the memory, in 10⁹ byte/s.
     pub expected_gb_s: Option<f64>,
-    /// Its PCI device; `None` on another node.
+    /// PCI device; `None` on another node.
     pub pci: Option<PciAddress>,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa: Option<u32>,
-    /// How far the memory is; `None` where nothing is known.
+    /// Distance to the memory; `None` when unknown.
     pub distance: Option<Distance>,
 }
 
-/// A port that was not picked.
+/// A port that was not selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exclusion {
-    /// Device and port.
+    /// Device and port, like `mlx5_0:1`.
     pub rail: String,
-    /// Why.
+    /// Reason why the port was not selected.
     pub reason: String,
 }
 
 impl Rail {
-    /// Whether two rails are in one subnet.
+    /// Whether two rails are in the same subnet.
     #[must_use]
     pub fn shares_subnet(&self, other: &Self) -> bool {
         let (Some(left), Some(right)) = (self.address, other.address) else { return false };
@@ -70,7 +70,7 @@ impl Rail {
         self.layer == other.layer && left.to_bits() & mask == right.to_bits() & mask
     }
 
-    /// Whether packets can get from one to the other: within a subnet, or on Ethernet through routers.
+    /// Whether packets can get from this rail to `other`: within a subnet, or on Ethernet through routers.
     #[must_use]
     pub fn reaches(&self, other: &Self) -> bool {
         let routable = |rail: &Self| {
@@ -91,7 +91,7 @@ impl Rail {
     }
 }
 
-/// All ports of this node.
+/// Returns all ports of this node as candidates for a memory.
 #[must_use]
 pub fn local_rails(topology: &Topology, memory: Memory) -> Vec<Rail> {
     let ports = topology.rdma.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
@@ -146,7 +146,7 @@ fn over_distance(ceiling: Option<f64>, distance: Option<Distance>, memory: Memor
     Some(ceiling? * distance.map_or(1.0, |distance| distance.factor(matches!(memory, Memory::Gpu(_)))))
 }
 
-/// The ports that another node says it has.
+/// Returns the ports of a described node as candidates for a memory of it.
 #[must_use]
 pub fn remote_rails(node: &NodeDescription, memory: Memory) -> Vec<Rail> {
     let described = node.rails.iter();
@@ -181,14 +181,14 @@ pub fn remote_rails(node: &NodeDescription, memory: Memory) -> Vec<Rail> {
     described.map(build).collect()
 }
 
-/// Picks this node's rails for a memory, the best first, and says why each other one was left out.
+/// Selects this node's rails for a memory, the best first, and returns the reason for each excluded one.
 #[must_use]
 pub fn select_local(topology: &Topology, memory: Memory) -> (Vec<Rail>, Vec<Exclusion>) {
     let gpus: Vec<PciAddress> = topology.gpus.iter().map(|gpu| gpu.address).collect();
     select_among(memory, &gpus, |memory| local_rails(topology, memory))
 }
 
-/// Picks the rails of a described node for a memory of it, as that node does for itself.
+/// Selects the rails of a described node for a memory of it, as that node does for itself.
 #[must_use]
 pub fn select_remote(node: &NodeDescription, memory: Memory) -> (Vec<Rail>, Vec<Exclusion>) {
     let gpus: Vec<PciAddress> = node.gpus.iter().map(|gpu| gpu.address).collect();
@@ -220,7 +220,8 @@ fn select_among(
     (own, excluded)
 }
 
-/// The GPUs that have just these ports, in this distance: one that falls back to them has no claim.
+/// Returns the GPUs whose nearest ports are exactly these, at the same distance. A GPU that falls back to
+/// these ports from further away gets no share.
 fn sharers(
     address: PciAddress,
     picked: &[Rail],
@@ -238,7 +239,7 @@ fn sharers(
     gpus.iter().copied().filter(is_sharer).collect()
 }
 
-/// Picks among candidates those of the nearest class, and of so many classes more when they are as fast.
+/// Selects the candidates of the nearest class, and of `classes_more` further classes those that are as fast.
 fn select(candidates: Vec<Rail>, classes_more: usize) -> (Vec<Rail>, Vec<Exclusion>) {
     let mut excluded = Vec::new();
     let hardware = candidates.iter().any(|rail| rail.unusable().is_none() && !rail.software);
@@ -289,7 +290,7 @@ fn keep(
     kept
 }
 
-/// For pictures: `mlx5_0:1 PIX 49.0 GB/s`.
+/// Format for pictures: `mlx5_0:1 PIX 49.0 GB/s`.
 impl std::fmt::Display for Rail {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let distance = self.distance.map_or("distance unknown", Distance::name);

@@ -1,7 +1,7 @@
 //! RDMA devices and their ports.
 //!
 //! Source: /sys/class/infiniband and the kernel's Documentation/ABI/stable/sysfs-class-infiniband. A software
-//! device (rxe, siw) has no PCI device of its own; it borrows the one of the interface that it runs on.
+//! device (rxe, siw) has no PCI device of its own and uses that of its network interface.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
@@ -14,7 +14,7 @@ const DEVICES_MAX: usize = 64;
 const PORTS_MAX: usize = 16;
 const GIDS_MAX: usize = 256;
 
-/// Counters that are zero on a link in order; others are not read.
+/// Counters that stay zero on a working link. No other counters are read.
 const ERROR_COUNTERS: [&str; 10] = [
     "counters/symbol_error",
     "counters/link_downed",
@@ -31,30 +31,30 @@ const ERROR_COUNTERS: [&str; 10] = [
 /// One RDMA device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RdmaDevice {
-    /// Its name, like `mlx5_0`.
+    /// Name, like `mlx5_0`.
     pub name: String,
-    /// The PCI device behind it; for a software device the one of its interface.
+    /// PCI device; for a software device that of its interface.
     pub pci: Option<PciAddress>,
     /// Whether the CPU does the work (Soft-RoCE, Soft-iWARP).
     pub software: bool,
-    /// The interface under a software device.
+    /// Network interface of a software device.
     pub parent: Option<String>,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa_node: Option<u32>,
-    /// Globally unique number, as the kernel writes it.
+    /// Globally unique number of the device, as the kernel writes it.
     pub node_guid: Option<String>,
-    /// Part number: equal ones are the same card with the same settings.
+    /// Part number: cards with the same one are of the same type and have the same settings.
     pub board_id: Option<String>,
-    /// Firmware.
+    /// Firmware version.
     pub firmware: Option<String>,
-    /// Its ports, by number.
+    /// Ports, by number.
     pub ports: Vec<RdmaPort>,
 }
 
-/// One port.
+/// One port of an RDMA device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RdmaPort {
-    /// From 1.
+    /// Port number, from 1.
     pub number: u8,
     /// Logical state.
     pub state: Option<PortState>,
@@ -62,11 +62,11 @@ pub struct RdmaPort {
     pub physical_state: Option<String>,
     /// Signalling rate in 10⁹ bit/s.
     pub rate_gbit_s: Option<f64>,
-    /// Lanes in use, from the rate's `4X`.
+    /// Lanes in use, from the `4X` of the rate.
     pub lanes: Option<u32>,
-    /// What is on the wire.
+    /// Link layer.
     pub link_layer: Option<LinkLayer>,
-    /// Addresses that are set.
+    /// Addresses of the port's table that are set.
     pub gids: Vec<Gid>,
     /// The network interface of the port.
     pub interface: Option<String>,
@@ -85,11 +85,11 @@ pub enum PortState {
     Armed,
     /// Carries data.
     Active,
-    /// Any other number.
+    /// Any other state number.
     Unknown(u32),
 }
 
-/// What is on the wire.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand.
@@ -99,7 +99,7 @@ pub enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// As the kernel writes it.
+    /// Returns the name as the kernel writes it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -109,30 +109,30 @@ impl LinkLayer {
     }
 }
 
-/// One entry of a port's address table.
+/// One entry of a port's address table (GID table).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its index.
+    /// Index in the table.
     pub index: u16,
-    /// The address; IPv4 ones are mapped.
+    /// The address; an IPv4 address is mapped into IPv6.
     pub address: Ipv6Addr,
-    /// What it can be used for.
+    /// Protocol that the address is used for.
     pub kind: GidKind,
 }
 
-/// What an address can be used for.
+/// Protocol that a GID is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
-    /// InfiniBand, or RoCE v1 on Ethernet (one word for both in the kernel).
+    /// InfiniBand, or RoCE v1 on Ethernet: the kernel has one word for both.
     InfiniBandOrRoceV1,
     /// RoCE v2: UDP, crosses routers.
     RoceV2,
-    /// Something else.
+    /// Another type.
     Unknown,
 }
 
 impl Gid {
-    /// Whether it is valid only on its own link.
+    /// Whether the address is valid only on its own link.
     #[must_use]
     pub fn is_link_local(&self) -> bool {
         self.address.segments()[0] & 0xffc0 == 0xfe80
@@ -140,13 +140,13 @@ impl Gid {
 }
 
 impl RdmaPort {
-    /// Whether it carries data.
+    /// Whether the port carries data.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == Some(PortState::Active)
     }
 
-    /// The address to connect with: on Ethernet RoCE v2, IPv4 before global IPv6 before link-local.
+    /// Returns the address to connect with: on Ethernet RoCE v2, IPv4 before global IPv6 before link-local.
     #[must_use]
     pub fn address(&self) -> Option<&Gid> {
         match self.link_layer? {
@@ -190,7 +190,7 @@ fn read(tree: &Tree, name: String) -> RdmaDevice {
     }
 }
 
-/// A name that is safe to make a path of.
+/// Returns the name if it is a single path component.
 fn plain(name: &str) -> Option<&str> {
     (!name.is_empty() && !name.contains('/') && name != "." && name != "..").then_some(name)
 }
@@ -242,7 +242,7 @@ fn parse_state(text: &str) -> Option<PortState> {
     })
 }
 
-/// `400 Gb/sec (4X NDR)`; what no link does is not believed.
+/// Parses `400 Gb/sec (4X NDR)`; a rate that no link has is rejected.
 fn parse_rate(text: &str) -> Option<f64> {
     let rate: f64 = text.split_whitespace().next()?.parse().ok()?;
     (rate > 0.0 && rate <= 100_000.0).then_some(rate)

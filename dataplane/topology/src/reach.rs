@@ -1,4 +1,4 @@
-//! Each transport by itself: whether it would work between two memories, and what it would give.
+//! Each transport by itself: whether it would work between two memories, and its expected bandwidth.
 
 use crate::bandwidth::{least, show_gb_s, tcp_gb_s};
 use crate::description::NodeDescription;
@@ -40,7 +40,7 @@ pub(crate) fn shared_memory(
             format!("the same host, but another shared directory ({ours} here, {theirs} there)"),
         );
     }
-    // Between host memories only the copy counts, and no file tells its speed.
+    // Between host memories the speed of the copy decides, and no file tells it.
     let link = |memory| match memory {
         Memory::Gpu(address) => local.pci_device(address).and_then(|gpu| gpu.link.awake_gb_s()),
         Memory::Host { .. } => None,
@@ -53,7 +53,7 @@ pub(crate) fn shared_memory(
     }
 }
 
-/// What RDMA would give.
+/// Result of the RDMA check.
 pub(crate) struct Rdma {
     pub(crate) alternative: Alternative,
     pub(crate) pairs: Vec<Pair>,
@@ -102,7 +102,8 @@ pub(crate) fn rdma(
     Rdma { alternative, pairs, excluded, staged, limited_by }
 }
 
-/// The memory that a NIC reads or writes: the GPU's own, or host memory near it when NICs cannot reach it.
+/// Returns the memory that a NIC accesses: the GPU's own, or host memory near the GPU when NICs cannot access
+/// the GPU's.
 fn reachable(node: &NodeDescription, memory: Memory) -> (Memory, bool, Option<f64>) {
     let Memory::Gpu(address) = memory else { return (memory, false, None) };
     match node.gpu(address) {
@@ -114,7 +115,8 @@ fn reachable(node: &NodeDescription, memory: Memory) -> (Memory, bool, Option<f6
     }
 }
 
-/// Gives each of our rails one of the peer's: in the same subnet if there is one, else one that it reaches.
+/// Pairs each local rail with one of the peer's: one in the same subnet if there is one, else one that it
+/// reaches.
 fn match_rails(ours: Vec<Rail>, mut theirs: Vec<Rail>, excluded: &mut Vec<Exclusion>) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for local in ours {
@@ -131,10 +133,10 @@ fn match_rails(ours: Vec<Rail>, mut theirs: Vec<Rail>, excluded: &mut Vec<Exclus
     pairs
 }
 
-/// The interface that TCP would leave by: the fastest that is up and has hardware behind it.
+/// Returns the interface for TCP: the fastest that is up and has a PCI device.
 pub(crate) fn tcp_interface(topology: &Topology) -> Option<&Interface> {
     let up = topology.interfaces.iter().filter(|interface| interface.is_up() && interface.pci.is_some());
-    // The first of equals, so that the choice does not depend on their number.
+    // Takes the first of equally fast interfaces, so that the choice does not depend on their number.
     up.min_by_key(|interface| std::cmp::Reverse(interface.speed_mbit_s))
 }
 
@@ -163,7 +165,7 @@ pub(crate) fn tcp(
         tcp_gb_s(f64::from(interface.speed_mbit_s?) / 1000.0, interface.mtu_bytes.unwrap_or(1500))
     });
     let nic = interface.and_then(|interface| local.pci_device(interface.pci?));
-    // Sockets read host memory: of a GPU's bytes, the copy near the GPU.
+    // Sockets read host memory; for a GPU's bytes that is the copy near the GPU.
     let memory = match request.source {
         Memory::Gpu(address) => Memory::Host { numa: local.gpu(address).and_then(|gpu| gpu.numa_node) },
         host @ Memory::Host { .. } => host,

@@ -1,8 +1,8 @@
 //! Bounded reading of small kernel files below a root directory.
 //!
-//! The same code reads the real machine (`/`) and a fixture tree. A file is read only when it is a regular
-//! one (a pipe would block), never beyond a named size, and what is not printable becomes `?`, so that a
-//! strange firmware string cannot write escape codes to a terminal. Symbolic links are taken by their text;
+//! The same code reads the real machine (`/`) and a fixture tree. Only regular files are read (a pipe would
+//! block), and only up to a named size. Unprintable bytes become `?`, so that a
+//! firmware string cannot write escape codes to a terminal. Symbolic links are taken by their text;
 //! following them is left to the kernel, which ends loops with an error.
 
 use std::cmp::Ordering;
@@ -11,13 +11,13 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// More of a file than this is not looked at. The largest we read is `/proc/self/mountinfo`.
+/// Largest part of a file that is read, in bytes. The largest file read is `/proc/self/mountinfo`.
 const FILE_BYTES_MAX: u64 = 256 * 1024;
 
-/// More entries of a directory than this are not looked at.
+/// Largest number of directory entries that are read.
 const ENTRIES_MAX: usize = 4096;
 
-/// A directory that stands for `/`.
+/// The directory that stands for `/`.
 pub(crate) struct Tree {
     root: PathBuf,
 }
@@ -27,7 +27,7 @@ impl Tree {
         Self { root: root.to_owned() }
     }
 
-    /// The bytes of a file, at most `bytes_max`.
+    /// Reads the bytes of a file, at most `bytes_max`.
     pub(crate) fn bytes(&self, path: &str, bytes_max: u64) -> Option<Vec<u8>> {
         let path = self.root.join(path);
         if !fs::metadata(&path).ok()?.is_file() {
@@ -38,7 +38,7 @@ impl Tree {
         Some(bytes)
     }
 
-    /// A file's text without space around it; `None` when it is empty.
+    /// Reads a file's text without surrounding space; `None` when it is empty.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = self.bytes(path, FILE_BYTES_MAX)?;
         let text: String = bytes.iter().map(|&byte| printable(byte)).collect();
@@ -46,7 +46,7 @@ impl Tree {
         (!text.is_empty()).then(|| text.to_owned())
     }
 
-    /// A file that should hold one short value; longer ones are cut.
+    /// Reads a file that should hold one short value; a longer value is cut.
     pub(crate) fn label(&self, path: &str) -> Option<String> {
         const LABEL_CHARACTERS_MAX: usize = 64;
         let text = self.text(path)?;
@@ -54,23 +54,23 @@ impl Tree {
         Some(line.chars().take(LABEL_CHARACTERS_MAX).collect())
     }
 
-    /// The first word of a file as a number.
+    /// Reads the first word of a file as a number.
     pub(crate) fn number<T: FromStr>(&self, path: &str) -> Option<T> {
         self.label(path)?.split_whitespace().next()?.parse().ok()
     }
 
-    /// A file like `0x15b3` or `0x020700`.
+    /// Reads a file like `0x15b3` or `0x020700`.
     pub(crate) fn hex(&self, path: &str) -> Option<u32> {
         let label = self.label(path)?;
         u32::from_str_radix(label.trim_start_matches("0x"), 16).ok()
     }
 
-    /// A NUMA node; the kernel writes -1 where the firmware does not tell.
+    /// Reads a NUMA node number; the kernel writes -1 where the firmware does not tell it.
     pub(crate) fn numa_node(&self, path: &str) -> Option<u32> {
         u32::try_from(self.number::<i64>(path)?).ok()
     }
 
-    /// The names in a directory, numbers in them sorted as numbers.
+    /// Returns the names in a directory, with numbers in them sorted as numbers.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.root.join(path)) else { return Vec::new() };
         let mut names: Vec<String> = entries
@@ -82,12 +82,12 @@ impl Tree {
         names
     }
 
-    /// Where a symbolic link points, as written.
+    /// Returns the target of a symbolic link, as written.
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         fs::read_link(self.root.join(path)).ok()?.into_os_string().into_string().ok()
     }
 
-    /// The last component of a symbolic link: a driver, a group.
+    /// Returns the last component of a symbolic link: a driver, a group.
     pub(crate) fn link_name(&self, path: &str) -> Option<String> {
         let link = self.link(path)?;
         let name = link.rsplit('/').next()?;
@@ -107,7 +107,7 @@ fn printable(byte: u8) -> char {
     }
 }
 
-/// `mlx5_2` before `mlx5_10`.
+/// Natural order: `mlx5_2` before `mlx5_10`.
 pub(crate) fn natural(left: &str, right: &str) -> Ordering {
     let split = |name: &str| {
         let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();

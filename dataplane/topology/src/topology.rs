@@ -1,4 +1,4 @@
-//! The whole picture of one node.
+//! The hardware topology of one node.
 
 use std::path::Path;
 
@@ -10,19 +10,19 @@ use crate::process::{self, Process};
 use crate::rdma::{self, RdmaDevice};
 use crate::sysfs::Tree;
 
-/// A place that bytes are in.
+/// A memory that holds bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Host memory, of one NUMA node or of any.
+    /// Host memory, of one NUMA node or of any node.
     Host {
-        /// The node.
+        /// Number of the NUMA node; `None`: any.
         numa: Option<u32>,
     },
     /// Memory of the GPU at this address.
     Gpu(PciAddress),
 }
 
-/// Who made a GPU.
+/// Vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuVendor {
     /// NVIDIA.
@@ -31,34 +31,34 @@ pub enum GpuVendor {
     Amd,
 }
 
-/// One GPU. They are numbered by PCI address, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+/// One GPU. GPUs are numbered by PCI address, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Where it is.
+    /// PCI address.
     pub address: PciAddress,
-    /// Who made it.
+    /// Vendor.
     pub vendor: GpuVendor,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa_node: Option<u32>,
 }
 
 /// One NVMe controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nvme {
-    /// Its name, like `nvme0`.
+    /// Name, like `nvme0`.
     pub name: String,
-    /// Its model.
+    /// Model name.
     pub model: Option<String>,
-    /// The PCI device; `None` over a network.
+    /// PCI device; `None` for a controller over a network.
     pub pci: Option<PciAddress>,
-    /// Its NUMA node.
+    /// NUMA node; `None` when unknown.
     pub numa_node: Option<u32>,
 }
 
-/// What was found on one node. Missing files leave fields `None` and lists empty.
+/// The hardware and kernel settings of one node. Missing files leave fields `None` and lists empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Topology {
-    /// Limits and settings.
+    /// Kernel limits and settings.
     pub host: Host,
     /// All PCI functions, by address.
     pub pci: Vec<PciDevice>,
@@ -72,12 +72,12 @@ pub struct Topology {
     pub nvme: Vec<Nvme>,
     /// NUMA nodes, by number.
     pub numa: Vec<NumaNode>,
-    /// What the kernel says of this process.
+    /// GPUs and NUMA node of this process.
     pub process: Process,
 }
 
 impl Topology {
-    /// Reads `sys` and `proc` below `root`, which is `/` except in tests. Never fails.
+    /// Reads `sys` and `proc` below `root`, which is `/` except in tests. Cannot fail.
     #[must_use]
     pub fn read(root: &Path) -> Self {
         let tree = Tree::new(root);
@@ -95,33 +95,33 @@ impl Topology {
         }
     }
 
-    /// The PCI function at an address.
+    /// Returns the PCI function at an address.
     #[must_use]
     pub fn pci_device(&self, address: PciAddress) -> Option<&PciDevice> {
         let index = self.pci.binary_search_by_key(&address, |device| device.address).ok()?;
         self.pci.get(index)
     }
 
-    /// The GPU at an address.
+    /// Returns the GPU at an address.
     #[must_use]
     pub fn gpu(&self, address: PciAddress) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.address == address)
     }
 
-    /// A network interface by name.
+    /// Returns a network interface by name.
     #[must_use]
     pub fn interface(&self, name: &str) -> Option<&Interface> {
         self.interfaces.iter().find(|interface| interface.name == name)
     }
 
-    /// How a NIC can reach the memory of a GPU.
+    /// Returns the way in which a NIC can access the memory of a GPU.
     #[must_use]
     pub fn gpu_direct(&self, gpu: &Gpu) -> GpuDirect {
         self.host.gpu_direct(gpu.vendor == GpuVendor::Amd)
     }
 
-    /// What the PCIe links between a device and a memory carry: the narrowest of them. A link that is not
-    /// known is left out; `None` when none is.
+    /// Returns the bandwidth of the narrowest PCIe link between a device and a memory, in 10⁹ byte/s. Unknown
+    /// links are left out; `None` when all are unknown.
     #[must_use]
     pub fn pcie_ceiling_gb_s(&self, device: &PciDevice, memory: Memory) -> Option<f64> {
         let other = match memory {
@@ -129,7 +129,7 @@ impl Topology {
             Memory::Host { .. } => None,
         };
         let own = crate::bandwidth::least([device.link.gb_s(), other.and_then(|gpu| gpu.link.awake_gb_s())]);
-        // Up from both ends to the bridge that both share; from host memory, up to the root.
+        // From both ends up to their common bridge; from host memory, up to the root.
         let top: &[PciAddress] = other.map_or(&[], |gpu| &gpu.parents);
         let bridges = bridges_below(device, top)
             .chain(other.into_iter().flat_map(|gpu| bridges_below(gpu, &device.parents)));
@@ -138,8 +138,9 @@ impl Topology {
     }
 }
 
-/// The bridges above a device that are not also above the other end. The lower port right above a device
-/// is left out: it reports the device's own link, asleep where the device sleeps.
+/// Returns the bridges above a device that are not also above the other end. The lower port right above a
+/// device is left out: it reports the device's own link, which is in a power-saving state while the device
+/// is.
 fn bridges_below<'a>(
     device: &'a PciDevice,
     others: &'a [PciAddress],

@@ -1,20 +1,20 @@
-//! Warnings: each has a code that stays the same for good, so that it can be looked up and silenced.
+//! Warnings: each has a stable code, by which it can be looked up and silenced.
 
 use std::fmt;
 
-/// How bad it is.
+/// Severity of a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Good to know.
+    /// For information.
     Note,
-    /// Costs speed.
+    /// Transfers are slower.
     Slow,
     /// A transport or a device cannot be used at all.
     Blocks,
 }
 
 impl Severity {
-    /// In one word.
+    /// Returns the severity as one word.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -27,23 +27,23 @@ impl Severity {
 
 macro_rules! codes {
     ($($name:ident = $number:literal, $severity:ident, $doc:literal;)*) => {
-        /// What can be wrong. Numbers are never reused.
+        /// Kind of a warning. Numbers are never reused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code {
             $(#[doc = $doc] $name = $number,)*
         }
 
         impl Code {
-            /// All of them.
+            /// All codes.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// One line that explains it.
+            /// Returns one line that explains the code.
             #[must_use]
             pub fn doc(self) -> &'static str {
                 match self { $(Self::$name => $doc,)* }
             }
 
-            /// How bad it is.
+            /// Returns the severity.
             #[must_use]
             pub fn severity(self) -> Severity {
                 match self { $(Self::$name => Severity::$severity,)* }
@@ -81,14 +81,14 @@ impl fmt::Display for Code {
     }
 }
 
-/// Something that keeps a better path from being used, or makes the chosen one slower.
+/// A problem that keeps a better path from being used, or makes the chosen one slower.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// What kind.
+    /// Kind of the warning.
     pub code: Code,
-    /// What was seen, with the device's name.
+    /// Observation, with the device's name.
     pub cause: String,
-    /// A command or a setting.
+    /// Command or setting that removes the cause.
     pub fix: String,
 }
 

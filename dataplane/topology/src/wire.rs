@@ -10,9 +10,9 @@
 //! tcp 10.0.0.2:7001
 //! end
 //! ```
-//! Kinds of line and keys that are not known are passed over, so that a later version may add some; values
-//! that are known but wrong are errors. `end` tells a whole description from a cut one. Everything has a
-//! named limit, because the text comes from a peer.
+//! Unknown kinds of lines and unknown keys are ignored, so that a later version may add some; invalid values
+//! of known keys are errors. `end` distinguishes a complete description from a truncated one. Everything has
+//! a named limit, because the text comes from a peer.
 
 use std::fmt::Write as _;
 use std::str::FromStr;
@@ -21,24 +21,24 @@ use crate::description::{DescribedGpu, DescribedRail, NodeDescription};
 use crate::error::TopologyError;
 use crate::rdma::LinkLayer;
 
-/// Longest description that is read.
+/// Largest description that is read, in bytes.
 pub const DESCRIPTION_BYTES_MAX: usize = 64 * 1024;
-/// Most GPUs of one node.
+/// Largest number of GPUs of one node.
 pub const GPUS_MAX: usize = 32;
-/// Most rails of one node.
+/// Largest number of rails of one node.
 pub const RAILS_MAX: usize = 64;
-/// Most addresses that one node listens at.
+/// Largest number of addresses that one node listens on.
 pub const TCP_ADDRESSES_MAX: usize = 32;
 const WORD_BYTES_MAX: usize = 128;
 const FIRST_LINE: &str = "kvasir-node 1";
 
-/// Whether a text can stand in a line: printable, without spaces, not long.
+/// Whether a text may be a word of a line: printable, without spaces, not too long.
 pub(crate) fn is_word(text: &str) -> bool {
     !text.is_empty() && text.len() <= WORD_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 impl NodeDescription {
-    /// The text form.
+    /// Returns the text form.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();
@@ -82,10 +82,10 @@ impl NodeDescription {
         writeln!(text, "end")
     }
 
-    /// Reads the text form.
+    /// Parses the text form.
     ///
     /// # Errors
-    /// The number of the line and what is wrong with it.
+    /// The line number and the fault.
     pub fn parse(bytes: &[u8]) -> Result<Self, TopologyError> {
         let fail = |line, problem| Err(TopologyError::Description { line, problem });
         if bytes.len() > DESCRIPTION_BYTES_MAX {
@@ -148,7 +148,7 @@ fn add<T>(list: &mut Vec<T>, item: T, count_max: usize, full: &'static str) -> R
     Ok(())
 }
 
-/// The value of a key, if the key is there.
+/// Returns the value of a key, if the key is present.
 fn value<T: FromStr>(pairs: &str, key: &str, wrong: &'static str) -> Result<Option<T>, &'static str> {
     let found = pairs.split(' ').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
     found.map(|text| text.parse().map_err(|_| wrong)).transpose()

@@ -1,26 +1,28 @@
 //! Several rails to one peer as one connection.
 //!
-//! A peer's address is a list (`rdma:10.0.0.7:7471,rdma:10.0.1.7:7472,tcp:10.0.0.7:7400`), best first. All of its
-//! links are made at once; the best transport of those that are up and reach the memory on both sides carries the bytes, cut into
-//! slices which go to the rail where they will be done first, by the measured pace of each. The others stand by. When a rail fails,
-//! at submit or at completion, its slices are posted again on another, and the user goes on. The rail
-//! is tried again in the background, with growing, jittered waits.
+//! A peer's address is a list (`rdma:10.0.0.7:7471,rdma:10.0.1.7:7472,tcp:10.0.0.7:7400`), best first. All
+//! of its links are made at once; the best transport of those that are up and reach the memory on both
+//! sides carries the bytes, cut into slices that go to the rail with the earliest expected completion, by
+//! the measured pace of each. The other links stand by. When a rail fails, at submit or at completion, its
+//! slices are posted again on another rail, without an effect on the user. The failed rail is tried again
+//! in the background, with growing, jittered waits.
 //!
-//! Two things make that safe. *Fencing*: a write of a dead link may still be on its way, and must not land after
-//! the same bytes came over another link and their slot was handed on. So writes are posted again only when the
-//! peer has confirmed that nothing can arrive over the old link any more, and only those whose event it has not delivered.
-//! *Numbering*: messages and immediates are numbered by lane, follow the writes before them by markers on each link
-//! ([`lane`]), are kept until acknowledged and sent again over another link if need be; the receiver takes each number
-//! once, in turn, when the markers have come.
+//! Two mechanisms make that safe. *Fencing*: a write of a dead link may still be in transit, and must not
+//! land after the same bytes came over another link and their slot was reused. So writes are posted again
+//! only when the peer has confirmed that nothing can arrive over the old link any more, and only those
+//! whose event it has not delivered. *Numbering*: messages and immediates are numbered by lane, follow the
+//! writes before them by markers on each link ([`lane`]), are kept until acknowledged and sent again over
+//! another link if need be; the receiver delivers each number once, in order, when the markers have
+//! arrived.
 //!
-//! Rails may reach different memory: copy engines a device's, sockets the host's, network cards both. Slots of a kind may be named to
-//! a peer once a link that shows this kind is up ([`Fabric::is_shown_to`]). Slices whose memory no link reaches any more keep
-//! their lane waiting for a second, and then end the peer.
+//! Rails may reach different memory: copy engines a device's, sockets the host's, network cards both. Slots
+//! of a kind may be named to a peer once a link that shows this kind is up ([`Fabric::is_shown_to`]).
+//! Slices whose memory no link reaches any more block their lane for one second, and then end the peer.
 //!
-//! A peer with one link needs none of this: its requests pass through unchanged, behind one hello.
+//! A peer with one link needs neither: its requests pass through unchanged, behind one hello.
 //!
-//! Driven by one thread; time comes from the clock that is given. The pass-through allocates nothing; slices and
-//! events of a bonded peer do.
+//! Driven by one thread; time comes from the clock that is passed in. The pass-through allocates nothing;
+//! slices and events of a bonded peer do.
 
 mod arrivals;
 mod counters;
@@ -52,38 +54,39 @@ use wire::{FRAME_BYTES, Frame};
 
 use crate::pieces::bytes_of;
 
-/// Completion ids with this bit are the bond's own; users' have not.
+/// Bit that marks completion ids of the bond's own requests; users' ids do not have it.
 const SLICE_BIT: u64 = 1 << 62;
-/// How long a connection may take to say its hello, and then to be welcomed.
+/// Time that a connection has to send its hello, and then to receive its welcome.
 const GREET_WITHIN: Duration = Duration::from_secs(5);
-/// How long a peer may take to confirm that a link is fenced.
+/// Time that a peer has to confirm that a link is fenced.
 const FENCE_WITHIN: Duration = Duration::from_secs(5);
-/// A peer that we connect to is told of once its links reach every kind of memory that this node shows, or so long after the first.
+/// A connection that this node makes is reported once its links reach every kind of memory that this node
+/// shows, or this long after the first link is up.
 const SETTLE_WITHIN: Duration = Duration::from_millis(500);
-/// How long slices may wait for a link that reaches their memory, while others are up.
+/// Time that slices wait for a link that reaches their memory, while other links are up.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
-/// A peer that has not confirmed the end of a link is told of it again after this.
+/// Interval at which the end of a link is sent again to a peer that has not confirmed it.
 const SAY_AGAIN_AFTER: Duration = Duration::from_millis(250);
-/// Strangers that may wait to be greeted.
+/// Most accepted connections that have not sent a hello.
 const STRANGERS_MAX: usize = 1024;
-/// Links of one peer.
+/// Most links of one peer.
 pub const LINKS_MAX: usize = 16;
-/// What did not fit into a rail's queue is tried again after this.
+/// Delay after which posting to a full rail is retried.
 const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
-/// How a bond behaves.
+/// Settings of a bond.
 #[derive(Debug, Clone, Copy)]
 pub struct BondConfig {
-    /// Requests are cut into slices of at most so many bytes, when a peer has several links.
+    /// Largest slice of a request, in bytes, for a peer with several links.
     pub slice_bytes: u32,
-    /// Bytes that may be in flight on one link.
+    /// Most bytes in flight on one link.
     pub link_window_bytes: u64,
-    /// A failed link is tried again after this, doubled with each failure since a connection lasted `retry_max`, and shortened by
-    /// up to a half at random.
+    /// First delay before a failed link is tried again, doubled with each failure since a connection lasted
+    /// `retry_max`, and shortened by up to a half at random.
     pub retry_first: Duration,
-    /// The longest such wait.
+    /// Longest delay before a failed link is tried again.
     pub retry_max: Duration,
-    /// Seeds the jitter of retries and the names of sessions. Outside of tests it must be a number that nobody can guess.
+    /// Seed of the retry jitter and of session names. Outside tests it must be unguessable.
     pub seed: u64,
 }
 
@@ -103,11 +106,12 @@ impl Default for BondConfig {
 pub struct Rail<F> {
     /// The transport.
     pub fabric: F,
-    /// How good it is: of the links that are up, those with the lowest rank carry the bytes.
+    /// Rank of the transport, lower is better: of the links that are up, those with the lowest rank carry
+    /// the bytes.
     pub rank: u8,
 }
 
-/// A slice that a rail works on.
+/// A slice that is posted to a rail.
 #[derive(Debug)]
 struct InFlightSlice {
     peer: PeerId,
@@ -116,12 +120,12 @@ struct InFlightSlice {
     link: usize,
     slice: Slice,
     bytes: u64,
-    /// Bytes in flight on the link when it was posted, its own included.
+    /// Bytes in flight on the link when the slice was posted, its own included.
     ahead: u64,
     posted_at: Instant,
 }
 
-/// Slices that are posted, and the completion id of the next.
+/// The posted slices, and the completion id of the next one.
 struct PostedSlices<'a> {
     in_flight: &'a mut HashMap<u64, InFlightSlice>,
     next: &'a mut u64,
@@ -133,18 +137,18 @@ struct Inner {
     peer: PeerId,
     link: usize,
     connection: u32,
-    /// Slices that ended with it.
+    /// Slices that failed when the connection ended.
     failed: Vec<(usize, Slice)>,
 }
 
-/// Several transports as one. See the module's documentation.
+/// Several transports used as one. See the module's documentation.
 pub struct Bond<F> {
     rails: Vec<Rail<F>>,
     config: BondConfig,
     clock: Box<dyn Fn() -> Instant + Send>,
     peers: HashMap<PeerId, Peer>,
     inners: HashMap<(usize, PeerId), Inner>,
-    /// Accepted connections without a hello, and since when.
+    /// Accepted connections without a hello, with the time of their acceptance.
     strangers: HashMap<(usize, PeerId), Instant>,
     sessions: HashMap<u64, PeerId>,
     in_flight: HashMap<u64, InFlightSlice>,
@@ -155,22 +159,24 @@ pub struct Bond<F> {
     paces: Paces,
     out: VecDeque<Event>,
     scratch: Vec<Event>,
-    /// Peers with something to pump.
+    /// Peers with requests to post.
     dirty: Vec<PeerId>,
     has_backlog: bool,
-    /// When [`Self::expire`] must look at all peers the next time: a deadline passes, or what deadlines come of has changed.
+    /// Time at which [`Self::expire`] must check all peers: a deadline passes, or state that deadlines
+    /// depend on has changed.
     expires_at: Option<Instant>,
-    /// The rail that the next poll asks first.
+    /// Index of the rail that the next poll serves first.
     first_rail: usize,
     names_drawn: u64,
 }
 
 impl<F: Fabric> Bond<F> {
-    /// A bond over these rails, at most 255. `clock` is asked for the time.
+    /// Creates a bond over these rails, at most 255. `clock` returns the time.
     ///
     /// # Panics
     ///
-    /// When two rails let peers write into different slabs of one kind: a slot that is named to a peer may be written over either.
+    /// If two rails let peers write into different slabs of one kind: a slot that is named to a peer may be
+    /// written over either.
     pub fn new(rails: Vec<Rail<F>>, config: BondConfig, clock: Box<dyn Fn() -> Instant + Send>) -> Self {
         assert!(rails.len() < 256, "the rail index is one byte");
         for kind in SlabKind::ALL {
@@ -204,7 +210,7 @@ impl<F: Fabric> Bond<F> {
         }
     }
 
-    /// What has happened so far.
+    /// Returns the counters since start.
     #[must_use]
     pub fn counters(&self) -> &Arc<BondCounters> {
         &self.counters
@@ -217,7 +223,8 @@ impl<F: Fabric> Bond<F> {
         self.random
     }
 
-    /// A name of a session or of an accepting node. A peer is who knows its session, so it cannot be computed from others.
+    /// Draws the name of a session or of an accepting node. Knowing its session authenticates a peer, so a
+    /// name must not be computable from earlier ones.
     fn draw_name(&mut self) -> u64 {
         self.names_drawn += 1;
         unguessable(self.config.seed, self.names_drawn)
@@ -234,19 +241,20 @@ impl<F: Fabric> Bond<F> {
         self.out.push_back(event);
     }
 
-    /// Something has changed that deadlines depend on.
+    /// Schedules a check of deadlines after state that they depend on has changed.
     fn deadlines_changed(&mut self, now: Instant) {
-        // Never later than it was: each poll takes the time before it takes events, and would be too early for good.
+        // Never moved later: each poll reads the time before it takes events, so a later `now` would
+        // postpone the check each time.
         self.expires_at = Some(self.expires_at.map_or(now, |at| at.min(now)));
     }
 
-    /// The next deadline of all peers and strangers.
+    /// Returns the earliest deadline of all peers and of connections without a hello.
     fn earliest_deadline(&self, now: Instant) -> Option<Instant> {
         let strangers = self.strangers.values().map(|since| *since + GREET_WITHIN);
         strangers.chain(self.peers.values().filter_map(|peer| peer.next_deadline(now))).min()
     }
 
-    /// Whether a link to this peer that is up fits.
+    /// Whether a link of this peer is up that satisfies `fits`.
     fn has_link(&self, id: PeerId, fits: impl Fn(&F, PeerId) -> bool) -> bool {
         let mut links = self.peers.get(&id).into_iter().flat_map(Peer::up_links);
         links.any(|link| fits(&self.rails[link.rail].fabric, link.inner))
@@ -272,13 +280,13 @@ impl<F: Fabric> Fabric for Bond<F> {
         self.rails.iter().all(|rail| rail.fabric.checks_generations())
     }
 
-    /// The slab of this kind that rails show; all that show one show the same ([`Bond::new`]). Whether a link to a peer is among them
-    /// says [`Fabric::is_shown_to`].
+    /// Returns the slab of this kind that rails show; all rails that show one show the same
+    /// ([`Bond::new`]). [`Fabric::is_shown_to`] tells whether a link to a given peer is among them.
     fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
         self.rails.iter().find_map(|rail| rail.fabric.shown_slab(kind))
     }
 
-    /// Whether a rail does. Whether a link to a peer is among those says [`Fabric::reaches`].
+    /// Whether a rail carries the slab. [`Fabric::reaches`] tells whether a link to a given peer does.
     fn carries(&self, slab: &Arc<Slab>) -> bool {
         self.rails.iter().any(|rail| rail.fabric.carries(slab))
     }
@@ -370,11 +378,11 @@ impl<F: Fabric> Fabric for Bond<F> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let now = (self.clock)();
         let rails = self.rails.len();
-        // Each comes first in turn: a peer that floods one keeps the others waiting for a poll, and no longer.
+        // Round robin: a peer that floods one rail delays the other rails by one poll at most.
         self.first_rail = (self.first_rail + 1) % rails.max(1);
         let first = self.first_rail;
         for rail in (first..rails).chain(0..first) {
-            // What does not leave with this call must not pile up.
+            // Takes no more events than this call can return, so that `out` does not grow.
             let room = budget.saturating_sub(self.out.len());
             if room == 0 {
                 break;
@@ -410,7 +418,7 @@ impl<F: Fabric> Fabric for Bond<F> {
 
     fn prepare_wait(&mut self) -> bool {
         self.flush();
-        // Every rail must be prepared, also after one that has work.
+        // Every rail must be prepared, also those after a rail that has work.
         let busy =
             self.rails.iter_mut().filter_map(|rail| (!rail.fabric.prepare_wait()).then_some(())).count();
         busy == 0 && self.out.is_empty()

@@ -1,4 +1,4 @@
-//! How much one round of the transfer thread may do.
+//! Limit of the work that the transfer thread does in one round.
 
 /// Bytes of work left in this round. Checksumming and posting call `spend` and stop when `is_spent`, so that a round's time does
 /// not grow with the backlog.
@@ -9,12 +9,12 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// For a round of so many bytes.
+    /// Makes the budget of a round, in bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { bytes, spent: 0 }
     }
 
-    /// May exceed what is left: the last step is finished.
+    /// Spends bytes. May exceed the rest of the budget, since the last step is completed.
     pub(crate) fn spend(&mut self, bytes: usize) {
         self.spent += bytes;
     }

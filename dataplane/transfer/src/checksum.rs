@@ -1,10 +1,11 @@
-//! The checksums of pieces of slots, as the processor takes them: over the rows of a piece one after the other.
+//! Checksums of pieces of slots, computed by the processor: over the rows of a piece one after the other.
 //!
-//! xxh3-64 is the faster one here. The sum over lanes (`dataplane-checksum`) is the one that a GPU takes too: nodes whose
-//! blocks may stay in a device's memory use it for all, and then their peers do ([`crate::terms`]). It takes 20 GB/s of a core.
+//! xxh3-64 is the faster one here. The sum over lanes (`dataplane-checksum`) is the one that a GPU can
+//! compute too: nodes whose blocks may stay in a device's memory use it for all connections, and so do
+//! their peers ([`crate::terms`]). It reaches 20 GB/s on one core.
 //!
-//! Peers can write to the slab while we read, so the bytes are copied into a private buffer first: a slice
-//! into shared memory would be a data race in the language's terms. The copy stays in the L1 cache.
+//! Peers can write to the slab during the reads, so the bytes are copied into a private buffer first: a
+//! slice into shared memory would be a data race under Rust's rules. The copy stays in the L1 cache.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use crate::budget::Budget;
 const CHUNK_BYTES: usize = 8 << 10;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(LANE_BYTES), "only the last chunk may end within a lane");
 
-/// Which checksum the pieces of a connection carry.
+/// Checksum of the pieces of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checksum {
     /// xxh3-64.
@@ -31,20 +32,20 @@ pub(crate) enum Checksum {
 pub(crate) struct SlotRows<'a> {
     pub(crate) slab: &'a Slab,
     pub(crate) slot: u32,
-    /// First byte within the slot.
+    /// Offset of the first byte in the slot.
     pub(crate) offset: usize,
     /// Bytes of all rows.
     pub(crate) len: usize,
-    /// Bytes of a row, and from the start of one to the start of the next.
+    /// Bytes of a row, and the stride from the start of one row to the start of the next.
     pub(crate) row: (usize, usize),
 }
 
-/// The checksum of one piece after the other, in steps of a bounded number of bytes.
+/// Computes checksums of pieces, one after the other, in steps of a bounded number of bytes.
 #[derive(Default)]
 pub(crate) struct RunningChecksum {
     xxh3: Xxh3,
     lanes: Sum,
-    /// Bytes of the present piece that are summed: a multiple of a chunk.
+    /// Bytes of the present piece that are checksummed: a multiple of a chunk.
     done: usize,
 }
 
@@ -55,8 +56,8 @@ impl std::fmt::Debug for RunningChecksum {
 }
 
 impl RunningChecksum {
-    /// Adds bytes until the budget is spent, rounded up to a chunk. Returns the checksum after the last byte; the next call starts
-    /// a new piece.
+    /// Adds bytes until the budget is spent, rounded up to a chunk. Returns the checksum after the last
+    /// byte; the next call starts a new piece.
     pub(crate) fn advance(
         &mut self,
         kind: Checksum,
@@ -90,14 +91,14 @@ impl RunningChecksum {
         }
     }
 
-    /// Forgets what was summed of the present piece.
+    /// Discards the progress on the present piece.
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Brings a range of a piece's bytes chunk by chunk, each full but the last: checksums take long inputs faster, so small rows
-/// share a chunk.
+/// Copies a range of a piece chunk by chunk, each full but the last: checksums are faster on long inputs,
+/// so small rows share a chunk.
 fn gather(piece: &SlotRows<'_>, range: Range<usize>, mut each: impl FnMut(&[u8])) {
     // Rows without gaps are one row.
     let (row_bytes, stride) = if piece.row.0 == piece.row.1 { (piece.len.max(1), 0) } else { piece.row };

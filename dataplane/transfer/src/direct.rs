@@ -8,25 +8,30 @@
 //!   Announce(sums) ──────────────────────────▶ with imm: settle, sums by the device, compared ─▶ Arrived
 //! ```
 //!
-//! The sums of a push begin at once, before the receiver is known, so they cost a hand-off time only when it is there
-//! first. A part is written when the device has all of its sums, and announced after its writes; parts keep their order.
+//! The sums of a push begin at once, before the receiver is known, so they add to the latency of a hand-off
+//! only when the receiver is there first. A part is written when the device has all of its sums, and
+//! announced after its writes; parts keep their order.
 //!
 //! A hand-off is direct at one of its sides when connections to the peer reach the slots there
-//! ([`Fabric::reaches`](dataplane_fabric::Fabric::reaches), [`Fabric::shows`](dataplane_fabric::Fabric::shows)), the
-//! [`Checksummer`] does, and the terms of the connection allow it: equal heads, since the device sums bytes in one piece. Each
-//! side decides for itself, transfer by transfer, when the peer is known. What cannot be direct is staged where there is a
-//! [`crate::Staging`], and else refused.
+//! ([`Fabric::reaches`](dataplane_fabric::Fabric::reaches),
+//! [`Fabric::shows`](dataplane_fabric::Fabric::shows)), the [`Checksummer`] does, and the terms of the
+//! connection allow it: equal heads, since the device checksums contiguous bytes. Each side decides for
+//! itself, transfer by transfer, when the peer is known. A hand-off that cannot be direct is staged where
+//! there is a [`crate::Staging`], and refused otherwise.
 //!
-//! Invariants: a sum holds its slot until the device is done with it ([`Checksummer`]), also when its transfer has ended;
-//! the end of such a sum is dropped, by a number that no two transfers share. Bytes are summed only after
-//! [`settle`](dataplane_memory::DeviceMemory::settle). A failed sum ends its transfer.
+//! Invariants: a sum holds its slot until the device is done with it ([`Checksummer`]), also when its
+//! transfer has ended; the result of such a sum is dropped, by a number that no two transfers share. Bytes
+//! are checksummed only after [`settle`](dataplane_memory::DeviceMemory::settle). A failed sum ends its
+//! transfer.
 //!
-//! Why within the node and not around it, as staging is: what is verified is between the immediate and the notice, and
-//! what is announced between the push and the message. A wrapper would have to reach through the node at both places.
-//! Around it stays what is common to both directions: this queue of sums.
+//! Direct hand-offs are part of the node, unlike staging, which wraps it: verification lies between the
+//! immediate and the notice, and the sums of an announcement between the push and the message. A wrapper
+//! would have to reach into the node at both places. Only the part that both directions share is separate:
+//! this queue of sums.
 //!
-//! Hot path, driven by the node's thread: per block and piece one sum and a few table steps, one doorbell a poll. While
-//! sums are under way the node must be polled: nobody rings when one has ended.
+//! Hot path, driven by the node's thread: per block and piece one sum and a few table steps, one doorbell a
+//! poll. While sums are in flight the node must be polled: their completion is not signalled on a
+//! descriptor.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -36,17 +41,17 @@ use dataplane_memory::{Checksummer, DeviceError, Slab, SlotRef, SlotSum, SumDone
 use crate::config::ANNOUNCED_BLOCKS_MAX;
 use crate::node::TransferId;
 
-/// Sums to be announced that wait for the device: one part is taken while the next one waits. Further parts wait in their
-/// transfers.
+/// Most sums for announcements that wait for the device: one part is checksummed while the next one waits.
+/// Further parts wait in their transfers.
 pub(crate) const ANNOUNCING_MAX: usize = 2 * ANNOUNCED_BLOCKS_MAX;
 
-/// What a sum is for. `number` is that of the transfer's [`Inbound`](crate::inbound::Inbound) or
-/// [`Outbound`](crate::outbound::Outbound): ids of transfers come again.
+/// Use of a sum. `number` is that of the transfer's [`Inbound`](crate::inbound::Inbound) or
+/// [`Outbound`](crate::outbound::Outbound), because ids of transfers are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To be announced with this block of a part.
+    /// The sum is announced with this block of a part.
     Announce { transfer: TransferId, number: u64, part: u64, block: u32 },
-    /// To be compared with what was announced of so many layers of a block.
+    /// The sum is compared with the announced one of `layers` layers of a block.
     Verify { transfer: TransferId, number: u64, block: u32, layers: u16, expected: u64 },
 }
 
@@ -64,7 +69,7 @@ impl Purpose {
     }
 }
 
-/// A sum that is to be taken.
+/// A sum to be computed.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) purpose: Purpose,
@@ -73,11 +78,12 @@ pub(crate) struct Wanted {
     pub(crate) len: u32,
 }
 
-/// The sums of a node: those that wait, and those that its device takes.
+/// The sums of a node: the ones that wait, and the ones that its device computes.
 pub(crate) struct Summing {
     checksummer: Box<dyn Checksummer>,
-    /// To be verified, then to be announced: somebody waits for what has come. Of the first there are at most as many as
-    /// layers of blocks are expected, each is verified once; of the others [`ANNOUNCING_MAX`].
+    /// Sums for verification, then sums for announcements: a receiver waits for the former. There are at
+    /// most as many of the former as layers of blocks are expected, since each is verified once; of the
+    /// latter [`ANNOUNCING_MAX`].
     waiting: [VecDeque<Wanted>; 2],
     under_way: HashMap<u64, Purpose>,
     next_token: u64,
@@ -101,7 +107,7 @@ impl Summing {
         self.checksummer.reaches(slab)
     }
 
-    /// A number for one transfer.
+    /// Returns a number that is unique to one transfer.
     pub(crate) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
@@ -111,7 +117,7 @@ impl Summing {
         self.under_way.is_empty() && !self.has_waiting()
     }
 
-    /// Whether something waits for room.
+    /// Whether sums wait for the device.
     pub(crate) fn has_waiting(&self) -> bool {
         self.waiting.iter().any(|queue| !queue.is_empty())
     }
@@ -120,7 +126,7 @@ impl Summing {
         self.under_way.len()
     }
 
-    /// Sums to be announced that may be wanted.
+    /// Returns the number of sums for announcements that can still be queued.
     pub(crate) fn room(&self) -> usize {
         ANNOUNCING_MAX.saturating_sub(self.waiting[1].len())
     }
@@ -130,12 +136,13 @@ impl Summing {
         self.waiting[queue].push_back(wanted);
     }
 
-    /// A transfer is over: what it still waits for is not begun.
+    /// Drops the waiting sums of a transfer that has ended.
     pub(crate) fn forget(&mut self, number: u64) {
         self.waiting.iter_mut().for_each(|queue| queue.retain(|wanted| wanted.purpose.number() != number));
     }
 
-    /// Begins as many as the device takes. `None`, or what it can never take.
+    /// Starts as many sums as the device accepts. Returns the purpose of a sum that the device can never
+    /// compute, else `None`.
     pub(crate) fn start(&mut self) -> Option<Purpose> {
         for queue in &mut self.waiting {
             while let Some(Wanted { purpose, slot, offset, len }) = queue.pop_front() {
@@ -158,7 +165,7 @@ impl Summing {
         None
     }
 
-    /// Takes the sums that have ended.
+    /// Takes the sums that have completed.
     pub(crate) fn reap(&mut self, ended: &mut Vec<(Purpose, Result<u64, DeviceError>)>) {
         self.checksummer.poll(&mut self.done);
         for SumDone { token, result } in self.done.drain(..) {

@@ -1,4 +1,4 @@
-//! The receiving side of one transfer: what was announced, what has landed, what is verified.
+//! The receiving side of one transfer: parts that were announced, that have landed, and that are verified.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ struct Announcement {
     sums: Vec<u64>,
 }
 
-/// The half of a part that came first: its announcement or its immediate.
+/// The half of a part that arrived first: its announcement or its immediate.
 #[derive(Debug)]
 enum UnmatchedPart {
     Announced(Announcement),
@@ -33,24 +33,24 @@ enum UnmatchedPart {
 #[derive(Debug)]
 struct PartToVerify {
     announcement: Announcement,
-    /// When it was whole.
+    /// Time at which both halves of the part had arrived.
     since: Instant,
-    /// Leading blocks of it that are over.
+    /// Number of leading blocks that are processed.
     blocks_done: usize,
 }
 
-/// Access of the sender to our slots.
+/// Access of the sender to the local slots.
 #[derive(Debug, Clone, Copy)]
 enum Access {
-    /// The sender has not been told of the slots.
+    /// The sender has not been told the slots.
     Untold,
-    /// The sender may write the slots, by these terms.
+    /// The sender may write the slots, under these terms.
     Writing(Terms),
     /// The sender can write no more: the outcome to report when the remaining verification, by processor or device, has ended.
     Over(Terms, Outcome),
 }
 
-/// One transfer that we wait for.
+/// One transfer that this node expects.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) peer: PeerId,
@@ -58,32 +58,32 @@ pub(crate) struct Inbound {
     pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotRef>,
-    /// Per block: that the sender may write it. Empty until it is told of the slots.
+    /// By block: the grant that lets the sender write it. Empty until the sender is told the slots.
     grants: Vec<Option<SlotGrant>>,
-    /// When it was expected.
+    /// Time at which the transfer was expected.
     pub(crate) since: Instant,
-    /// When its sender was told of the slots; taken when the first part is whole.
+    /// Time at which the sender was told the slots; taken when the first part is complete.
     told: Option<Instant>,
     pub(crate) corrupted: bool,
-    /// Tells the device's sums of its slots from others; `None`: the processor takes them.
+    /// Number that identifies this transfer's sums at the device; `None`: the processor verifies.
     pub(crate) number: Option<u64>,
     access: Access,
-    /// Per block: how many layers are verified. By the processor they are the leading ones, by a device any.
+    /// By block: number of verified layers. With the processor these are the leading layers, with a device any.
     layers_verified: Vec<u16>,
-    /// Per block: how many leading layers have landed and are summed by the device.
+    /// By block: number of leading layers that have landed and whose sum is requested from the device.
     layers_started: Vec<u16>,
     /// Leading blocks of which every byte is verified.
     pub(crate) verified_blocks: usize,
-    /// The device's sums that are wanted.
+    /// Number of sums that the device still has to return.
     pub(crate) sums_open: usize,
     layers: u16,
-    /// Layers of blocks that were announced, over all parts: each comes once.
+    /// Announced layers of blocks, over all parts: each is announced once.
     announced_layers: u64,
-    /// Parts of which half has come, by their sequence numbers.
+    /// Parts of which one half has arrived, by sequence number.
     unmatched: HashMap<u16, UnmatchedPart>,
-    /// Parts that the processor has to verify, in the order in which they became whole.
+    /// Parts that the processor has to verify, in the order in which they became complete.
     verifying: VecDeque<PartToVerify>,
-    /// The checksum of the first block of those.
+    /// Checksum in progress, of the first block of the first part.
     running_checksum: RunningChecksum,
 }
 
@@ -92,9 +92,9 @@ pub(crate) struct Inbound {
 pub(crate) struct Landing {
     /// Blocks that failed verification.
     pub(crate) failures: u64,
-    /// Sums that the device has to take before more is known.
+    /// Sums that the device has to compute before the part is verified.
     pub(crate) wanted: Vec<Wanted>,
-    /// There is something for [`Inbound::verify`], and there was nothing before.
+    /// Whether [`Inbound::verify`] has work now and had none before.
     pub(crate) starts_verifying: bool,
 }
 
@@ -136,14 +136,14 @@ impl Inbound {
         }
     }
 
-    /// The sender has said what it holds: it is told of the slots, and may write them.
+    /// Grants the sender write access to the slots, under the terms of its greeting.
     pub(crate) fn reserve(&mut self, terms: Terms, now: Instant) {
         self.access = Access::Writing(terms);
         self.told = Some(now);
         self.grants = self.slots.iter().map(|slot| Some(slot.grant())).collect();
     }
 
-    /// How long ago the sender was told of the slots, at the first part that is whole.
+    /// Returns the time since the sender was told the slots, at the first complete part.
     pub(crate) fn first_part(&mut self, now: Instant) -> Option<Duration> {
         let told = self.told?;
         let is_first = self.sums_open > 0 || self.has_parts();
@@ -153,17 +153,17 @@ impl Inbound {
         })
     }
 
-    /// What the sender may still write.
+    /// Takes the grants that the sender still holds.
     pub(crate) fn take_grants(&mut self) -> Vec<SlotGrant> {
         std::mem::take(&mut self.grants).into_iter().flatten().collect()
     }
 
-    /// Whether the sender has been told of the slots.
+    /// Whether the sender has been told the slots.
     pub(crate) fn is_reserved(&self) -> bool {
         self.terms().is_some()
     }
 
-    /// Terms with the sender, once it has been told of the slots.
+    /// Returns the terms with the sender, once it has been told the slots.
     fn terms(&self) -> Option<Terms> {
         match self.access {
             Access::Untold => None,
@@ -171,14 +171,15 @@ impl Inbound {
         }
     }
 
-    /// The sender can write no more. How it ended first counts: it may say that it has stopped, and close the connection then.
+    /// Ends the sender's access. The first outcome counts: a sender may report that it has stopped, and
+    /// close the connection then.
     pub(crate) fn writes_over(&mut self, outcome: Outcome) {
         if let Access::Writing(terms) = self.access {
             self.access = Access::Over(terms, outcome);
         }
     }
 
-    /// The outcome to report when all is verified, of a sender that can write no more.
+    /// Returns the outcome to report after the last verification, if the sender can write no more.
     pub(crate) fn ending(&self) -> Option<Outcome> {
         match self.access {
             Access::Untold | Access::Writing(_) => None,
@@ -191,7 +192,7 @@ impl Inbound {
         self.slots.iter().map(name).collect()
     }
 
-    /// Takes an announcement; `None` when it makes no sense.
+    /// Takes an announcement; `None` when it is invalid.
     pub(crate) fn announce(
         &mut self,
         transfer: u64,
@@ -211,7 +212,8 @@ impl Inbound {
         }
         self.announced_layers += sums.len() as u64 * u64::from(layers);
         if self.announced_layers > self.slots.len() as u64 * u64::from(self.layers) {
-            // More than there is: it is not kept, or a peer could fill the memory with it.
+            // More layers than the transfer has: the announcement is dropped, so that a peer cannot exhaust
+            // the memory.
             self.corrupted = true;
             return Some(Landing { failures: 1, ..Landing::default() });
         }
@@ -240,7 +242,7 @@ impl Inbound {
         }
     }
 
-    /// A part has landed and is announced.
+    /// Starts the verification of a part that has landed and is announced.
     fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> Landing {
         let mut landing = Landing::default();
         let Some(terms) = self.terms() else { return landing };
@@ -278,7 +280,8 @@ impl Inbound {
         landing
     }
 
-    /// Verifies with the processor what is whole, until the budget is spent, and tells of each part that is over when it was whole. Returns the number of blocks that failed.
+    /// Verifies complete parts with the processor until the budget is spent, and calls `over` for each part
+    /// done with the time at which it was complete. Returns the number of blocks that failed.
     pub(crate) fn verify(&mut self, budget: &mut Budget, over: impl FnMut(Instant)) -> u64 {
         let failures = self.verify_parts(budget, over);
         self.advance();
@@ -304,12 +307,14 @@ impl Inbound {
                     }
                     let slot = &self.slots[block];
                     if first_layer + layers == self.layers {
-                        // The sender has nothing left to write: where the fabric checks names, no write that begins later
-                        // changes what is verified now; one that began earlier is a stray.
+                        // The sender has nothing left to write: where the fabric checks grants, no write
+                        // that begins later can change the bytes that are verified now; one that began
+                        // earlier is a stray.
                         self.grants[block] = None;
                     }
                     if slot.has_stray_writes() {
-                        // A peer whose write is under way where it has nothing left to write: the block counts as damaged.
+                        // A write of a peer is in progress in a block that is complete: the block counts as
+                        // damaged.
                         failures += 1;
                         self.corrupted = true;
                         self.running_checksum.reset();
@@ -342,12 +347,12 @@ impl Inbound {
         !self.verifying.is_empty()
     }
 
-    /// Whether parts that have come are not verified yet, by the processor or by a device.
+    /// Whether parts that have arrived are not verified yet, by the processor or by a device.
     pub(crate) fn is_verifying(&self) -> bool {
         self.sums_open > 0 || self.has_parts()
     }
 
-    /// The device has summed layers of a block. Returns the number of blocks that failed: 0 or 1.
+    /// Takes the device's verdict on layers of a block. Returns the number of blocks that failed: 0 or 1.
     pub(crate) fn summed(&mut self, block: u32, layers: u16, is_good: bool) -> u64 {
         self.sums_open -= 1;
         if is_good {
@@ -358,12 +363,13 @@ impl Inbound {
         u64::from(!is_good)
     }
 
-    /// What the sender has in common with us, and how many leading layers of each block are verified.
+    /// Returns the bytes shared with the sender, and the number of leading layers of each block that are
+    /// verified.
     pub(crate) fn view(&self) -> Option<(Cut, &[u16])> {
         self.terms().map(|terms| (terms.cut, &*self.layers_verified))
     }
 
-    /// Layers were verified: moves on over the blocks that are whole now, over each of them once in a transfer.
+    /// Advances `verified_blocks` over the blocks that are complete now, once each in a transfer.
     fn advance(&mut self) {
         while self.layers_verified.get(self.verified_blocks) == Some(&self.layers) {
             self.verified_blocks += 1;

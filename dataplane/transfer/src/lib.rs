@@ -1,9 +1,10 @@
-//! Moves a request's blocks from the node that computes them to the node that wants them.
+//! Moves a request's blocks from the node that computes them to the node that needs them.
 //!
-//! The two legs start at the same time and meet by transfer id. The *receiver* reserves slots and tells the
-//! sender their names (`Reserve`). The *sender* pushes every part as soon as it is computed: one-sided writes, the last with
-//! an immediate, and then an announcement with checksums (`Announce`), which are taken while the writes are on the wire. The
-//! receiver verifies each part once both have come, while later layers are still being computed elsewhere.
+//! The two legs start at the same time and are matched by transfer id. The *receiver* reserves slots and
+//! sends their names to the sender (`Reserve`). The *sender* pushes every part as soon as it is computed:
+//! one-sided writes, the last with an immediate, and then an announcement with checksums (`Announce`),
+//! which are computed while the writes are in transit. The receiver verifies each part once both have
+//! arrived, while later layers are still being computed.
 //!
 //! ```text
 //! receiver                         sender
@@ -15,8 +16,9 @@
 //!    │ ◀── CancelAck ────────────── │   after it, no write of this transfer is under way
 //! ```
 //!
-//! Blocks in a device's memory stay there where the connections to the peer reach them, both sides hold the same heads and the device
-//! sums them ([`TransferNode::with_checksummer`]); others go through staging slots in host memory ([`Staging`]).
+//! Blocks in a device's memory stay there where the connections to the peer reach them, both sides hold the
+//! same heads and the device checksums them ([`TransferNode::with_checksummer`]); other blocks go through
+//! staging slots in host memory ([`Staging`]).
 //!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
 //! connection; a block counts as arrived only when every byte of it was verified; every table and queue is bounded
@@ -53,13 +55,14 @@ pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
 pub use stages::{BOUNDS, Stage, StageSnapshot, StageTimes};
 pub use staging::{Staging, StagingLimits};
 
-/// For fuzzing: bytes of a peer, as the hand-off, the bond and the handshake read them. What decodes must encode to the same bytes.
+/// For fuzzing: decodes a peer's bytes as the hand-off, the bond and the handshake do. Whatever decodes
+/// must encode to the same bytes.
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub fn fuzz_wire(bytes: &[u8]) {
     match wire::Message::decode(bytes) {
         Some(message) => {
-            // Of a greeting of a later version only what is known here.
+            // Of a greeting of a later version, only the fields known here are compared.
             let is_greeting = matches!(message, wire::Message::Hello(_));
             let encoded = message.encode();
             assert_eq!(&*encoded, if is_greeting { &bytes[..encoded.len()] } else { bytes }, "{message:?}");

@@ -1,8 +1,10 @@
+//! Counters of transfers.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stages::StageTimes;
 
-/// What a node has done so far. Each counter only grows; read with [`TransferCounters::snapshot`].
+/// Counters of a node. They only grow, except the gauges; read with [`TransferCounters::snapshot`].
 #[derive(Debug, Default)]
 pub struct TransferCounters {
     pub(crate) bytes_sent: AtomicU64,
@@ -18,11 +20,11 @@ pub struct TransferCounters {
     pub(crate) sent_staged: AtomicU64,
     pub(crate) received_directly: AtomicU64,
     pub(crate) received_staged: AtomicU64,
-    /// A level, not a count: slots that a peer may still write to.
+    /// Gauge: slots that a peer may still write to.
     pub(crate) quarantined_slots: AtomicU64,
-    /// A level: transfers in either direction.
+    /// Gauge: transfers in either direction.
     pub(crate) transfers_open: AtomicU64,
-    /// How long the stages of hand-offs take.
+    /// Durations of the stages of hand-offs.
     pub stages: StageTimes,
 }
 
@@ -31,7 +33,7 @@ impl TransferCounters {
         counter.fetch_add(value, Ordering::Relaxed);
     }
 
-    /// Name, help text and value of each counter; the last two are levels.
+    /// Returns name, help text and value of each counter; the last two are gauges.
     #[must_use]
     pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 15] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! One node's transfers as a state machine: commands and fabric events in, notices out.
 //!
-//! Driven by one thread, with time as an argument. No hidden clock, so a simulation with a seeded fabric
-//! replays exactly. The three sides of it are [`receiving`], [`sending`] and [`peers`]; [`messages`] says what messages
-//! mean, [`direct`] what a device's checksums mean.
+//! Driven by one thread, with time as an argument. There is no hidden clock, so a simulation with a seeded
+//! fabric replays exactly. The parts of the state machine are [`receiving`], [`sending`] and [`peers`];
+//! [`messages`] handles the peers' messages, [`direct`] a device's checksums.
 
 mod command;
 mod direct;
@@ -37,9 +37,9 @@ pub(crate) use direct::{Returned, ReturnedExpectation};
 use peers::{Backoff, Peer};
 use quarantine::Quarantine;
 
-/// A peer that does not acknowledge a cancellation for so long is disconnected.
+/// Time that a peer has to acknowledge a cancellation before it is disconnected.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_secs(5);
-/// A peer that connects and does not say what it holds is disconnected after so long.
+/// Time that a peer has to send its greeting before it is disconnected.
 const GREET_WITHIN: Duration = Duration::from_secs(10);
 
 /// Transfers of one node over one fabric.
@@ -49,11 +49,11 @@ pub struct TransferNode<F> {
     limits: Limits,
     counters: Arc<TransferCounters>,
     peers: HashMap<PeerId, Peer>,
-    /// Peers that we have connected to, by address.
+    /// Peers that this node connected to, by address.
     dialled: HashMap<String, PeerId>,
-    /// Peers with messages that wait, in order, so that equal seeds give equal runs.
+    /// Peers with messages in their outbox, in order, so that equal seeds give equal runs.
     talking: BTreeSet<PeerId>,
-    /// Addresses that could not be reached, and when to try again.
+    /// Addresses that could not be reached, with the time of the next attempt.
     backoff: HashMap<String, Backoff>,
     random: u64,
     inbound: HashMap<TransferId, Inbound>,
@@ -61,16 +61,16 @@ pub struct TransferNode<F> {
     unreserved: VecDeque<TransferId>,
     tags: HashMap<u16, TransferId>,
     next_tag: u16,
-    /// Blocks kept for a receiver; owner is the peer once it has reserved.
+    /// Blocks kept for a receiver; the owner is the peer once it has reserved them.
     outbound: LeaseTable<TransferId, Option<PeerId>, Outbound>,
     /// Outbound transfers with something to write, checksum or announce, ordered by id so that equal seeds give equal runs.
     active: BTreeSet<TransferId>,
-    /// The first of them in this round; smaller ids follow the largest one. It is the same for writing and for checksums: what was
-    /// just copied is still in the cache.
+    /// First transfer served in this round; smaller ids follow the largest one. The same for writing and
+    /// for checksums, so that bytes just copied are still in the cache.
     turn: TransferId,
-    /// The first in the next round: behind the first that has spent a budget in this one.
+    /// First transfer of the next round: the one after the first that has spent a budget in this round.
     next_turn: TransferId,
-    /// Inbound transfers with something for the processor to verify, first come first.
+    /// Inbound transfers with parts for the processor to verify, in order of arrival.
     verifying: VecDeque<TransferId>,
     finishing: HashMap<u64, TransferId>,
     next_id: u64,
@@ -78,23 +78,25 @@ pub struct TransferNode<F> {
     cancelled: Cancelled,
     quarantine: Quarantine,
     timers: TimerQueue,
-    /// What a device sums, when there is one that does.
+    /// Checksums that a device computes; `None` without a checksummer.
     summing: Option<Summing>,
-    /// Outbound transfers with sums that were not asked for, first come first: at most as many as there are transfers.
+    /// Outbound transfers with sums that were not requested yet, in order of arrival: at most as many as
+    /// there are transfers.
     unasked: VecDeque<TransferId>,
-    /// What has landed in a device's memory since the last poll, and is to be summed there.
+    /// Blocks that have landed in a device's memory since the last poll and whose sums are to be requested.
     landed: Vec<Wanted>,
-    /// What cannot be sent directly, for staging to take.
+    /// Pushes that cannot be sent directly; staging takes them.
     returned: Vec<Returned>,
-    /// Expectations that cannot be received directly: staging gives them host slots.
+    /// Expectations that cannot be received directly; staging gives them host slots.
     returned_expectations: Vec<TransferId>,
-    /// Outbound transfers that were reserved in this round, for staging to see.
+    /// Outbound transfers that were reserved in this round, reported to staging.
     reserved_now: Vec<TransferId>,
-    /// Layouts that inbound transfers, ended in this round, shared with their senders: one may begin and end in a round.
+    /// Layouts shared with their senders of inbound transfers that ended in this round: a transfer may
+    /// begin and end within one round.
     ended_now: Vec<(TransferId, Cut)>,
-    /// The time that the present call was given.
+    /// Time that was passed to the current call.
     now: Instant,
-    /// Kept for their capacity.
+    /// Buffers kept for their capacity.
     peers_scratch: Vec<PeerId>,
     sums_ended: Vec<(Purpose, Result<u64, DeviceError>)>,
     events: Vec<Event>,
@@ -102,7 +104,7 @@ pub struct TransferNode<F> {
 }
 
 impl<F: Fabric> TransferNode<F> {
-    /// A node without transfers.
+    /// Creates a node without transfers.
     pub fn new(fabric: F, layout: PieceLayout, limits: Limits, counters: Arc<TransferCounters>) -> Self {
         let limits = Limits { round_bytes: limits.round_bytes.max(1), ..limits };
         Self {
@@ -152,32 +154,33 @@ impl<F: Fabric> TransferNode<F> {
         &self.layout
     }
 
-    /// What a transfer that is received has in common with its sender, and the verified layers of each block.
+    /// Returns the bytes that an inbound transfer shares with its sender, and the verified layers of each block.
     pub(crate) fn inbound_view(&self, transfer: TransferId) -> Option<(Cut, &[u16])> {
         self.inbound.get(&transfer)?.view()
     }
 
-    /// The fabric, to wait on its descriptors.
+    /// Returns the fabric, for waiting on its descriptors.
     pub fn fabric(&self) -> &F {
         &self.fabric
     }
 
-    /// The fabric, to prepare it for a wait.
+    /// Returns the fabric, for preparing it for a wait.
     pub fn fabric_mut(&mut self) -> &mut F {
         &mut self.fabric
     }
 
-    /// When something happens by itself next.
+    /// Returns the time of the next deadline.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        // A cancelled transfer is forgotten in some later round: nobody waits for that.
+        // The expiry of cancelled transfers is no deadline: removing them can wait for any later round.
         [self.timers.next(), self.outbound.next_expiry(), self.fabric.next_deadline()]
             .into_iter()
             .flatten()
             .min()
     }
 
-    /// Whether something waits for room in a queue: nobody rings when there is room again.
+    /// Whether work remains for a later poll, such as messages that wait for room in a queue. No descriptor
+    /// signals it.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.active.is_empty()
@@ -197,7 +200,7 @@ impl<F: Fabric> TransferNode<F> {
             && self.summing.as_ref().is_none_or(Summing::is_idle)
     }
 
-    /// Carries out one command.
+    /// Executes one command.
     pub fn handle(&mut self, command: Command, now: Instant) {
         self.now = now;
         if self.refuse_duplicate(&command) || self.refuse_out_of_reach(&command) {
@@ -211,7 +214,7 @@ impl<F: Fabric> TransferNode<F> {
                 if self.outbound_for(transfer, now).is_some() {
                     self.add_push(transfer, content, Pushed { first_block, slots, layers });
                 }
-                // What is being computed is alive: the lease starts anew.
+                // A push shows that the computation is alive: the lease starts anew.
                 if self.outbound.get(transfer).is_some() {
                     self.outbound.renew(transfer, now + self.limits.lease);
                     self.active.insert(transfer);
@@ -232,17 +235,17 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Transfers whose receivers have asked for their blocks in the last round.
+    /// Returns the transfers whose receivers reserved their blocks in the last round.
     pub(crate) fn reserved_now(&self) -> &[TransferId] {
         &self.reserved_now
     }
 
-    /// Layouts that inbound transfers, ended since the last round began, shared with their senders.
+    /// Returns the layouts shared with their senders of inbound transfers that ended since the last round began.
     pub(crate) fn ended_now(&self) -> &[(TransferId, Cut)] {
         &self.ended_now
     }
 
-    /// The blocks that the receiver of a transfer has asked for, once it has.
+    /// Returns the blocks that the receiver of a transfer has reserved, once it has.
     pub(crate) fn blocks_wanted(&self, transfer: TransferId) -> Option<Range<u32>> {
         let reservation = self.outbound.get(transfer)?.held.reservation()?;
         Some(reservation.first_block..reservation.first_block.saturating_add(reservation.blocks as u32))
@@ -253,8 +256,8 @@ impl<F: Fabric> TransferNode<F> {
         self.inbound.contains_key(&transfer)
     }
 
-    /// Answers an expectation of a transfer that is being received: its sender must not hear of it, since it would stop. False
-    /// for every other command.
+    /// Answers an expectation of a transfer that is being received already. Its sender must not be told,
+    /// since it would stop. Returns false for every other command.
     fn refuse_duplicate(&mut self, command: &Command) -> bool {
         let Command::Expect { transfer, .. } = *command else { return false };
         let is_known = self.expects(transfer);
@@ -266,8 +269,9 @@ impl<F: Fabric> TransferNode<F> {
         is_known
     }
 
-    /// Answers a command with slots that neither the processor nor, where it is asked for, the fabric and a device reach,
-    /// or that peers cannot be told of; false when there are none. [`crate::Staging`] takes such hand-offs.
+    /// Refuses a command with slots that neither the processor nor, where a device is needed, the fabric
+    /// and a device reach, or that peers cannot be told of; returns false when there are none.
+    /// [`crate::Staging`] takes such hand-offs.
     fn refuse_out_of_reach(&mut self, command: &Command) -> bool {
         match command {
             Command::Expect { transfer, slots, .. } => {
@@ -290,8 +294,8 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Makes progress: posts, polls, sums, expires, each as far as [`Limits`] let it. Returns how much was done: zero when there
-    /// is nothing to do before something happens. Notices are appended.
+    /// Makes progress: posts, polls, checksums, expires, each within its [`Limits`]. Returns the amount of
+    /// work done: zero when nothing is left to do before the next event. Notices are appended.
     pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
         self.now = now;
         self.reserved_now.clear();
@@ -346,7 +350,8 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Carries out what is due. Takes as long as that is much, however much there is that is not due.
+    /// Handles expired deadlines. The cost depends on the number of expired deadlines, not on the number of
+    /// pending ones.
     fn expire(&mut self, now: Instant) {
         while let Some(timer) = self.timers.take_due(now) {
             match timer {
@@ -365,14 +370,14 @@ impl<F: Fabric> TransferNode<F> {
         self.quarantine.free_strays();
     }
 
-    /// An outbound transfer was taken out of the table before its end.
+    /// Ends an outbound transfer that was removed from the table before its end.
     fn outbound_ended(&mut self, transfer: TransferId, lease: Lease<Option<PeerId>, Outbound>) {
         self.cancelled.insert(transfer, self.now);
         self.forget_outbound(transfer, &lease);
         self.notices.push(Notice::Pushed { transfer, complete: false });
     }
 
-    /// An outbound transfer was taken out of the table.
+    /// Releases the state of an outbound transfer that was removed from the table.
     fn forget_outbound(&mut self, transfer: TransferId, lease: &Lease<Option<PeerId>, Outbound>) {
         self.active.remove(&transfer);
         self.forget_sums(lease.held.number);
@@ -381,7 +386,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Those that are received, in an order that does not depend on chance.
+    /// Returns the inbound transfers that satisfy `is_meant`, in a deterministic order.
     fn inbound_where(&self, is_meant: impl Fn(&Inbound) -> bool) -> BTreeSet<TransferId> {
         let meant = self.inbound.iter().filter(|(_, inbound)| is_meant(inbound));
         meant.map(|(&transfer, _)| transfer).collect()

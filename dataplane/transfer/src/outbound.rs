@@ -1,4 +1,4 @@
-//! The sending side of one transfer: what is ready to go and how far it has been posted.
+//! The sending side of one transfer: the parts that are ready and the progress of posting them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,17 +16,17 @@ use crate::stages::{Stage, StageClock};
 use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
 
-/// Largest write; rows are not cut, so a single row may exceed it. Shared memory copies a write within `post`: this bounds one
-/// call.
+/// Largest write; rows are not cut, so a single row may exceed it. The limit bounds the time of one `post`,
+/// in which shared memory copies the whole write.
 const WRITE_BYTES_MAX: u32 = 128 << 10;
-/// What posting one write costs of a budget: about the time in which as many bytes are checksummed.
+/// Bytes of a budget that posting one write costs: about the bytes that are checksummed in the same time.
 const POST_COST_BYTES: usize = 2 << 10;
-/// A part waits so long for a connection that leads to the receiver's slots; then its transfer ends.
+/// Time that a part waits for a connection that reaches the receiver's slots; after it the transfer ends.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
-/// Most parts that are written and not announced yet: the receiver remembers that they have come.
+/// Most parts that are written and not announced yet: the receiver keeps state for each.
 const UNANNOUNCED_PARTS_MAX: usize = 64;
 
-/// Where the receiver wants the blocks: the whole of it, or what one message brings.
+/// The receiver's reservation of blocks: the whole of it, or the portion that one message carries.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) peer: PeerId,
@@ -35,15 +35,15 @@ pub(crate) struct Reservation {
     pub(crate) first_block: u32,
     /// Blocks of the whole reservation, at most [`crate::config::BLOCKS_MAX`].
     pub(crate) blocks: usize,
-    /// The receiver's slab that the slots are of.
+    /// Kind of the receiver's slab that holds the slots.
     pub(crate) slab: SlabKind,
     pub(crate) slots: Vec<SlotName>,
-    /// What was agreed with the receiver.
+    /// Terms agreed with the receiver.
     pub(crate) terms: Terms,
 }
 
 impl Reservation {
-    /// Whether `part`, which begins at block `offset` of its reservation, is the next message of this one.
+    /// Whether `part`, which begins at block `offset` of its reservation, is the message that follows this one.
     fn is_continued_by(&self, offset: usize, part: &Self) -> bool {
         offset == self.slots.len()
             && (part.peer, part.tag, part.content, part.slab)
@@ -52,87 +52,89 @@ impl Reservation {
     }
 }
 
-/// What a message of a reservation comes to.
+/// Result of a reservation message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reserved {
-    /// More messages of the same reservation have to come.
+    /// Further messages of the same reservation are expected.
     InPart,
-    /// The reservation is whole: its blocks can be written.
+    /// The reservation is complete: its blocks can be written.
     Whole,
-    /// Its peer has reserved this transfer already. The end of that one is still to be told, and answers both.
+    /// The peer has reserved this transfer already. The end of the first reservation is still to be
+    /// reported, and answers both.
     Repeated,
-    /// Nothing of this transfer is written for this message, which has to be said.
+    /// Nothing is written for this message, and the peer must be told.
     Refused,
 }
 
-/// Layers `layers` of blocks `first_block..`, computed and waiting: to be written, to be summed, and then to be announced.
+/// Layers `layers` of the blocks from `first_block` on. They are computed, and are written, checksummed and
+/// then announced.
 #[derive(Debug)]
 struct OutboundPart {
-    /// Number of the part within its transfer: one more than that of the part before.
+    /// Number of the part within its transfer; consecutive.
     part: u64,
     first_block: u32,
     slots: Vec<SlotRef>,
     layers: Range<u16>,
-    /// What its immediate and its announcement carry, once its writing has begun.
+    /// Sequence number that its immediate and its announcement carry; set when its writing begins.
     sequence: Option<u16>,
-    /// When it was pushed; once it is written, when that was.
+    /// Time of the push; once the part is written, the time at which the last write was posted.
     since: Instant,
     /// Leading blocks of which every byte is posted.
     written_blocks: usize,
-    /// What is left to write of the block behind those.
+    /// Remaining write of the block after the written ones.
     writing: Option<Operation>,
     sums: Sums,
 }
 
-/// The checksums of the blocks of one part, as they come.
+/// The checksums of the blocks of one part.
 #[derive(Debug)]
 enum Sums {
-    /// The processor takes them one after the other: those of the leading blocks.
+    /// Computed by the processor, block after block; those of the leading blocks.
     Processor(Vec<u64>),
-    /// A device takes them, in any order.
+    /// Computed by a device, in any order.
     Device {
-        /// For each block.
+        /// The checksum of each block, once known.
         values: VecDeque<Option<u64>>,
-        /// Blocks without one.
+        /// Number of blocks whose checksum is not known yet.
         missing: usize,
     },
 }
 
-/// How far the receiver has come.
+/// State of the receiver.
 #[derive(Debug, Default)]
 enum Receiver {
-    /// Nobody has asked for the blocks.
+    /// No peer has reserved the blocks.
     #[default]
     Absent,
-    /// Messages of its reservation are still to come.
+    /// Further messages of the reservation are expected.
     Reserving(Reservation),
-    /// The reservation is whole, and from then on as it is: its slots are written to.
+    /// The reservation is complete and no longer changes: its slots are written to.
     Reserved {
         reservation: Reservation,
-        /// When it was whole.
+        /// Time at which the reservation became complete.
         since: Instant,
     },
 }
 
-/// How far the sending of a transfer has come.
+/// State of the sending of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Sending {
-    /// More may be pushed.
+    /// Further pushes are accepted.
     #[default]
     Open,
-    /// Nothing more will be pushed; `Finished` follows what was.
+    /// No further pushes follow; `Finished` is posted after the pushed parts.
     Ended,
-    /// The transfer was stopped: the rest is not sent, and `Finished` is to be posted.
+    /// The transfer was stopped: the rest is not sent, and `Finished` is posted next.
     Abandoned,
     /// `Finished` is posted; its completion ends the transfer.
     Finishing {
         since: Instant,
-        /// Whether everything was sent.
+        /// Whether every part was sent.
         is_whole: bool,
     },
 }
 
-/// Layers of blocks that were pushed, given back.
+/// Layers of blocks as they were pushed, returned to the caller.
 #[derive(Debug)]
 pub(crate) struct Pushed {
     pub(crate) first_block: u32,
@@ -140,43 +142,44 @@ pub(crate) struct Pushed {
     pub(crate) layers: Range<u16>,
 }
 
-/// One transfer that we send.
+/// One transfer that this node sends.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
     receiver: Receiver,
     pub(crate) sending: Sending,
-    /// What the blocks are, once the owner has pushed some.
+    /// Name of the content, once the owner has pushed blocks.
     pub(crate) content: Option<[u8; 16]>,
     ready: VecDeque<OutboundPart>,
-    /// Leading parts of `ready` that are written.
+    /// Number of leading parts of `ready` that are written.
     written_parts: usize,
-    /// Checksum in progress: of the first block in `ready` that has none.
+    /// Checksum in progress, of the first block in `ready` without one.
     running_checksum: RunningChecksum,
-    /// The announcement of the first part, which the fabric has not taken yet.
+    /// Announcement of the first part that the fabric has not accepted yet.
     announcement: Option<Box<[u8]>>,
     next_sequence: u16,
     pub(crate) bytes_posted: u64,
-    /// Bytes that the processor has summed.
+    /// Bytes that the processor has checksummed.
     pub(crate) bytes_summed: u64,
-    /// Tells the device's sums of its slots from others, once there are any.
+    /// Number that identifies this transfer's sums at the device; `None` before the first push that a
+    /// device checksums.
     pub(crate) number: Option<u64>,
     next_part: u64,
-    /// The node remembers that it has sums to ask for.
+    /// Whether the node's list of transfers with sums to request contains this one.
     pub(crate) is_unasked: bool,
-    /// The sums of parts before this one are asked for.
+    /// Part number below which all sums were requested from the device.
     next_asked: u64,
-    /// Whether a part was announced with the device's sums.
+    /// Whether a part was announced with checksums of the device.
     pub(crate) is_direct: bool,
-    /// Since when no connection leads from the slots of the next part to the receiver's.
+    /// Time since which no connection reaches from the slots of the next part to the receiver's.
     out_of_reach_since: Option<Instant>,
 }
 
-/// The fabric takes no more, or the budget is spent.
+/// Posting stops: the fabric is full, or the budget is spent.
 struct Stopped;
 
 impl Outbound {
-    /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A second reservation
-    /// changes nothing.
+    /// Takes one message of a reservation, whose slots begin at block `offset` of the reservation. A second
+    /// reservation changes nothing.
     pub(crate) fn reserve(&mut self, offset: usize, part: Reservation, now: Instant) -> Reserved {
         let reservation = match std::mem::take(&mut self.receiver) {
             Receiver::Absent if offset > 0 => return Reserved::Refused,
@@ -198,8 +201,8 @@ impl Outbound {
         Reserved::Whole
     }
 
-    /// The answer to a reservation beside the one that is known. After `Finished` was posted, a peer that has begun the
-    /// transfer anew hears nothing more, unless it is told.
+    /// Returns the answer to a reservation beside the known one. After `Finished` was posted, a peer that
+    /// has begun the transfer anew gets no further message, so it must be refused explicitly.
     fn repeated(&self, part: &Reservation) -> Reserved {
         let is_finishing = matches!(self.sending, Sending::Finishing { .. });
         let is_answered = self
@@ -208,7 +211,7 @@ impl Outbound {
         if is_answered { Reserved::Repeated } else { Reserved::Refused }
     }
 
-    /// The receiver's reservation, whole or in part.
+    /// Returns the receiver's reservation, complete or not.
     fn any_reservation(&self) -> Option<&Reservation> {
         match &self.receiver {
             Receiver::Absent => None,
@@ -216,7 +219,7 @@ impl Outbound {
         }
     }
 
-    /// The receiver's reservation, once it is whole.
+    /// Returns the receiver's reservation once it is complete.
     pub(crate) fn reservation(&self) -> Option<&Reservation> {
         match &self.receiver {
             Receiver::Absent | Receiver::Reserving(_) => None,
@@ -224,34 +227,35 @@ impl Outbound {
         }
     }
 
-    /// Whether a peer has reserved it, or is about to.
+    /// Whether a peer has reserved the transfer, completely or in part.
     pub(crate) fn has_receiver(&self) -> bool {
         self.any_reservation().is_some()
     }
 
-    /// Blocks that its receiver has reserved, or has said that it will.
+    /// Number of blocks in the receiver's reservation, those of messages still expected included.
     pub(crate) fn blocks_reserved(&self) -> usize {
         self.any_reservation().map_or(0, |known| known.blocks)
     }
 
-    /// Nothing more will be pushed.
+    /// Marks the end of the pushes.
     pub(crate) fn end(&mut self) {
         if self.sending == Sending::Open {
             self.sending = Sending::Ended;
         }
     }
 
-    /// Whether what was to be sent is not.
+    /// Whether the transfer was stopped before everything was sent.
     pub(crate) fn is_stopped(&self) -> bool {
         matches!(self.sending, Sending::Abandoned | Sending::Finishing { is_whole: false, .. })
     }
 
-    /// Whether `Finished` is all that is left to post.
+    /// Whether `Finished` is the only message left to post.
     fn may_finish(&self) -> bool {
         self.ready.is_empty() && matches!(self.sending, Sending::Ended | Sending::Abandoned)
     }
 
-    /// Parts whose sums the processor takes, or those that [`Outbound::ask_sums`] asks a device for.
+    /// Adds parts whose sums the processor computes, or, with `is_direct`, parts whose sums
+    /// [`Outbound::ask_sums`] requests from a device.
     pub(crate) fn push(&mut self, pushed: Pushed, is_direct: bool, now: Instant) {
         let Pushed { mut first_block, slots, layers } = pushed;
         let mut slots = slots.into_iter();
@@ -284,8 +288,8 @@ impl Outbound {
         }
     }
 
-    /// Asks for the sums of parts that were not asked for, in their order; false when there is no `room` for a part. A
-    /// layer has so many bytes.
+    /// Requests the sums of the next parts, in their order; returns false when `room` is too small for a
+    /// part. A layer has `layer_bytes` bytes.
     pub(crate) fn ask_sums(
         &mut self,
         transfer: u64,
@@ -311,13 +315,13 @@ impl Outbound {
         true
     }
 
-    /// Where a part is among those that are ready, when it is not before all of them.
+    /// Index in `ready` of a part that is not before all ready ones.
     fn index_of(&self, part: u64) -> usize {
         let front = self.ready.front().map_or(self.next_part, |ready| ready.part);
         part.saturating_sub(front) as usize
     }
 
-    /// The device has summed a block. What nobody waits for any more is dropped.
+    /// Stores the device's sum of a block. The sum of a part that was dropped is ignored.
     pub(crate) fn summed(&mut self, part: u64, block: u32, sum: u64) {
         let index = self.index_of(part);
         let Some(ready) = self.ready.get_mut(index).filter(|ready| ready.part == part) else { return };
@@ -329,7 +333,7 @@ impl Outbound {
         }
     }
 
-    /// Whether a sum of this block of a part is needed: neither it nor the part was dropped.
+    /// Whether the sum of this block of a part is still missing, and the part was not dropped.
     pub(crate) fn awaits_sum(&self, part: u64, block: u32) -> bool {
         let ready = self.ready.get(self.index_of(part)).filter(|ready| ready.part == part);
         let is_held = ready.is_some_and(|ready| {
@@ -343,13 +347,13 @@ impl Outbound {
         is_held && self.reservation().is_none_or(is_wanted)
     }
 
-    /// Slots of a part whose sums the device takes, if there is one.
+    /// Returns the slots of a part whose sums the device computes, if there is one.
     pub(crate) fn direct_slots(&self) -> Option<&[SlotRef]> {
         let direct = self.ready.iter().find(|ready| matches!(ready.sums, Sums::Device { .. }));
         direct.map(|ready| &ready.slots[..])
     }
 
-    /// Takes back what was pushed, and whether that was all; nothing of it was written.
+    /// Takes back all pushed parts, and whether the pushes had ended. No part of them has been written.
     pub(crate) fn take_back(&mut self) -> (Vec<Pushed>, bool) {
         debug_assert!(self.written_parts == 0, "what is given back was written");
         let back = |ready: OutboundPart| {
@@ -363,7 +367,7 @@ impl Outbound {
         (self.ready.drain(..).map(back).collect(), is_ended)
     }
 
-    /// Forgets what was not posted, and announces no more.
+    /// Drops the parts that were not posted, and announces no more.
     pub(crate) fn abandon(&mut self) {
         self.ready.clear();
         (self.written_parts, self.announcement) = (0, None);
@@ -374,12 +378,14 @@ impl Outbound {
         }
     }
 
-    /// Writes as much as the fabric and the budget take of what is ready. What a device sums is written once it is summed.
+    /// Writes ready parts until the fabric is full or the budget is spent. A part that the device checksums
+    /// is written after its sums are known.
     pub(crate) fn write<F: Fabric>(&mut self, fabric: &mut F, budget: &mut Budget, clock: &StageClock<'_>) {
         if let (Some(known), Some(content)) = (self.reservation(), self.content)
             && known.content != content
         {
-            // The two legs are of different requests: not one byte may be mistaken for the other's.
+            // The content of the two legs differs: they are of different requests, and none of the blocks
+            // may be written.
             self.abandon();
         }
         let Receiver::Reserved { reservation, since } = &self.receiver else { return };
@@ -419,8 +425,8 @@ impl Outbound {
         }
     }
 
-    /// Takes sums of what was written until the budget is spent, announces parts that are written and summed, and ends the
-    /// transfer behind the last. `finish_id` is the completion id for `Finished`.
+    /// Checksums written parts until the budget is spent, announces parts that are written and checksummed,
+    /// and posts `Finished` after the last. `finish_id` is the completion id of `Finished`.
     pub(crate) fn announce<F: Fabric>(
         &mut self,
         transfer: u64,
@@ -430,7 +436,8 @@ impl Outbound {
         clock: &StageClock<'_>,
     ) {
         let Receiver::Reserved { reservation, .. } = &self.receiver else { return };
-        // An earlier transfer may have spent the budget. One that spends it itself still announces in this round.
+        // An earlier transfer may have spent the budget. A transfer that spends the budget itself still
+        // announces in this round.
         let (before, may_announce) = (budget.spent(), !budget.is_spent());
         let begun = self.ready.len().min(self.written_parts + 1);
         for ready in self.ready.range_mut(..begun) {
@@ -478,13 +485,13 @@ impl Outbound {
     }
 }
 
-/// A decode step waits for whatever a hand-off brings.
+/// Makes an urgent work request: a decode step waits for every hand-off.
 fn urgent(id: u64, peer: PeerId, operation: Operation) -> WorkRequest {
     WorkRequest { id, peer, priority: Priority::Urgent, operation }
 }
 
 impl OutboundPart {
-    /// Drops blocks that the receiver has already, or has no slot for.
+    /// Drops blocks outside the reservation: the receiver has them already, or has no slot for them.
     fn skip_unwanted(&mut self, reservation: &Reservation) {
         if self.sequence.is_some() {
             return;
@@ -504,12 +511,12 @@ impl OutboundPart {
         }
     }
 
-    /// Whether a device has sums of it to take.
+    /// Whether the device still has to compute sums of the part.
     fn awaits_device(&self) -> bool {
         matches!(self.sums, Sums::Device { missing, .. } if missing > 0)
     }
 
-    /// Writes what is not written of its blocks.
+    /// Writes the remaining blocks of the part.
     fn write<F: Fabric>(
         &mut self,
         reservation: &Reservation,
@@ -539,7 +546,8 @@ impl OutboundPart {
         Ok(())
     }
 
-    /// Checksums written blocks until the budget is spent. Returns true when the processor owes none.
+    /// Checksums written blocks until the budget is spent. Returns true when the processor has none left to
+    /// compute.
     fn sum(&mut self, terms: &Terms, running_checksum: &mut RunningChecksum, budget: &mut Budget) -> bool {
         let Sums::Processor(sums) = &mut self.sums else { return true };
         let cut = &terms.cut;
@@ -554,7 +562,7 @@ impl OutboundPart {
         sums.len() == self.slots.len()
     }
 
-    /// `None` while it lacks sums.
+    /// Returns the announcement; `None` while a sum is missing.
     fn announcement(&self, transfer: u64, sequence: u16) -> Option<Message> {
         let sums: Option<Vec<u64>> = match &self.sums {
             Sums::Processor(sums) => (sums.len() == self.slots.len()).then(|| sums.clone()),

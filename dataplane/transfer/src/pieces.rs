@@ -2,7 +2,7 @@
 
 use dataplane_fabric::{Operation, Rows, Source};
 
-/// How much the front of a range takes, and how far the rest begins behind it.
+/// Size of the front of a range, and the distances to the start of the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
     bytes: u32,
@@ -10,7 +10,7 @@ struct Step {
     remote: u32,
 }
 
-/// At most about `bytes_max` off the front of `len` bytes, at least a row; `None` when that is all.
+/// Returns the front of `len` bytes, about `bytes_max` at most but at least a row; `None` when no rest remains.
 fn front_of(len: u32, rows: Option<Rows>, bytes_max: u32) -> Option<Step> {
     if len <= bytes_max {
         return None;
@@ -31,8 +31,8 @@ fn front_of(len: u32, rows: Option<Rows>, bytes_max: u32) -> Option<Step> {
     }
 }
 
-/// Takes the front of a write or read as an operation of its own; `None` when it is no larger than that. An
-/// immediate stays with the rest.
+/// Splits the front off a write or read as an operation of its own; `None` when the operation is no larger
+/// than that. An immediate stays with the rest.
 pub(crate) fn split_front(operation: &mut Operation, bytes_max: u32) -> Option<Operation> {
     match operation {
         Operation::Write { source: Source::Slot { slot, offset, len }, target, rows, .. } => {
@@ -63,7 +63,7 @@ pub(crate) fn split_front(operation: &mut Operation, bytes_max: u32) -> Option<O
     }
 }
 
-/// Undoes [`split_front`] of a write that had one.
+/// Undoes [`split_front`] of a write.
 pub(crate) fn join_rest(front: &mut Operation, rest: &Operation) {
     let (
         Operation::Write { source: Source::Slot { len, .. }, immediate, .. },
@@ -76,7 +76,7 @@ pub(crate) fn join_rest(front: &mut Operation, rest: &Operation) {
     *immediate = *last;
 }
 
-/// Bytes that an operation moves.
+/// Returns the bytes that an operation moves.
 pub(crate) fn bytes_of(operation: &Operation) -> u32 {
     match operation {
         Operation::Write { source, .. } => source.len() as u32,

@@ -1,7 +1,8 @@
-//! The thread that drives a node: it polls for a moment when there is no work, then sleeps on the fabric's
-//! descriptors and the command bell until something comes or a deadline passes ([`dataplane_fabric::wait`]). It waits for no fixed
-//! timer, but for one case: what did not fit into a peer's queue is tried again after [`RETRY_FULL_AFTER`]. While a device copies or sums
-//! it does not sleep either: that is for a moment, and nothing rings at its end.
+//! The thread that drives a node: without work it polls for a moment, then sleeps on the fabric's
+//! descriptors and the command bell until an event arrives or a deadline passes
+//! ([`dataplane_fabric::wait`]). There is no fixed timer, with one exception: posting to a peer's full
+//! queue is retried after [`RETRY_FULL_AFTER`]. While a device copies or checksums, the thread does not
+//! sleep: the operations are short, and their completion is not signalled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,21 +21,21 @@ use crate::staging::Staging;
 const COMMANDS_MAX: usize = 16_384;
 /// Commands that one round takes.
 const ROUND_COMMANDS_MAX: usize = 64;
-/// How long what did not fit waits before it is tried again.
+/// Delay after which posting to a full queue is retried.
 const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
 /// The thread could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// No eventfd.
+    /// The eventfd could not be created.
     #[error("transfer service: eventfd: {0}")]
     Eventfd(std::io::Error),
-    /// No thread, or none on the cores that were chosen.
+    /// The thread could not be created or pinned to its cores.
     #[error("transfer service: thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// What the thread drives.
+/// The node, and the staging around it, that the thread drives.
 struct Driven<F, C> {
     node: TransferNode<F>,
     staging: Option<Staging<C>>,
@@ -55,7 +56,7 @@ impl<F: Fabric, C: Copier> Driven<F, C> {
         }
     }
 
-    /// Whether something ends without ringing.
+    /// Whether device operations are in flight whose completion is not signalled.
     fn is_device_busy(&self) -> bool {
         self.node.sums_in_flight() > 0 || self.staging.as_ref().is_some_and(|staging| staging.in_flight() > 0)
     }
@@ -87,8 +88,8 @@ impl TransferService {
         Self::drive(Driven { node, staging: None::<Staging<HostCopier>> }, policy, notify)
     }
 
-    /// The same for a node whose hand-offs may lie in a device's memory. The thread does not sleep while copies are
-    /// under way.
+    /// [`Self::start`] for a node whose hand-offs may lie in a device's memory. The thread does not sleep
+    /// while copies are in flight.
     pub fn start_staged<F: Fabric + Send + 'static, C: Copier + 'static>(
         node: TransferNode<F>,
         staging: Staging<C>,
@@ -115,13 +116,13 @@ impl TransferService {
         Ok(Self { mailbox, thread: Some(thread) })
     }
 
-    /// Whether the thread has ended, which it does by a panic only.
+    /// Whether the thread has ended, which only a panic causes.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Hands a command to the thread; it comes back when too many wait.
+    /// Submits a command to the thread; returns the command when the queue is full.
     pub fn submit(&self, command: Command) -> Result<(), Command> {
         self.mailbox.commands.push(command)?;
         self.mailbox.bell.ring();
@@ -134,7 +135,7 @@ impl Drop for TransferService {
         self.mailbox.stop.store(true, Ordering::Relaxed);
         self.mailbox.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
+            // The panic was printed by the thread; drop has no caller to report it to.
             let _panicked = thread.join();
         }
     }
@@ -168,12 +169,12 @@ fn run<F: Fabric, C: Copier>(
     }
 }
 
-/// Sleeps until there is something to do.
+/// Sleeps until an event, a command or a deadline.
 fn sleep<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, waiter: &mut Waiter) {
     waiter.announce();
     let idle = mailbox.commands.is_empty() && !mailbox.stop.load(Ordering::Relaxed);
     if idle && driven.node.fabric_mut().prepare_wait() {
-        // The other end of a full queue does not ring: look again soon.
+        // A full queue gives no signal when the peer drains it, so posting is retried soon.
         let retry = driven.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
         let until = driven.node.next_deadline().into_iter().chain(retry).min();
         waiter.sleep(driven.node.fabric(), until);

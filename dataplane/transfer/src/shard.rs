@@ -1,4 +1,4 @@
-//! What a slot holds, and what two nodes have in common when their tensor parallelism differs.
+//! Layout of a slot, and the part of each layer that two nodes of different tensor parallelism share.
 //!
 //! A slot is a dense array: layers × rows × heads × head bytes. With the heads of a token side by side (NHD) a
 //! row is one part (keys or values) of one token; with the tokens of a head side by side (HND) it is one part
@@ -15,15 +15,15 @@ use dataplane_fabric::Rows;
 /// The attention heads of a model that one worker holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadRange {
-    /// The first of them, counted over the whole model.
+    /// Index of the first head, counted over the whole model.
     pub first: u16,
-    /// How many.
+    /// Number of heads.
     pub count: u16,
 }
 
 impl HeadRange {
-    /// The heads of rank `rank` of `parallelism`, of `heads` in all. With more ranks than heads, neighbouring
-    /// ranks hold the same one; `None` when heads and ranks do not divide evenly.
+    /// Returns the heads of rank `rank` of `parallelism`, out of `heads` in all. With more ranks than
+    /// heads, neighbouring ranks hold the same one; `None` when heads and ranks do not divide evenly.
     #[must_use]
     pub fn of_rank(heads: u16, parallelism: u16, rank: u16) -> Option<Self> {
         if rank >= parallelism || heads == 0 {
@@ -42,7 +42,7 @@ impl HeadRange {
         u32::from(self.first) + u32::from(self.count)
     }
 
-    /// What both hold.
+    /// Returns the heads in both ranges.
     #[must_use]
     pub fn intersection(self, other: Self) -> Option<Self> {
         let first = self.first.max(other.first);
@@ -51,8 +51,8 @@ impl HeadRange {
     }
 }
 
-/// Which of `senders` a worker with the heads `wanted` has to ask, each for what it has in common with it: as
-/// few as possible. `None` when they do not hold all of its heads between them.
+/// Returns the indices of the senders that a worker with the heads `wanted` asks, each for the heads that
+/// they share: as few as possible. `None` when the senders do not hold all wanted heads between them.
 #[must_use]
 pub fn senders_of(wanted: HeadRange, senders: &[HeadRange]) -> Option<Vec<usize>> {
     let mut chosen = Vec::new();
@@ -61,7 +61,7 @@ pub fn senders_of(wanted: HeadRange, senders: &[HeadRange]) -> Option<Vec<usize>
         let reaches = |range: &HeadRange| (u32::from(range.first) <= next).then(|| range.end());
         let (index, end) =
             senders.iter().enumerate().filter_map(|(index, range)| Some((index, reaches(range)?))).max_by(
-                // Of equals the first: `max_by` keeps the last, so the index counts backwards.
+                // Of equal senders the first: `max_by` keeps the last, so the index is compared in reverse.
                 |left, right| left.1.cmp(&right.1).then(right.0.cmp(&left.0)),
             )?;
         if end <= next {
@@ -73,7 +73,7 @@ pub fn senders_of(wanted: HeadRange, senders: &[HeadRange]) -> Option<Vec<usize>
     Some(chosen)
 }
 
-/// How a slot is cut: `layers` pieces, one after the other, each of `rows` rows of this worker's heads.
+/// Structure of a slot: `layers` pieces, one after the other, each of `rows` rows of this worker's heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceLayout {
     /// Pieces of a slot.
@@ -84,38 +84,38 @@ pub struct PieceLayout {
     pub heads: HeadRange,
     /// Bytes of one head in one row.
     pub head_bytes: u32,
-    /// Both ends must hold the same: whatever else decides whether bytes mean the same there.
+    /// Hash of everything else that determines the meaning of the bytes; equal on both ends.
     pub fingerprint: u64,
 }
 
 impl PieceLayout {
-    /// A slot whose layers are `layer_bytes` each and cannot be told apart further.
+    /// Returns the layout of a slot whose layers are `layer_bytes` each and are not divided into heads.
     #[must_use]
     pub const fn whole(layers: u16, layer_bytes: u32, fingerprint: u64) -> Self {
         let heads = HeadRange { first: 0, count: 1 };
         Self { layers, rows: 1, heads, head_bytes: layer_bytes, fingerprint }
     }
 
-    /// Bytes of a row.
+    /// Returns the bytes of a row.
     #[must_use]
     pub fn row_bytes(&self) -> u32 {
         u32::from(self.heads.count) * self.head_bytes
     }
 
-    /// Bytes of one layer.
+    /// Returns the bytes of one layer.
     #[must_use]
     pub fn layer_bytes(&self) -> u32 {
         self.rows * self.row_bytes()
     }
 
-    /// Bytes of a whole slot.
+    /// Returns the bytes of a whole slot.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
         usize::from(self.layers) * self.layer_bytes() as usize
     }
 
-    /// Whether every size fits into 32 bits, as descriptors need. What a peer says of itself is asked this
-    /// before it is multiplied.
+    /// Whether every size fits into 32 bits, as descriptors require. Checked on a peer's layout before any
+    /// multiplication.
     #[must_use]
     pub fn is_sensible(&self) -> bool {
         let row = u64::from(self.heads.count) * u64::from(self.head_bytes);
@@ -125,7 +125,7 @@ impl PieceLayout {
     }
 }
 
-/// What two nodes have in common of every layer: seen from one of them ("here").
+/// The bytes of every layer that two nodes share, as seen from one of them ("here").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     rows_per_layer: u32,
@@ -136,7 +136,7 @@ pub struct Cut {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Side {
-    /// Where in a row the common heads begin.
+    /// Offset in a row of the first shared head.
     first_byte: u32,
     /// Bytes of a whole row.
     stride: u32,
@@ -150,7 +150,7 @@ impl Side {
 }
 
 impl Cut {
-    /// `None` when the two hold different things, or no head in common.
+    /// Returns the shared bytes; `None` when the layouts differ otherwise or have no head in common.
     #[must_use]
     pub fn between(here: &PieceLayout, there: &PieceLayout) -> Option<Self> {
         let alike = (here.layers, here.rows, here.head_bytes, here.fingerprint)
@@ -167,31 +167,31 @@ impl Cut {
         })
     }
 
-    /// Rows of one layer.
+    /// Returns the number of rows of one layer.
     #[must_use]
     pub fn rows_per_layer(&self) -> u32 {
         self.rows_per_layer
     }
 
-    /// Bytes in common of these layers.
+    /// Returns the number of shared bytes in these layers.
     #[must_use]
     pub fn len(&self, layers: &Range<u16>) -> u32 {
         layers.len() as u32 * self.rows_per_layer * self.row_bytes
     }
 
-    /// Where they begin in a slot here.
+    /// Returns the offset of the layer's shared bytes in a slot here.
     #[must_use]
     pub fn offset_here(&self, layer: u16) -> u32 {
         u32::from(layer) * self.rows_per_layer * self.here.stride + self.here.first_byte
     }
 
-    /// Where they begin in a slot there.
+    /// Returns the offset of the layer's shared bytes in a slot there.
     #[must_use]
     pub fn offset_there(&self, layer: u16) -> u32 {
         u32::from(layer) * self.rows_per_layer * self.there.stride + self.there.first_byte
     }
 
-    /// How they lie; `None` when they are one piece on both sides.
+    /// Returns the rows of the shared bytes; `None` when they are contiguous on both sides.
     #[must_use]
     pub fn rows(&self) -> Option<Rows> {
         let (local_stride, remote_stride) = (self.here.stride, self.there.stride);
@@ -199,7 +199,7 @@ impl Cut {
         (!dense).then_some(Rows { bytes: self.row_bytes, local_stride, remote_stride })
     }
 
-    /// Bytes of a row in common, and from one row to the next here.
+    /// Returns the shared bytes of a row, and the stride from one row to the next here.
     #[must_use]
     pub fn row_here(&self) -> (usize, usize) {
         (self.row_bytes as usize, self.here.stride as usize)
@@ -214,7 +214,7 @@ mod tests {
         PieceLayout { layers: 3, rows: 8, heads, head_bytes: 16, fingerprint: 7 }
     }
 
-    /// Byte `at` of head `head` in row `row` of layer `layer` of the whole model's block.
+    /// Returns byte `at` of head `head` in row `row` of layer `layer` of the whole model's block.
     fn byte(layer: usize, row: usize, head: usize, at: usize) -> u8 {
         (layer * 83 + row * 29 + head * 7 + at) as u8
     }
@@ -232,8 +232,8 @@ mod tests {
         bytes
     }
 
-    /// Every pairing of parallelisms, replicated heads among them: the cuts of the chosen senders fill a
-    /// receiver's slot with exactly its own bytes, each once.
+    /// Checks every pairing of parallelisms, replicated heads among them: the cuts of the chosen senders
+    /// fill a receiver's slot with exactly its own bytes, each once.
     #[test]
     fn cuts_fill_a_receiver_of_any_parallelism() {
         for heads in [1, 2, 8, 12] {

@@ -1,40 +1,43 @@
-//! How long the stages of hand-offs take: histograms that one thread fills and any may read.
+//! Duration of the stages of hand-offs: histograms that one thread writes and any thread reads.
 //!
-//! Times are those of the rounds in which something was noticed, so a stage that begins and ends within one round counts as
-//! zero. Per observation: three atomic additions.
+//! Times are those of the rounds in which an event was handled, so a stage that begins and ends within one
+//! round counts as zero. Cost per observation: three atomic additions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bounds of the buckets below the last, which has none: 16 µs times two to the power of their number, up to 67 s.
+/// Number of bounded buckets: the bound of bucket n is 16 µs × 2^n, up to 67 s. One bucket without a bound
+/// follows.
 pub const BOUNDS: usize = 23;
 const FIRST_BOUND_US: u64 = 16;
 
-/// A part of a hand-off's way.
+/// A stage of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Receiver: from the expectation until its sender is told of the slots (the connection, and a round of the thread).
+    /// Receiver: from the expectation until its sender is told the slots (the connection, and a round of
+    /// the thread).
     Reserve,
-    /// Receiver: from then until the first layers of blocks are there (the sender's computation among them).
+    /// Receiver: from then until the first layers of blocks have arrived (including the sender's computation).
     FirstPart,
-    /// Receiver: from when layers of blocks are there and announced until they are verified.
+    /// Receiver: from when layers of blocks have landed and are announced until they are verified.
     Verify,
-    /// Receiver: from the expectation until every block is verified, of transfers that end so.
+    /// Receiver: from the expectation until every block is verified, for transfers that complete.
     Whole,
-    /// Sender: from the push of layers of blocks, or the receiver's coming, until their last write is posted.
+    /// Sender: from the push of layers of blocks, or the receiver's reservation if later, until their last
+    /// write is posted.
     Write,
     /// Sender: from then until their checksums are announced.
     Sum,
-    /// Sender: from its last word until the receiver's side has it: the wire, and what was queued there.
+    /// Sender: from its last message until the receiver's side has it: the wire, and the queue there.
     Finish,
 }
 
 impl Stage {
-    /// Every stage, receiver's first.
+    /// Every stage, the receiver's first.
     pub const ALL: [Self; 7] =
         [Self::Reserve, Self::FirstPart, Self::Verify, Self::Whole, Self::Write, Self::Sum, Self::Finish];
 
-    /// As a label.
+    /// Returns the stage's metric label.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,39 +52,39 @@ impl Stage {
     }
 }
 
-/// Times of one stage.
+/// Histogram of one stage.
 #[derive(Debug, Default)]
 struct Times {
-    /// The last is of those above all bounds.
+    /// The last bucket counts the times above all bounds.
     buckets: [AtomicU64; BOUNDS + 1],
     sum_us: AtomicU64,
 }
 
-/// Times of every stage since the node was made.
+/// Histograms of all stages since the node was created.
 #[derive(Debug, Default)]
 pub struct StageTimes([Times; Stage::ALL.len()]);
 
-/// The present round's time, and where times go.
+/// The time of the current round, and the histograms.
 pub(crate) struct StageClock<'a> {
     pub(crate) now: Instant,
     pub(crate) times: &'a StageTimes,
 }
 
 impl StageClock<'_> {
-    /// A stage that began then is over.
+    /// Records a stage that began at `since` and ends now.
     pub(crate) fn observe(&self, stage: Stage, since: Instant) {
         self.times.observe(stage, self.now.saturating_duration_since(since));
     }
 }
 
-/// One stage's times as they were read.
+/// Snapshot of one stage's histogram.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageSnapshot {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
-    /// Upper bound in microseconds, and how many were at most as long; the last bound is `None`.
+    /// Upper bound in microseconds, and the number of times up to it; the last bound is `None`.
     pub cumulative: Vec<(Option<u64>, u64)>,
-    /// All of them together, in microseconds.
+    /// Sum of all times, in microseconds.
     pub sum_us: u64,
 }
 
@@ -98,7 +101,7 @@ impl StageTimes {
         times.sum_us.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// All stages, in the order of [`Stage::ALL`].
+    /// Returns the histograms of all stages, in the order of [`Stage::ALL`].
     #[must_use]
     pub fn snapshot(&self) -> Vec<StageSnapshot> {
         let of = |stage: Stage| {

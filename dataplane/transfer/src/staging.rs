@@ -1,30 +1,35 @@
-//! Hand-offs whose blocks lie in a device's memory, over a fabric or with checksums that need them in host memory.
+//! Hand-offs of blocks in a device's memory over a fabric, or with checksums, that need them in host memory.
 //!
-//! [`Staging`] stands between an owner and its [`TransferNode`]: it takes the same commands and gives the same notices,
-//! with slots in device memory, and shows the node slots of a pinned host pool instead.
+//! [`Staging`] sits between an owner and its [`TransferNode`]: it takes the same commands and gives the
+//! same notices, with slots in device memory, and gives the node slots of a pinned host pool instead.
 //!
 //! ```text
 //! Push(device slots)    ─ copy, piece by piece ─▶ Push(host slots)
 //! Arrived(device slots) ◀─ copy, as verified ──── Expect(host slots)
 //! ```
 //!
-//! The first piece of a push travels while the next is copied, and layers that arrive are copied while later ones
-//! travel. Nothing is copied before its receiver has asked for it, so that staging slots are held by transfers that go on. What is copied out of a staging slot was verified there, by the checksums of the sender.
+//! The first piece of a push is in transit while the next is copied, and layers that arrive are copied
+//! while later ones are in transit. No block is copied before its receiver has reserved it, so that staging
+//! slots are held by transfers that make progress. Blocks copied out of a staging slot were verified there,
+//! by the checksums of the sender.
 //!
-//! Invariants: a staging slot is free again only when neither a copy nor the fabric nor a peer can touch it: the copier
-//! holds references to both ends, the node to what a peer was told of. Every transfer ends with one notice, and not
-//! before the last of its copies. At most [`StagingLimits::inbound_slots_max`] staging slots wait for peers, so that
-//! the two directions of two nodes cannot wait for each other; at most [`StagingLimits::outbound_slots_each`] belong to
-//! one transfer that is sent, and a piece gets all of its slots at once, so that two transfers cannot either.
+//! Invariants: a staging slot is free again only when neither a copy nor the fabric nor a peer can access
+//! it: the copier holds references to both ends, the node to the slots that a peer was told of. Every
+//! transfer ends with one notice, and not before the last of its copies. At most
+//! [`StagingLimits::inbound_slots_max`] staging slots wait for peers, so that the two directions of two
+//! nodes cannot wait for each other; at most [`StagingLimits::outbound_slots_each`] belong to one transfer
+//! that is sent, and a piece gets all of its slots at once, so that two transfers cannot wait for each
+//! other either.
 //!
-//! Driven by the node's thread ([`crate::TransferService::start_staged`] has one); nothing blocks. While
-//! [`Staging::in_flight`] is not zero, it must be polled: nobody rings when a copy has ended. Per block and piece: one
-//! copy and a few table steps.
+//! Driven by the node's thread ([`crate::TransferService::start_staged`]); nothing blocks. While
+//! [`Staging::in_flight`] is not zero, it must be polled: the completion of a copy is not signalled. Per
+//! block and piece: one copy and a few table steps.
 //!
 //! A hand-off is staged only when it cannot be direct: without a
-//! [`Checksummer`](dataplane_memory::Checksummer), over connections that do not reach the device, or with a peer that has
-//! other heads. The last two are known once the peer has greeted, or, of a push, once its receiver asks for it; the node gives
-//! back what it was to send, or the slots that it was to receive into, and the hand-off is staged then.
+//! [`Checksummer`](dataplane_memory::Checksummer), over connections that do not reach the device, or with a
+//! peer that has other heads. The last two are known once the peer has greeted, or, for a push, once its
+//! receiver has reserved it; the node then gives back the push, or the slots of the expectation, and the
+//! hand-off is staged.
 
 mod copies;
 mod incoming;
@@ -51,19 +56,19 @@ use outgoing::Outgoing;
 /// Bounds of a [`Staging`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StagingLimits {
-    /// Staging slots that may wait for what peers send. An `Expect` beyond is refused. Fewer than the pool has, or
-    /// nothing can be sent while they wait.
+    /// Most staging slots that wait for peers' writes. An `Expect` beyond it is refused. Must be fewer than
+    /// the pool has, or nothing can be sent while they wait.
     pub inbound_slots_max: usize,
-    /// Staging slots of one transfer that is sent; the next blocks wait.
+    /// Most staging slots of one transfer that is sent; further blocks wait.
     pub outbound_slots_each: usize,
-    /// Blocks that are pushed on together once all of them are copied; at most as many as a transfer has slots.
+    /// Blocks that are pushed together once all of them are copied; at most as many as a transfer has slots.
     pub piece_blocks: usize,
-    /// Copies in flight.
+    /// Most copies in flight.
     pub copies_max: usize,
 }
 
 impl StagingLimits {
-    /// Half of `pool` for either direction, an eighth for one transfer that is sent.
+    /// Returns limits that give half of `pool` to each direction, and an eighth to one transfer that is sent.
     #[must_use]
     pub fn of(pool: &SlotPool) -> Self {
         let slots = pool.slot_count();
@@ -72,23 +77,23 @@ impl StagingLimits {
     }
 }
 
-/// Transfers of one node from and to device memory. See the module.
+/// Transfers of one node from and to device memory. See the module's documentation.
 #[derive(Debug)]
 pub struct Staging<C> {
     copies: Copies<C>,
     pool: Arc<SlotPool>,
     limits: StagingLimits,
     outgoing: BTreeMap<TransferId, Outgoing>,
-    /// The outgoing transfers with work to do. A round costs nothing for a transfer that no peer has asked for.
+    /// The outgoing transfers with work to do. A round costs nothing for a transfer that no peer has reserved.
     active: BTreeSet<TransferId>,
     incoming: BTreeMap<TransferId, Incoming>,
     lent_inbound: Lent,
     lent_outbound: Lent,
-    /// The transfer to send that is served first the next time.
+    /// The outgoing transfer that is served first in the next round.
     turn: TransferId,
-    /// Notices of what did not reach the node.
+    /// Notices of commands that were refused before they reached the node.
     refused: Vec<Notice>,
-    /// Kept for their capacity.
+    /// Buffer kept for its capacity.
     done: Vec<(Purpose, Result<(), DeviceError>)>,
     notices: Vec<Notice>,
     transfers_scratch: Vec<TransferId>,
@@ -99,14 +104,14 @@ fn is_on_device(slot: &SlotRef) -> bool {
 }
 
 impl<C: Copier> Staging<C> {
-    /// Stages through `pool`: host slots as large as the device's, in a slab that the node's fabric lets its peers
-    /// write. Nobody else takes slots from it for as long as this exists.
+    /// Makes a staging through `pool`: host slots as large as the device's, in a slab that the node's
+    /// fabric lets its peers write. No other user may take slots from the pool while the staging exists.
     #[must_use]
     pub fn new(copier: C, pool: Arc<SlotPool>, limits: StagingLimits) -> Self {
         let slots = pool.slot_count();
         let outbound = slots.saturating_sub(limits.inbound_slots_max).max(1);
         let outbound_slots_each = limits.outbound_slots_each.clamp(1, outbound);
-        // A piece has all of its slots at once, so it may not want more than there are.
+        // A piece gets all of its slots at once, so its size is limited by the slots of a transfer.
         let piece_blocks = limits.piece_blocks.clamp(1, outbound_slots_each);
         let limits = StagingLimits { outbound_slots_each, piece_blocks, ..limits };
         Self {
@@ -126,31 +131,31 @@ impl<C: Copier> Staging<C> {
         }
     }
 
-    /// The copier, to see how it does.
+    /// Returns the copier, for inspection.
     pub fn copier_mut(&mut self) -> &mut C {
         &mut self.copies.copier
     }
 
-    /// Copies under way: while there are any, poll.
+    /// Returns the number of copies in flight: while it is not zero, the staging must be polled.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.copies.copier.in_flight()
     }
 
-    /// Whether nothing is staged or copied: what a leak check asserts.
+    /// Whether nothing is staged or copied; checked for leaks.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let is_empty = self.outgoing.is_empty() && self.incoming.is_empty();
         is_empty && self.copies.is_empty() && self.refused.is_empty()
     }
 
-    /// Whether blocks that a receiver has asked for wait for a staging slot or for the copier: poll again soon.
+    /// Whether reserved blocks wait for a staging slot or for the copier: poll again soon.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         self.in_flight() > 0 || !self.active.is_empty() || !self.refused.is_empty()
     }
 
-    /// Carries out one command, or passes it on to the node: what concerns host slots alone is the node's.
+    /// Executes one command, or passes it on to the node if it concerns host slots only.
     pub fn handle<F: Fabric>(&mut self, node: &mut TransferNode<F>, command: Command, now: Instant) {
         match command {
             Command::Expect { transfer, .. }
@@ -162,7 +167,7 @@ impl<C: Copier> Staging<C> {
             Command::Expect { transfer, address, content, first_block, slots, deadline }
                 if slots.iter().any(is_on_device) && !node.receives_directly(&slots) =>
             {
-                // Peers that write to another host slab would write over its slots of the same numbers.
+                // Peers that write to another host slab would overwrite its slots of the same numbers.
                 let is_shown = node.shows_pool(&self.pool);
                 let staged = is_shown.then(|| self.stage_in(transfer, slots, node.layout())).flatten();
                 let Some(incoming) = staged else {
@@ -221,7 +226,8 @@ impl<C: Copier> Staging<C> {
             Outgoing::new(content, outbound_slots_each)
         });
         for Pushed { first_block, slots, layers } in pushed {
-            // The node learns of the transfer, which has its lease from now on, and what it is; of blocks when they are staged.
+            // The node learns of the transfer and its content, which starts its lease; it learns of blocks
+            // when they are staged.
             let (slots_none, its_layers) = (Vec::new(), layers.clone());
             let told =
                 Command::Push { transfer, content, first_block, slots: slots_none, layers: its_layers };
@@ -233,7 +239,7 @@ impl<C: Copier> Staging<C> {
         }
     }
 
-    /// Stages what the node cannot send or receive directly after all.
+    /// Stages the transfers that the node cannot send or receive directly.
     fn take_returned<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) {
         for ReturnedExpectation { transfer, slots } in node.take_returned_expectations() {
             let is_shown = node.shows_pool(&self.pool);
@@ -263,7 +269,7 @@ impl<C: Copier> Staging<C> {
         }
     }
 
-    /// Staging slots for all of `slots`; `None` when there are not enough, or the transfer is known.
+    /// Allocates staging slots for all of `slots`; `None` when there are not enough, or the transfer is known.
     fn stage_in(
         &mut self,
         transfer: TransferId,
@@ -320,7 +326,7 @@ impl<C: Copier> Staging<C> {
         copied + moved + impossible.len()
     }
 
-    /// Tells of what is over.
+    /// Appends notices of transfers that are over.
     fn tell(&mut self, notices: &mut Vec<Notice>) {
         let arrived = self.incoming.extract_if(.., |_, incoming| incoming.is_over());
         notices.extend(arrived.map(|(transfer, incoming)| {
@@ -339,7 +345,7 @@ impl<C: Copier> Staging<C> {
         });
     }
 
-    /// Takes a notice of the node; gives back what is not staged.
+    /// Handles a notice of the node; returns it if its transfer is not staged.
     fn digest(&mut self, notice: Notice) -> Option<Notice> {
         match notice {
             Notice::Arrived { transfer, slots, outcome } => match self.incoming.get_mut(&transfer) {

@@ -1,8 +1,9 @@
-//! What two nodes agree on when they meet, from what each says of itself.
+//! The terms that two nodes agree on when they connect, computed from their greetings.
 //!
-//! Blocks must mean the same on both sides ([`Cut`]). The checksum is the sum over lanes as soon as one of the two wants
-//! it, because its blocks may stay in a device's memory, and xxh3 otherwise. Both sides hear the same two greetings and come
-//! to the same terms; what does not go together ends the connection with a reason.
+//! Blocks must have the same meaning on both sides ([`Cut`]). The checksum is the sum over lanes as soon as
+//! one of the two asks for it, because its blocks may stay in a device's memory, and xxh3 otherwise. Both
+//! sides see the same two greetings and compute the same terms; an incompatibility ends the connection with
+//! a reason.
 //!
 //! Pure arithmetic.
 
@@ -12,24 +13,24 @@ use crate::checksum::Checksum;
 use crate::shard::{Cut, PieceLayout};
 use crate::wire::VERSIONS;
 
-/// What a node says of itself first. The checksums are numbers as they came, known or not.
+/// First message of a node. Checksums are the numbers as received, known or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Greeting {
-    /// Of the messages: both sides speak the newest one that both know.
+    /// Supported message versions: both sides use the newest common one.
     pub(crate) versions: Versions,
-    /// Its slots.
+    /// Layout of the node's slots.
     pub(crate) layout: PieceLayout,
-    /// The checksums that it takes and verifies: a bit for each [`Checksum::code`].
+    /// The checksums that the node can compute and verify: a bit for each [`Checksum::code`].
     pub(crate) checksums: u8,
-    /// The one that it wants.
+    /// Code of the checksum that the node asks for.
     pub(crate) wanted: u8,
 }
 
-/// Every checksum there is.
+/// Every checksum that this version supports.
 const ALL: [Checksum; 2] = [Checksum::Xxh3, Checksum::Lanes];
 
 impl Checksum {
-    /// Its number on the wire.
+    /// Returns the checksum's number on the wire.
     fn code(self) -> u8 {
         match self {
             Self::Xxh3 => 0,
@@ -47,30 +48,30 @@ impl Checksum {
 }
 
 impl Greeting {
-    /// This node's: it takes every checksum with the processor.
+    /// Makes the greeting of this node, which can compute every checksum with the processor.
     pub(crate) fn new(layout: PieceLayout, wanted: Checksum) -> Self {
         let checksums = ALL.iter().fold(0, |set, checksum| set | 1 << checksum.code());
         Self { versions: VERSIONS, layout, checksums, wanted: wanted.code() }
     }
 
-    /// The checksum that the node wants, if it is one that it can take itself.
+    /// Returns the checksum that the node asks for, if the node can compute it itself.
     fn wish(&self) -> Result<Checksum, Breach> {
         let known = Checksum::of_code(self.wanted).ok_or(Breach::UnknownChecksum(self.wanted))?;
         if known.is_in(self.checksums) { Ok(known) } else { Err(Breach::ForeignChecksum(known)) }
     }
 }
 
-/// What holds for a connection.
+/// Terms of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// What the two have in common of each layer.
+    /// The bytes of each layer that both nodes hold.
     pub(crate) cut: Cut,
-    /// What announcements carry for each piece.
+    /// Checksum that announcements carry for each piece.
     pub(crate) checksum: Checksum,
 }
 
 impl Terms {
-    /// The terms of two greetings, seen from the node of the first.
+    /// Computes the terms of two greetings, as seen from the node of the first.
     pub(crate) fn between(ours: &Greeting, theirs: &Greeting) -> Result<Self, Breach> {
         if ours.versions.common(theirs.versions).is_none() {
             return Err(Breach::Version(theirs.versions));
@@ -83,14 +84,14 @@ impl Terms {
         Ok(Self { cut, checksum: checksum.ok_or(Breach::NoChecksum)? })
     }
 
-    /// Whether pieces can go from and to a device's memory without the processor: it is the device that sums, and it
-    /// sums bytes that lie in one piece.
+    /// Whether pieces can move from and to a device's memory without the processor: a device checksums
+    /// contiguous bytes only, and only over lanes.
     pub(crate) fn allow_direct(&self) -> bool {
         self.checksum == Checksum::Lanes && self.cut.rows().is_none()
     }
 }
 
-/// Why a connection is ended: what the peer did wrong, or what it cannot do.
+/// Reason for which this node ends a connection: a protocol error or an incompatibility of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Breach {
     #[error("a message that makes no sense")]

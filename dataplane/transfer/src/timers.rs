@@ -1,5 +1,6 @@
-//! Time limits of a node in one queue, so that no round scans its tables for them, and the transfers that were cancelled lately. Used
-//! by the transfer thread; time arrives as an argument. Leases have their own order ([`dataplane_memory::LeaseTable`]).
+//! Deadlines of a node in one queue, so that no round scans its tables for them, and the recently cancelled
+//! transfers. Used by the transfer thread; time arrives as an argument. Leases have their own order
+//! ([`dataplane_memory::LeaseTable`]).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,18 +9,18 @@ use dataplane_fabric::PeerId;
 
 use crate::node::TransferId;
 
-/// Names a time limit.
+/// Identifies a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Timer {
-    /// A transfer that is received: what has come by then must do.
+    /// Deadline of a transfer that is received: it ends with the blocks received by then.
     Arrival(TransferId),
-    /// A peer that was told that nothing more of a transfer is wanted, and has to acknowledge it.
+    /// Deadline of a peer to acknowledge that a transfer was cancelled.
     Acknowledgement(PeerId, TransferId),
-    /// A peer that has connected and has to say what it holds.
+    /// Deadline of a connected peer to send its greeting.
     Greeting(PeerId),
 }
 
-/// Time limits, at most one for each [`Timer`]. Setting, cancelling and taking: logarithmic in their number.
+/// Deadlines, at most one for each [`Timer`]. Setting, cancelling and taking are logarithmic in their number.
 #[derive(Debug, Default)]
 pub(crate) struct TimerQueue {
     due: BTreeSet<(Instant, Timer)>,
@@ -27,7 +28,7 @@ pub(crate) struct TimerQueue {
 }
 
 impl TimerQueue {
-    /// Sets a limit; an earlier one of the same timer does not count any more.
+    /// Sets a deadline; replaces an earlier one of the same timer.
     pub(crate) fn set(&mut self, timer: Timer, at: Instant) {
         self.cancel(timer);
         self.at.insert(timer, at);
@@ -40,12 +41,12 @@ impl TimerQueue {
         }
     }
 
-    /// The next limit.
+    /// Returns the next deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first().map(|&(at, _)| at)
     }
 
-    /// Takes the first that is due, in an order that does not depend on chance.
+    /// Takes the first expired deadline, in a deterministic order.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer> {
         let (_, timer) = *self.due.first().filter(|(at, _)| *at <= now)?;
         self.cancel(timer);
@@ -53,19 +54,19 @@ impl TimerQueue {
     }
 }
 
-/// Transfers that were cancelled lately: their other half may still be on its way, and must not start them anew. When more than
-/// `capacity` are remembered the oldest are forgotten, since the other half of those has most likely come.
+/// Recently cancelled transfers: their other half may still be in transit, and must not start them anew.
+/// Beyond `capacity` the oldest are dropped, since the other half of those has most likely arrived.
 #[derive(Debug)]
 pub(crate) struct Cancelled {
     until: HashMap<TransferId, Instant>,
-    /// In the order of their ends; one that was cancelled again has a later entry, too.
+    /// In the order of expiry; a transfer that was cancelled again has a later entry too.
     order: VecDeque<(Instant, TransferId)>,
     capacity: usize,
     remember: Duration,
 }
 
 impl Cancelled {
-    /// Remembers each for `remember`.
+    /// Makes a table that remembers each transfer for `remember`.
     pub(crate) fn new(capacity: usize, remember: Duration) -> Self {
         Self { until: HashMap::new(), order: VecDeque::new(), capacity, remember }
     }
@@ -83,7 +84,7 @@ impl Cancelled {
         self.until.contains_key(&transfer)
     }
 
-    /// Forgets those whose time is over.
+    /// Drops the expired entries.
     pub(crate) fn expire(&mut self, now: Instant) {
         while self.order.front().is_some_and(|&(until, _)| until <= now) {
             self.forget_first();

@@ -8,11 +8,11 @@ use crate::config::{BLOCKS_MAX, MESSAGE_BLOCKS_MAX};
 use crate::shard::{HeadRange, PieceLayout};
 use crate::terms::{Breach, Greeting};
 
-/// The versions of the messages that this node speaks. The newest is raised when a message changes its meaning; the oldest, when
-/// nodes of releases that speak no other need not be met any more.
+/// The message versions that this node speaks. The newest is raised when a message changes its meaning; the
+/// oldest, when releases that speak no newer version are no longer supported.
 pub(crate) const VERSIONS: Versions = Versions { oldest: 7, newest: 7 };
 
-/// A slot as its owner names it.
+/// Name of a slot at its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotName {
     pub(crate) slot: u32,
@@ -23,10 +23,11 @@ pub(crate) struct SlotName {
 pub(crate) enum Message {
     /// First message of each side.
     Hello(Greeting),
-    /// Receiver to sender: `blocks` blocks from `first_block` on are wanted, and block `first_block + offset + i` goes into
-    /// `slots[i]` of the receiver's slab of the kind `slab`. A reservation of more slots than fit takes several messages, in the order of their offsets; it counts
-    /// once all have come. Immediates carry `tag`. `content` names the whole of what is wanted; a sender that has something
-    /// else sends nothing.
+    /// Receiver to sender: `blocks` blocks from `first_block` on are wanted, and block
+    /// `first_block + offset + i` goes into `slots[i]` of the receiver's slab of the kind `slab`. A
+    /// reservation of more slots than fit takes several messages, in the order of their offsets, and is
+    /// valid once all have arrived. Immediates carry `tag`. `content` names the whole content; a sender
+    /// whose content differs sends nothing.
     Reserve {
         transfer: u64,
         tag: u16,
@@ -37,13 +38,14 @@ pub(crate) enum Message {
         slab: SlabKind,
         slots: Vec<SlotName>,
     },
-    /// Sender to receiver: what the writes up to immediate `sequence` bring, with a checksum per block.
+    /// Sender to receiver: the blocks that the writes up to immediate `sequence` carry, with a checksum per
+    /// block.
     Announce { transfer: u64, sequence: u16, first_layer: u16, layers: u16, first_block: u32, sums: Vec<u64> },
-    /// Sender to receiver: nothing more will come.
+    /// Sender to receiver: no further message or write follows.
     Finished { transfer: u64 },
     /// Receiver to sender: stop.
     Cancel { transfer: u64 },
-    /// Sender to receiver: stopped; no write of this transfer is under way.
+    /// Sender to receiver: stopped; no write of this transfer is in flight.
     CancelAck { transfer: u64 },
 }
 
@@ -55,8 +57,8 @@ const CANCEL: u8 = 5;
 const CANCEL_ACK: u8 = 6;
 
 impl Message {
-    /// The message's bytes. Of a `Reserve` with more slots than fit: those of the first ones; [`Message::advance`] leads to
-    /// the next.
+    /// Encodes the message. Of a `Reserve` with more slots than fit, the first ones are encoded;
+    /// [`Message::advance`] moves to the rest.
     pub(crate) fn encode(&self) -> Box<[u8]> {
         let mut out = Vec::with_capacity(64);
         match self {
@@ -105,7 +107,7 @@ impl Message {
         out.into_boxed_slice()
     }
 
-    /// Drops what [`Message::encode`] wrote. Returns whether something is left, to be encoded in turn.
+    /// Drops the part that [`Message::encode`] wrote. Returns whether a rest remains to be encoded.
     pub(crate) fn advance(&mut self) -> bool {
         let Self::Reserve { offset, slots, .. } = self else { return false };
         let count = slots.len().min(MESSAGE_BLOCKS_MAX);
@@ -114,7 +116,7 @@ impl Message {
         !slots.is_empty()
     }
 
-    /// `None` when the bytes are not exactly one message.
+    /// Decodes a message; `None` when the bytes are not exactly one message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = Reader(bytes);
         let message = match rest.u8()? {
@@ -160,13 +162,15 @@ impl Message {
             CANCEL_ACK => Self::CancelAck { transfer: rest.u64()? },
             _ => return None,
         };
-        // A later version may have appended something to its greeting, which is sent before the two have agreed on one.
+        // A later version may have appended fields to its greeting, which is sent before the two nodes have
+        // agreed on a version.
         let is_later = matches!(&message, Self::Hello(theirs) if theirs.versions.newest > VERSIONS.newest);
         (rest.0.is_empty() || is_later).then_some(message)
     }
 }
 
-/// Why these bytes, which are no message, are none. Of a greeting the versions can be told whatever else it holds.
+/// Returns the reason that these bytes are no valid message. The versions of a greeting are readable
+/// whatever else it holds.
 pub(crate) fn breach_of(bytes: &[u8]) -> Breach {
     let mut rest = Reader(bytes);
     match (rest.u8(), rest.u16(), rest.u16()) {
@@ -208,7 +212,7 @@ impl Reader<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// A number of 8-byte items that really follow: nothing is reserved for a length that lies.
+    /// Reads the number of 8-byte items, if that many follow: no memory is reserved for a false count.
     fn count(&mut self) -> Option<usize> {
         let count = self.u32()? as usize;
         (count <= MESSAGE_BLOCKS_MAX && count * 8 == self.0.len()).then_some(count)
@@ -258,7 +262,7 @@ mod tests {
         }
     }
 
-    /// With the frame of a bond around it, too.
+    /// Also with the frame of a bond around it.
     #[test]
     fn a_long_reservation_travels_in_messages_that_fit() {
         for blocks in [0, 1, MESSAGE_BLOCKS_MAX, MESSAGE_BLOCKS_MAX + 1, 8192, BLOCKS_MAX] {
@@ -326,7 +330,7 @@ mod tests {
         let older = [&[HELLO][..], &[3, 0, 5, 0], &hello[5..hello.len() - 2]].concat();
         assert_eq!(Message::decode(&older), None);
         assert_eq!(breach_of(&older), Breach::Version(Versions { oldest: 3, newest: 5 }));
-        // Of a later release that still speaks this version, with something appended to what is known here.
+        // A greeting of a later release that still speaks this version, with bytes appended.
         let later = [&[HELLO][..], &[7, 0, 9, 0], &hello[5..], &[1, 2, 3]].concat();
         let Some(Message::Hello(theirs)) = Message::decode(&later) else { panic!("a greeting") };
         assert_eq!(theirs.versions, Versions { oldest: 7, newest: 9 });

@@ -23,7 +23,7 @@ struct World {
     nodes: [TransferNode<Bond<SimFabric>>; 2],
     notices: [Vec<Notice>; 2],
     random: u64,
-    /// When a rail was last cut.
+    /// Time in microseconds at which a rail was last cut.
     cut_at: u64,
 }
 
@@ -129,7 +129,7 @@ fn round(world: &mut World, transfer: u64) -> Outcome {
         for _ in 0..world.below(6) {
             world.step();
         }
-        // Never both at once: that ends the peer, as it should.
+        // Never both at once: that would end the peer, as intended.
         let is_whole = world.micros.load(Ordering::Relaxed) > world.cut_at + 40_000;
         if is_whole && world.below(6) == 0 {
             world.cut_at = world.micros.load(Ordering::Relaxed);

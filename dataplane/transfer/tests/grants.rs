@@ -1,4 +1,4 @@
-//! What a sender can still do with the names of slots that it was told: nothing, once a block is whole or the transfer is over.
+//! Slot names that a sender was told are void once a block is complete or the transfer is over.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use dataplane_transfer::{Command, Limits, Notice, Outcome, PieceLayout, Transfer
 const LAYOUT: PieceLayout = PieceLayout::whole(2, 256, 1);
 const CONTENT: [u8; 16] = [1; 16];
 
-/// Names that writes used, and writes to slip in.
+/// Slot names that writes used, and writes to inject.
 #[derive(Default)]
 struct Script {
     targets: Vec<(PeerId, Target)>,
@@ -22,7 +22,7 @@ struct Script {
     ends: usize,
 }
 
-/// A sender's fabric that remembers what it was told, and does what its script says besides.
+/// A sender's fabric that records the slot names used, and injects the script's writes.
 struct Scripted {
     inner: SimFabric,
     script: Arc<Mutex<Script>>,
@@ -167,7 +167,7 @@ fn a_block_that_is_whole_cannot_be_written_any_more() {
     let mut world = World::new();
     let (sources, targets) = (world.slots(0, 2, 7), world.slots(1, 2, 0));
     world.expect(1, targets.clone());
-    // The first block is whole, of the second a layer is missing: the transfer goes on.
+    // The first block is complete, the second lacks a layer: the transfer continues.
     world.push(1, &sources[..1], 0..2);
     let told = world.told();
     assert_eq!(bytes(&targets[0]), bytes(&sources[0]));
@@ -189,7 +189,7 @@ fn what_is_granted_can_be_written_and_nothing_else() {
     world.write_again(told);
     assert_eq!(bytes(&targets[0])[..16], [0xEE; 16], "until the block is whole its sender may write it");
     assert_eq!(world.ends(), 0);
-    // The next slot by its number, with what is known of the first.
+    // The next slot by its number, with the rest of the first slot's name.
     let (peer, target) = told;
     world.write_again((peer, Target { slot: targets[1].slot(), ..target }));
     assert_eq!((bytes(&targets[1]), world.ends()), (vec![0; LAYOUT.slot_bytes()], 1));
@@ -202,7 +202,7 @@ fn a_transfer_that_is_over_leaves_nothing_that_can_be_written() {
     world.expect(1, targets);
     world.push(1, &sources, 0..1);
     let told = world.told();
-    // Its deadline passes; the sender acknowledges, and the slots are free.
+    // The deadline passes; the sender acknowledges, and the slots are free.
     (0..10).for_each(|_| world.run());
     assert!(
         matches!(&world.notices[..], [Notice::Arrived { slots, outcome: Outcome::Deadline, .. }] if slots.is_empty())
@@ -217,7 +217,7 @@ fn a_transfer_that_is_over_leaves_nothing_that_can_be_written() {
     assert_eq!(world.ends(), 1);
 }
 
-/// Two senders fill halves of the same blocks: the name is good until the second is through.
+/// Two senders fill halves of the same blocks: the name stays valid until the second has finished.
 #[test]
 fn a_name_is_good_while_another_transfer_fills_the_slot() {
     let mut world = World::new();
@@ -234,8 +234,8 @@ fn a_name_is_good_while_another_transfer_fills_the_slot() {
     assert_eq!((bytes(&targets[0]), world.ends()), (bytes(&sources[0]), 1));
 }
 
-/// A write that had begun when its grant ended, as a peer on TCP can hold one open: the block is not believed, the
-/// connection ends, and the slots are nobody's until nothing can come into them.
+/// A write that had begun when its grant ended, as a peer on TCP can hold one open: the block counts as
+/// damaged, the connection ends, and the slots stay in quarantine until no write can reach them.
 #[test]
 fn slots_with_a_write_under_way_are_neither_verified_nor_freed() {
     let mut world = World::new();

@@ -1,5 +1,5 @@
-//! Direct hand-offs over RDMA, between threads that sleep when there is nothing to do: software cards that reach the
-//! memory of an accelerator each, whose address kills whoever touches it with the processor.
+//! Direct hand-offs over RDMA, between threads that sleep without work: software cards that each reach the
+//! memory of an accelerator, whose address faults on any access by the CPU.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};

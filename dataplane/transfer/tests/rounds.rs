@@ -1,4 +1,4 @@
-//! One round of a node does a bounded amount of work, and nothing twice, however much waits.
+//! One round of a node does a bounded amount of work, and repeats none of it, for any backlog.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use dataplane_transfer::{
 const BLOCK_BYTES: usize = 300_000;
 const LAYOUT: PieceLayout = PieceLayout::whole(2, BLOCK_BYTES as u32 / 2, 1);
 const ROUND_BYTES: usize = 64 << 10;
-/// The checksum is taken in chunks: the last one may go so far beyond the budget.
+/// Checksums are computed in chunks: the last one may exceed the budget by this much.
 const CHUNK_BYTES: usize = 8 << 10;
 
 struct Side {
@@ -57,7 +57,7 @@ impl World {
         Self { network, sender, receiver, now: Instant::now() }
     }
 
-    /// Both halves of a transfer: all layers of so many blocks are pushed at a time.
+    /// Starts both halves of a transfer: all layers of `part_blocks` blocks are pushed at a time.
     fn hand_off(&mut self, transfer: TransferId, blocks: usize, part_blocks: usize) {
         let content = [transfer as u8; 16];
         let (sources, slots) = (self.sender.acquire(blocks), self.receiver.acquire(blocks));
@@ -78,7 +78,7 @@ impl World {
         self.sender.node.handle(Command::PushEnd { transfer }, self.now);
     }
 
-    /// One round of each. The bytes that the sender summed in it.
+    /// Runs one round of each node. Returns the bytes that the sender checksummed in it.
     fn step(&mut self) -> u64 {
         self.now += Duration::from_millis(1);
         self.network.advance(1);
@@ -89,7 +89,7 @@ impl World {
         self.sender.counter("bytes_summed") - before
     }
 
-    /// The transfers that have arrived whole, in that order.
+    /// Returns the transfers that have arrived completely, in order of arrival.
     fn arrived(&self) -> Vec<TransferId> {
         let whole = |notice: &Notice| match notice {
             Notice::Arrived { transfer, outcome: Outcome::Complete, .. } => Some(*transfer),
@@ -141,7 +141,7 @@ fn a_small_transfer_does_not_wait_for_the_end_of_a_large_one() {
         assert!(rounds < 2000, "no end");
     }
     assert_eq!(world.arrived(), [2], "after {rounds} rounds");
-    // It is summed in five rounds, and the large one in as many between them.
+    // The small transfer is checksummed in five rounds, alternating with as many of the large one.
     assert!(rounds < 40, "{rounds} rounds");
 }
 
@@ -155,7 +155,7 @@ fn a_transfer_that_is_stopped_is_summed_no_further() {
     (0..20).for_each(|_| _ = world.step());
     assert!(before > 0 && world.sender.counter("bytes_summed") == before);
     assert!(world.sender.node.is_idle() && world.receiver.node.is_idle());
-    // What was verified before is whole.
+    // The blocks that were verified before are complete.
     let Some(Notice::Arrived { slots, outcome, .. }) = world.receiver.notices.pop() else {
         panic!("no notice")
     };
@@ -186,7 +186,7 @@ fn a_round_posts_no_more_than_its_budget() {
     );
 }
 
-/// Transfers that wait for their other half, on both sides, and others that were cancelled: a round does not look at them.
+/// Transfers that wait for their other half, on both sides, and cancelled ones add nothing to a round.
 #[test]
 fn what_waits_does_not_lengthen_a_round() {
     const WAITING: u64 = 4000;

@@ -1,5 +1,5 @@
-//! Many transfers over a simulated fabric with seeded faults. Whatever happens on the way: what is reported
-//! as arrived is byte for byte what was sent, and in the end no slot is held by anybody.
+//! Many transfers over a simulated fabric with seeded faults. With any fault: blocks that are reported as
+//! arrived are byte for byte the ones sent, and in the end no slot is held.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl World {
             SlotPool::new(Arc::new(Slab::create("sim", layout, PageSize::Standard).expect("slab")))
         });
         let counters = [(); 2].map(|()| Arc::new(TransferCounters::default()));
-        // Every other world sums one block in a round.
+        // Every other world checksums one block in a round.
         let round_bytes = if seed.is_multiple_of(2) { 1 } else { Limits::default().round_bytes };
         let limits = Limits { lease: Duration::from_millis(400), round_bytes, ..Limits::default() };
         let nodes = [0, 1].map(|index| {
@@ -177,7 +177,7 @@ fn run(seed: u64, faults: Faults, count: u64, cancel_one_in: u64) -> (World, u64
     (world, complete)
 }
 
-/// Checks and drops what has arrived; blocks of earlier transfers carry their own number.
+/// Checks and drops arrived blocks; blocks of earlier transfers carry their own number.
 fn settle(world: &mut World, current: TransferId, held: usize) -> u64 {
     let mut complete = 0;
     for notice in world.notices[RECEIVER].drain(..) {
@@ -185,7 +185,7 @@ fn settle(world: &mut World, current: TransferId, held: usize) -> u64 {
             if transfer == current {
                 check(&slots, transfer, held);
             } else if let Some(slot) = slots.first() {
-                // The number of held blocks is not known any more: find it from the content.
+                // The number of held blocks is no longer known: it is found from the content.
                 let mut bytes = vec![0; LAYOUT.slot_bytes()];
                 slot.slab().read(slot.slot(), 0, &mut bytes);
                 let first = (0..12).find(|&block| content(transfer, block) == bytes).expect("its own bytes");
@@ -215,7 +215,7 @@ fn a_calm_network_brings_everything() {
     }
 }
 
-/// Each stage is counted where it happens, and once: times are whole rounds of a simulated millisecond.
+/// Each stage is counted once, at the side where it happens: times are whole rounds of a simulated millisecond.
 #[test]
 fn stages_are_counted_once_for_each_transfer_or_part() {
     let mut world = World::new(3, Faults::default());
@@ -267,7 +267,7 @@ fn losses_and_cancellations_leave_nothing_behind() {
         let faults = Faults { delay_ticks_max: 5, lose_one_in: 40, ..Faults::default() };
         let (mut world, complete) = run(seed, faults, 80, 4);
         assert!(complete > 0 && complete < 80, "seed {seed}: {complete} complete");
-        // A lost acknowledgement keeps slots in quarantine for as long as the connection lives, on purpose.
+        // A lost acknowledgement keeps slots in quarantine as long as the connection lives, by design.
         world.network.kill(SENDER);
         world.nodes[SENDER] = None;
         for _ in 0..10 {
@@ -317,7 +317,7 @@ fn a_missing_receiver_costs_a_lease_and_no_more() {
     assert_eq!(world.counter(SENDER, "leases_expired"), 1);
 }
 
-/// Two legs that meet by number but are of different requests: not one byte is written.
+/// Two legs with the same id but of different requests: not one byte is written.
 #[test]
 fn legs_of_different_requests_exchange_nothing() {
     let mut world = World::new(6, Faults::default());
@@ -337,7 +337,7 @@ fn legs_of_different_requests_exchange_nothing() {
     assert_nothing_is_held(&world, 6);
 }
 
-/// The first one is not stopped, and its owner can tell the answer to the second from its end.
+/// The first transfer is not stopped, and its owner can distinguish the refusal of the second from its end.
 #[test]
 fn a_transfer_that_is_expected_twice_arrives_once_and_whole() {
     let mut world = World::new(7, Faults::default());
@@ -368,7 +368,7 @@ fn a_transfer_that_is_expected_twice_arrives_once_and_whole() {
     assert_nothing_is_held(&world, 7);
 }
 
-/// Of another node, while the transfer goes on, and of the same one after its own has arrived.
+/// By another node, while the transfer is running, and by the same one after its own has arrived.
 #[test]
 fn a_second_reservation_ends_neither_the_transfer_nor_a_connection() {
     let mut world = World::new(9, Faults::default());
@@ -446,7 +446,7 @@ fn a_peer_that_never_greets_has_a_deadline_that_wakes_the_node() {
     assert!(events.iter().any(|event| matches!(event, Event::PeerDown { .. })), "{events:?}");
 }
 
-/// The rig itself: a slot that is kept on purpose must be seen by the leak check.
+/// Tests the rig: the leak check must detect a slot that is kept on purpose.
 #[test]
 #[should_panic(expected = "slots leaked")]
 fn a_planted_leak_is_found() {
@@ -455,7 +455,7 @@ fn a_planted_leak_is_found() {
     assert_nothing_is_held(&world, 1);
 }
 
-/// As many connects as waits allow, however many transfers want the same dead peer.
+/// The number of connects is limited by the backoff, not by the number of transfers that need the same dead peer.
 #[test]
 fn many_expectations_make_few_connects() {
     let mut world = World::new(13, Faults { delay_ticks_max: 2, ..Faults::default() });
@@ -465,7 +465,7 @@ fn many_expectations_make_few_connects() {
     for transfer in 0..4000 {
         world.expect(transfer, 0, 1);
         world.step();
-        // Answered within one step: no connect was made. Otherwise one was.
+        // A refusal within one step means that no connect was made; otherwise one was.
         if world.notices[RECEIVER].is_empty() {
             waits.push(world.now - down_since);
             down_since = world.now;

@@ -1,8 +1,9 @@
-//! What posting costs: `posting [writes]`.
+//! Measures the cost of posting: `posting [writes]`.
 //!
 //! The device is the software one with a `post_send` that writes requests to a ring in memory and completes
-//! them at once, as a driver does before the doorbell; so this counts our own work and little else. Callable
-//! under callgrind: with the number of writes given, exactly that many are posted and nothing is timed.
+//! them at once, as a driver does before the doorbell; so the measurement covers little besides this
+//! crate's own work. Runs under callgrind too: with the number of writes given, exactly that many are
+//! posted and nothing is timed.
 
 use std::error::Error;
 use std::net::SocketAddr;

@@ -1,7 +1,8 @@
 //! Registered buffers that outgoing messages are copied to.
 //!
-//! A message comes as memory that the device does not know; registering it would cost more than copying a few
-//! kilobytes. The free list is a stack, so that recently used buffers, still in the cache, are used first.
+//! The memory of a message is not registered with the device; registering it would cost more than copying a
+//! few kilobytes. The free list is a stack, so that recently used buffers, still in the cache, are used
+//! first.
 
 use std::sync::Arc;
 

@@ -1,11 +1,12 @@
-//! Queue pairs are made, connected, stopped and destroyed on a thread of their own.
+//! A thread that makes, connects, stops and destroys queue pairs.
 //!
-//! Each of these verbs is a command to the card's firmware (ibv_create_qp(3), ibv_modify_qp(3), ibv_destroy_qp(3)): tens of
-//! microseconds to milliseconds, and all of a node's peers may come or go at once. The fabric's thread hands the pairs of a
-//! connection over with a [`Command`] and gets them back with its [`Outcome`]; meanwhile it neither posts to them nor reports the
-//! connection's end. A connection has one command in flight at a time.
+//! Each of these verbs is a command to the card's firmware (ibv_create_qp(3), ibv_modify_qp(3),
+//! ibv_destroy_qp(3)) that takes tens of microseconds to milliseconds, and all of a node's peers may
+//! connect or disconnect at once. The fabric's thread submits the pairs of a connection with a [`Command`]
+//! and gets them back with its [`Outcome`]; meanwhile it neither posts to them nor reports the connection's
+//! end. A connection has one command in flight at a time.
 //!
-//! A command allocates, and takes a system call to wake each thread: a few times in a connection's life.
+//! A command allocates, and makes a system call to wake each thread: a few times in a connection's life.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,19 +45,20 @@ pub(crate) struct PairParameters {
 #[derive(Debug, Clone)]
 pub(crate) struct Destination {
     pub(crate) lanes: [(Path, Retries); 2],
-    /// The peer, for errors.
+    /// Address of the peer, for error messages.
     pub(crate) peer: std::net::SocketAddr,
 }
 
-/// Why pairs were not connected, and what is left of them.
+/// The error of a failed set-up, and the pairs that remain.
 pub(crate) type NotConnected = (VerbsError, [Pair; 2]);
 
-/// Whether a connection has ended, so that its set-up need not be carried out any more: others wait for the thread.
+/// Whether a connection has ended, so that the thread skips its set-up and serves the commands of other
+/// connections.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Abandoned(Arc<AtomicBool>);
 
 impl Abandoned {
-    /// Relaxed: whoever sees it too late sets up what is stopped afterwards.
+    /// Relaxed: a set-up that reads the flag too late is stopped afterwards.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -69,45 +71,46 @@ impl Abandoned {
 /// A command for the pairs of one connection, with what it needs.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Make both pairs, and bind them to a port.
+    /// Make both pairs and bind them to a port.
     Make(PairParameters, Abandoned),
-    /// Bring them to where they can send to the peer.
+    /// Connect the pairs to the peer's (RTR and RTS).
     Connect(Pairs<Initialised>, Destination, Abandoned),
-    /// Make and connect at once, where the peer is known already.
+    /// Make and connect in one step, for a peer whose hello is known.
     MakeConnected(PairParameters, Destination, Abandoned),
-    /// End the work of each pair that can have some.
+    /// Stop each pair that may have work.
     Stop([Pair; 2]),
-    /// Destroy them.
+    /// Destroy the pairs.
     Destroy([Option<QueuePair<Failed>>; 2]),
 }
 
-/// The result of a [`Command`]; gives the pairs back.
+/// The result of a [`Command`]; returns the pairs.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Made(Result<Pairs<Initialised>, VerbsError>),
-    /// Of a set-up that failed: the pairs, stopped or not, which may hold receives.
+    /// On failure: the pairs, stopped or not, which may still hold receives.
     Connected(Result<Pairs<ReadyToSend>, Box<NotConnected>>),
     /// The pairs, and the error of each that did not go to its error state.
     Stopped([Pair; 2], Vec<String>),
-    /// Whether the device gave each of them up.
+    /// By lane: whether the device destroyed the pair.
     Destroyed([bool; 2]),
 }
 
-/// The fabric's side of the thread.
+/// The fabric's handle to the command thread.
 #[derive(Debug)]
 pub(crate) struct CommandThread {
-    /// By the number of the connection.
+    /// Commands, each with the number of its connection.
     commands: Option<Sender<(u64, Command)>>,
     outcomes: Receiver<(u64, Outcome)>,
-    /// Of commands that were carried out by [`Self::submit`] itself.
+    /// Outcomes of commands that [`Self::submit`] executed itself.
     inline_outcomes: VecDeque<(u64, Outcome)>,
-    /// Readable when an outcome waits, or the thread has ended.
+    /// Readable when an outcome is pending, or the thread has ended.
     wakeup: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     has_died: bool,
 }
 
-/// The thread's side. Dropped in the order of the fields: the fabric is woken when it can see that no outcome will come.
+/// The thread's side. Dropped in the order of the fields: the channel closes before the fabric is woken, so
+/// that the fabric sees that no outcome will come.
 struct Worker {
     outcomes: Sender<(u64, Outcome)>,
     wakeup: WakeOnDrop,
@@ -126,7 +129,7 @@ impl CommandThread {
         Self::start_with(device, Command::run)
     }
 
-    /// The same with another way to carry a command out.
+    /// [`Self::start`] with another function that executes commands.
     pub(crate) fn start_with(device: &str, carry_out: fn(Command) -> Outcome) -> Result<Self, VerbsError> {
         let system = |operation: &str, error| VerbsError::System { operation: operation.to_owned(), error };
         let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -138,12 +141,12 @@ impl CommandThread {
             let worker = worker;
             for (number, command) in submitted {
                 let outcome = carry_out(command);
-                // Without a fabric, what the outcome holds is destroyed with it.
+                // If the fabric is gone, the outcome and its pairs are dropped here.
                 let _nobody = worker.outcomes.send((number, outcome));
                 wake(&worker.wakeup.0);
             }
         };
-        // The kernel keeps fifteen bytes of the name.
+        // The kernel keeps 15 bytes of a thread name.
         let thread = std::thread::Builder::new().name(format!("rdma-{device}")).spawn(run);
         let thread = thread.map_err(|error| system("start the thread of an RDMA device", error))?;
         let (inline_outcomes, has_died) = (VecDeque::new(), false);
@@ -161,7 +164,7 @@ impl CommandThread {
         self.wakeup.as_fd()
     }
 
-    /// Has a command carried out; its outcome comes later. Without the thread it is carried out at once.
+    /// Submits a command; its outcome comes later. If the thread has ended, the command is executed at once.
     pub(crate) fn submit(&mut self, number: u64, command: Command) {
         let sent = match &self.commands {
             Some(commands) => commands.send((number, command)).map_err(|refused| refused.0),
@@ -173,7 +176,7 @@ impl CommandThread {
         }
     }
 
-    /// The next outcome, if there is one.
+    /// Returns the next outcome, if one is pending.
     pub(crate) fn next(&mut self) -> Option<(u64, Outcome)> {
         match self.outcomes.try_recv() {
             Ok(outcome) => return Some(outcome),
@@ -183,8 +186,8 @@ impl CommandThread {
         self.inline_outcomes.pop_front()
     }
 
-    /// Whether [`Self::next`] has seen that the thread panicked, for the first time: outcomes of commands that it had will never
-    /// come.
+    /// Returns true once after [`Self::next`] has detected that the thread panicked: outcomes of commands
+    /// that it held will never come.
     pub(crate) fn take_death(&mut self) -> bool {
         let has_died = std::mem::take(&mut self.has_died);
         if has_died {
@@ -193,13 +196,13 @@ impl CommandThread {
         has_died
     }
 
-    /// Notes that outcomes were looked for.
+    /// Clears the wakeup descriptor.
     pub(crate) fn clear(&self) {
         // An empty counter reads as EAGAIN.
         let _empty = rustix::io::read(&*self.wakeup, &mut [0_u8; 8]);
     }
 
-    /// Ends the thread when all commands are carried out. Their outcomes can still be taken.
+    /// Ends the thread after all submitted commands are executed. Their outcomes can still be taken.
     pub(crate) fn end(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take()
@@ -211,7 +214,7 @@ impl CommandThread {
 }
 
 fn wake(wakeup: &OwnedFd) {
-    // Fails only when the counter is at its maximum, and then the fabric is being woken anyway.
+    // Fails only when the counter is at its maximum, and then the fabric is woken anyway.
     let _full = rustix::io::write(wakeup, &1_u64.to_ne_bytes());
 }
 
@@ -284,7 +287,7 @@ fn state_of(stopped: Stopped) -> Pair {
     }
 }
 
-/// Ends the work of a pair: flushed by the device, or destroyed, or leaked.
+/// Stops a pair: its work is flushed, or the pair is destroyed, or leaked.
 fn stop(pair: Pair, errors: &mut Vec<String>) -> Pair {
     let stopped = match pair {
         Pair::Initialised(pair) => pair.fail(),

@@ -1,10 +1,10 @@
-//! Completion queues, and the channel that wakes a sleeper.
+//! Completion queues, and the channel that wakes a sleeping thread.
 //!
-//! Hot path: `poll` is one call through the context's table into memory that the device writes; no allocation,
-//! no lock of ours, no system call. Arming and taking events happen around a sleep only.
+//! Hot path: `poll` is one call through the context's table into memory that the device writes; no
+//! allocation, no lock of this crate, no system call. Arming and taking events happen around a sleep only.
 //!
-//! The race of every sleeper: a completion that arrives between the last poll and the arming raises no event.
-//! So: arm, then poll once more, then sleep (ibv_req_notify_cq(3)).
+//! Race around a sleep: a completion that arrives between the last poll and the arming raises no event. So:
+//! arm, then poll once more, then sleep (ibv_req_notify_cq(3)).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -18,7 +18,7 @@ use crate::ffi;
 
 /// Completions taken by one poll of the device.
 pub(crate) const POLL_BATCH: usize = 64;
-/// Acknowledging takes a lock in the library: done once for so many events.
+/// Events acknowledged at once, because acknowledging takes a lock in the library.
 const ACKNOWLEDGE_EVERY: u32 = 64;
 
 /// A queue of completions with a channel of its own.
@@ -39,7 +39,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue of at least `entries`, whose events use interrupt vector `vector` (modulo what there is).
+    /// Creates a queue of at least `entries`, whose events use interrupt vector `vector` (modulo the number
+    /// that the device has).
     pub fn new(device: &Arc<Device>, entries: u32, vector: u32) -> Result<Arc<Self>, VerbsError> {
         let (library, context) = (&device.library, device.context.as_ptr());
         let last = std::io::Error::last_os_error;
@@ -82,13 +83,13 @@ impl CompletionQueue {
         Ok(Arc::new(this))
     }
 
-    /// Entries asked for; the queue has at least these.
+    /// Returns the number of entries asked for; the queue has at least these.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Fills the front of `completions`; returns how many.
+    /// Fills the front of `completions`; returns the number of completions.
     pub fn poll(&self, completions: &mut [ffi::WorkCompletion]) -> Result<usize, VerbsError> {
         let room = i32::try_from(completions.len()).unwrap_or(i32::MAX);
         // SAFETY: the queue is live, and the slice has room for that many.
@@ -97,7 +98,7 @@ impl CompletionQueue {
             .map_err(|_| self.device.failed("ibv_poll_cq", String::new(), std::io::Error::last_os_error()))
     }
 
-    /// Asks for one event at the next completion.
+    /// Requests one event at the next completion.
     pub fn arm(&self) -> Result<(), VerbsError> {
         // SAFETY: the queue is live.
         let code = unsafe { (self.request_notify)(self.raw.as_ptr(), 0) };
@@ -107,7 +108,7 @@ impl CompletionQueue {
         Err(self.device.failed("ibv_req_notify_cq", String::new(), from_code(code)))
     }
 
-    /// Takes the events that wait in the channel; returns how many. One system call for each and one more.
+    /// Takes the pending events of the channel; returns their number. One system call for each and one more.
     pub fn take_events(&self) -> u32 {
         let mut taken = 0;
         loop {
@@ -138,7 +139,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Readable when an event waits.
+    /// Descriptor that is readable when an event is pending.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is live.

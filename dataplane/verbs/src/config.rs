@@ -50,7 +50,7 @@ impl PathMtu {
     }
 }
 
-/// See each field. [`VerbsConfig::check`] holds them to their ranges.
+/// Settings of the RDMA fabric. [`VerbsConfig::check`] checks the ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbsConfig {
     /// Port of the device, from 1; `None`: the first active one.
@@ -58,10 +58,10 @@ pub struct VerbsConfig {
     /// Row of the port's GID table, 0..=255; `None`: RoCE v2 with an IPv4 address, else with a global IPv6
     /// address, else a link-local one; row 0 on InfiniBand.
     pub gid_index: Option<u8>,
-    /// Partition that queue pairs are in, by its key, 1..=0x7FFF or with the membership bit; `None`: that of the port's first
-    /// row. Peers in other partitions cannot be reached.
+    /// Key of the partition that queue pairs are in, 1..=0x7FFF or with the membership bit; `None`: the
+    /// partition of the port's first row. Peers in other partitions cannot be reached.
     pub partition: Option<u16>,
-    /// Most bytes of one packet; the path uses the smallest of this, both ports' and the peer's.
+    /// Most bytes of one packet; a path uses the smallest of this value, the local port's and the peer's.
     pub path_mtu: PathMtu,
     /// Service level of the urgent and of the background lane, 0..=15 (on Ethernet the priority, 0..=7).
     pub service_levels: [u8; 2],
@@ -69,63 +69,65 @@ pub struct VerbsConfig {
     pub traffic_class: u8,
     /// Routers that a packet may pass, 1..=255.
     pub hop_limit: u8,
-    /// Exponent of the acknowledgement timeout, 4.096 us times two to it, 1..=31.
+    /// Exponent t of the acknowledgement timeout of 4.096 us × 2^t, 1..=31.
     pub timeout: u8,
-    /// Retries after that timeout, 0..=7.
+    /// Retries after an acknowledgement timeout, 0..=7.
     pub retry_count: u8,
-    /// Retries when the peer has no receive posted, 0..=7; 7 retries for ever.
+    /// Retries when the peer has no receive posted, 0..=7; 7 retries without limit.
     pub receiver_not_ready_retry: u8,
-    /// Code of the wait that we ask for in that case, 0..=31 (12 is 0.64 ms).
+    /// Code of the delay that is requested of a peer in that case, 0..=31 (12 is 0.64 ms).
     pub receiver_not_ready_timer: u8,
     /// Reads in flight for each lane of a peer, 1..=128, cut to what the device can do.
     pub reads_in_flight: u8,
     /// Send work requests of one lane, 16..=32768, cut to what the device can do.
     pub send_queue_depth: u32,
-    /// Requests that may wait for room in one lane before `post` says "full", 16..=65536.
+    /// Requests that may wait in one lane before `post` returns "full", 16..=65536.
     pub request_queue_depth: u32,
-    /// Every so many work requests one is signalled, 1..=1024; the last of a batch always is.
+    /// Number of work requests of which one is signalled, 1..=1024; the last of a batch always is.
     pub signal_every: u32,
     /// Scatter/gather entries of one work request, 1..=32, cut to what the device can do.
     pub entries_max: u32,
-    /// Bytes that travel inside a work request, 0..=512; a device that cannot is asked for less.
+    /// Bytes carried inside a work request, 0..=512; reduced to the device's limit.
     pub inline_bytes: u32,
     /// Entries of the completion queue, 256..=4194304, cut to what the device can do. It bounds the work
     /// requests in flight to all peers together.
     pub completion_entries: u32,
     /// Receives posted for all peers together, 16..=32768, cut to what the device can do.
     pub receive_buffers: u32,
-    /// Bytes of one of them, 256..=65536. Longer messages travel in several pieces.
+    /// Bytes of one receive, 256..=65536. Longer messages travel in several pieces.
     pub receive_buffer_bytes: u32,
-    /// Receives that a peer may use up in one lane before we return them to it, 2..=1024.
+    /// Receives that a peer may use up in one lane before they are returned to it, 2..=1024.
     pub receive_credits: u32,
-    /// Buffers of the same size that outgoing messages are copied to, 8..=32768.
+    /// Buffers of [`Self::receive_buffer_bytes`] that outgoing messages are copied to, 8..=32768.
     pub send_buffers: u32,
-    /// Connections at a time, 1..=4096.
+    /// Most connections, those in the handshake or draining included, 1..=4096.
     pub connections_max: usize,
-    /// Accepted sockets that have not proved that they are a peer's, 1..=4096; they take no place among the connections.
+    /// Accepted sockets that are not authenticated yet, 1..=4096; they do not count as connections.
     pub handshakes_max: usize,
-    /// The access of peers to the slabs that the fabric shows, as the device enforces it: with [`PeerAccess::None`] no key of this
-    /// node's memory works for others. A peer that may write can write the whole slabs: a device knows no generations.
+    /// Access of peers to the slabs that the fabric shows, enforced by the device: with
+    /// [`PeerAccess::None`] peers have no key to this node's memory. A peer that may write can write the
+    /// whole slabs: a device does not check generations.
     pub access: PeerAccess,
-    /// The secret that peers share; with another one neither side admits the other.
+    /// The secret shared by all peers; nodes with different secrets refuse each other.
     pub key: SharedKey,
-    /// The versions of the protocol that it speaks.
+    /// Protocol versions that the node supports.
     pub versions: Versions,
     /// Slabs that can be registered besides the fabric's own, 0..=1024.
     pub slabs_max: usize,
-    /// A peer that has not finished the handshake by then is dropped, 10 ms..=5 min.
+    /// Time after which a peer that has not finished the handshake is dropped, 10 ms..=5 min.
     pub handshake_timeout: Duration,
-    /// Unanswered probes or unacknowledged bytes on the handshake's TCP connection, which stays open, mean
-    /// after this time that the peer is dead, 1 s..=10 min.
+    /// Time after which a peer counts as dead that does not answer probes or acknowledge bytes on the
+    /// handshake's TCP connection, which stays open, 1 s..=10 min.
     pub peer_dead_after: Duration,
-    /// How long an ended connection waits for the device to return its work requests before its queue pairs
-    /// are destroyed without, 1 ms..=1 min.
+    /// Time that an ended connection waits for the device to return its work requests before its queue
+    /// pairs are destroyed without them, 1 ms..=1 min.
     pub drain_timeout: Duration,
     /// Whether the device may reorder its writes to memory (PCIe relaxed ordering). For host memory,
-    /// completions still come after the bytes. For an accelerator's memory a completion promises nothing to its
-    /// kernels, relaxed or not, until [`DeviceMemory::settle`](dataplane_memory::DeviceMemory::settle) was called.
+    /// completions still follow the bytes. For an accelerator's memory a completion guarantees nothing to
+    /// the accelerator's kernels, relaxed or not, until
+    /// [`DeviceMemory::settle`](dataplane_memory::DeviceMemory::settle) was called.
     pub relaxed_ordering: bool,
-    /// Interrupt vector of the completion channel, 0..; taken modulo those that the device has.
+    /// Interrupt vector of the completion channel, from 0; taken modulo the number that the device has.
     pub completion_vector: u32,
 }
 
@@ -169,7 +171,7 @@ impl Default for VerbsConfig {
     }
 }
 
-/// A row of the GID table as a configuration writes it: `auto`, or a number.
+/// Parses a row of the GID table: `auto`, or a number.
 pub fn parse_gid_index(text: &str) -> Result<Option<u8>, VerbsError> {
     let expected = "`auto`, or a row from 0 to 255";
     match text {
@@ -178,7 +180,7 @@ pub fn parse_gid_index(text: &str) -> Result<Option<u8>, VerbsError> {
     }
 }
 
-/// A partition as a configuration writes it: `default`, or its key like `0x8001`.
+/// Parses a partition: `default`, or its key, such as `0x8001`.
 pub fn parse_partition(text: &str) -> Result<Option<u16>, VerbsError> {
     let expected = "`default`, or a partition key like 0x8001, whose lower 15 bits are not all zero";
     let key = match text {
@@ -193,7 +195,7 @@ fn setting(key: &'static str, value: &str, expected: &'static str) -> VerbsError
 }
 
 impl VerbsConfig {
-    /// Refuses the first setting that is out of its range.
+    /// Returns an error for the first setting that is out of its range.
     pub fn check(&self) -> Result<(), VerbsError> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let level = |lane: usize| u64::from(self.service_levels[lane]);

@@ -1,4 +1,4 @@
-//! One peer: its handshake, its two lanes, and how it ends.
+//! One peer: its handshake, its two lanes, and the end of its connection.
 //!
 //! ```text
 //! initiator: Greeting ─(Make)─▶ hello sent ── peer's hello ──▶ Preparing ─(Connect)─▶ Readying ─▶ Established
@@ -6,7 +6,8 @@
 //! any of them ── begin_end ─(Stop)─▶ Draining ── drained, or too late ─(Destroy)─▶ Destroying ─▶ removed
 //! ```
 //!
-//! In parentheses: the [`Command`](crate::commands::Command) that is in flight meanwhile. An end waits for it.
+//! In parentheses: the [`Command`](crate::commands::Command) that is in flight meanwhile. The end of a
+//! connection waits for it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -22,18 +23,19 @@ use crate::local::Local;
 use crate::queue_pair::{Path, Retries};
 use crate::wire::{Handshake, Hello, LaneAddress, RemoteSlots};
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The peer's hello is awaited, for as long as [`Handshakes`](dataplane_fabric::handshake::Handshakes) allows.
+    /// Waiting for the peer's hello, for as long as [`Handshakes`](dataplane_fabric::handshake::Handshakes)
+    /// allows.
     Greeting,
-    /// The peer's hello is here; our pairs are being brought to where they can send to it.
+    /// The peer's hello has arrived; the local pairs are being connected to the peer's.
     Preparing,
-    /// Our pairs are ready; the peer's word that its are is awaited.
+    /// The local pairs are ready; waiting for the peer's `ready`.
     Readying,
-    /// Work flows.
+    /// Both sides may post work.
     Established,
-    /// The pairs fail, or have failed; the device returns what was in flight.
+    /// The pairs are in their error state or on the way to it; the device returns the work in flight.
     Draining,
     /// The pairs are being destroyed.
     Destroying,
@@ -45,34 +47,35 @@ impl Phase {
     }
 }
 
-/// How long a failed pair may take to give back the receives that it holds, where the device does not say when it has
-/// (`IBV_EVENT_QP_LAST_WQE_REACHED`, ibv_destroy_qp(3)). A pair destroyed earlier takes them with it.
+/// Time that a failed pair has to return the receives that it holds, on a device that does not report when
+/// it has done so (`IBV_EVENT_QP_LAST_WQE_REACHED`, ibv_destroy_qp(3)). A pair destroyed earlier takes them
+/// with it.
 const RECEIVES_RETURN_WITHIN: Duration = Duration::from_millis(20);
 
-/// A peer.
+/// A peer and its connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) peer: PeerId,
     pub(crate) address: SocketAddr,
     pub(crate) is_initiator: bool,
-    /// Whether the user knows of it.
+    /// Whether the user was told of the connection.
     pub(crate) is_announced: bool,
     pub(crate) abandoned: Abandoned,
     pub(crate) phase: Phase,
-    /// When the phase is over, done or not.
+    /// Time at which the phase is over, completed or not.
     pub(crate) deadline: Option<Instant>,
-    /// When its pairs failed; before that, when it began to end or was made.
+    /// Time at which its pairs failed; before that, the time at which its end began or it was created.
     pub(crate) ended_at: Instant,
-    /// By lane: whether the device has said that its pair holds no receive of the shared queue any more.
+    /// By lane: whether the device has reported that the pair holds no receive of the shared queue any more.
     pub(crate) receives_returned: [bool; 2],
     pub(crate) reason: String,
     pub(crate) lanes: [Lane; 2],
     pub(crate) psns: [u32; 2],
-    /// Whether the peer has said that its pairs are ready, before ours were.
+    /// Whether the peer's `ready` arrived before the local pairs were connected.
     pub(crate) peer_is_ready: bool,
     pub(crate) slots: Option<[RemoteSlots; SlabKind::COUNT]>,
     pub(crate) message_bytes_max: u32,
-    /// Whether the fabric's list of peers with work names it.
+    /// Whether the fabric's list of peers with work contains this one.
     pub(crate) is_listed: bool,
 }
 
@@ -113,13 +116,14 @@ impl Connection {
         self.lanes.iter().map(Lane::outstanding).sum()
     }
 
-    /// Whether a command in flight has its pairs.
+    /// Whether a command in flight holds the pairs of the connection.
     pub(crate) fn is_in_command(&self) -> bool {
         self.lanes.iter().any(Lane::is_in_command)
     }
 
-    /// When to look at it without news: at its deadline, or now when the device has returned everything. An end waits for its
-    /// pairs to come back, however long that takes: nothing is known of them.
+    /// Returns the time of the next check without an event: the deadline, or now when the device has
+    /// returned everything. A connection that ends waits for its pairs to return from a command, however
+    /// long that takes, since their state is unknown until then.
     pub(crate) fn next_look(&self) -> Option<Instant> {
         if self.phase.is_end() && self.is_in_command() {
             return None;
@@ -132,12 +136,12 @@ impl Connection {
         self.deadline
     }
 
-    /// Whether our hello is sent, on the side that connects: its pairs wait for the peer's.
+    /// Whether this side connects and has sent its hello: its pairs wait for the peer's.
     pub(crate) fn has_greeted(&self) -> bool {
         self.lanes.iter().all(|lane| matches!(lane.pair, Pair::Initialised(_)))
     }
 
-    /// Our hello; the lanes must have their pairs.
+    /// Returns the local hello; the lanes must have their pairs.
     pub(crate) fn hello(&self, local: &Local) -> Handshake {
         let lane = |index: usize| LaneAddress {
             queue_pair: self.lanes[index].number().unwrap_or(0),
@@ -146,7 +150,7 @@ impl Connection {
         Handshake::Hello(local.hello([lane(0), lane(1)]))
     }
 
-    /// Takes what the peer says of itself; the peer's ends of our pairs.
+    /// Applies the peer's hello; returns the peer's ends of the local pairs.
     pub(crate) fn agree(&mut self, local: &Local, hello: &Hello) -> Destination {
         let config = &local.config;
         let needs_route = local.port.needs_global_route || local.port.lid == 0 || hello.lid == 0;

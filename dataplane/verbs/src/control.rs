@@ -1,8 +1,8 @@
 //! The set-up of connections: sockets, handshakes, commands for queue pairs, and deadlines.
 //!
-//! An epoll descriptor covers the sockets ([`Handshakes`](dataplane_fabric::handshake::Handshakes)), the completion channel,
-//! the asynchronous events and the outcomes of commands; it is what a sleeper waits on. A peer that has proved itself and finds
-//! no place among the connections is told so.
+//! An epoll descriptor covers the sockets ([`Handshakes`](dataplane_fabric::handshake::Handshakes)), the
+//! completion channel, the asynchronous events and the outcomes of commands; a thread without work sleeps
+//! on it. A peer that has proved its identity while all connections are in use is refused with that reason.
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -30,11 +30,11 @@ use crate::wire::{Handshake, Hello, Refusal};
 /// Peers' packet numbers have 24 bits.
 const PSN_MASK: u64 = 0xFF_FFFF;
 
-/// Looks at the completion queue before a pair is destroyed, at most.
+/// Most polls of the completion queue before a pair is destroyed.
 const DRAIN_POLLS: usize = 64;
 
 impl VerbsFabric {
-    /// One look at the descriptors and at deadlines that have passed.
+    /// Handles descriptors that are ready and deadlines that have passed.
     pub(crate) fn look_after_connections(&mut self) {
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -43,7 +43,7 @@ impl VerbsFabric {
         let ready: &[epoll::Event] = ready.map_or(&[], |(ready, _)| ready);
         let [commands, sockets, events] =
             [COMMANDS, HANDSHAKES, ASYNC].map(|token| ready.iter().any(|event| event.data.u64() == token));
-        // First: a new pair may have the address or the number of one that is gone.
+        // Outcomes first: a new pair may have the address or the number of a destroyed one.
         if commands {
             self.take_outcomes();
         }
@@ -77,7 +77,7 @@ impl VerbsFabric {
             match event {
                 HandshakeEvent::Opened { socket_id } => self.opened(socket_id.0),
                 HandshakeEvent::Frame { socket_id, frame, .. } => self.take_frame(socket_id, &frame),
-                // No answer: a proof under our key would help a stranger to guess it.
+                // No answer: a proof under this node's key would help a stranger to guess the key.
                 HandshakeEvent::Failed { socket_id, error } => {
                     self.begin_end(socket_id.0, &error.to_string())
                 }
@@ -90,7 +90,7 @@ impl VerbsFabric {
     fn look_at_deadlines(&mut self) {
         let now = Instant::now();
         let late = |connection: &Connection| connection.next_look().is_some_and(|deadline| deadline <= now);
-        // Ends allocate; they are rare.
+        // Ending a connection allocates; it is rare.
         let late: Vec<(u64, Phase)> = self
             .connections
             .iter()
@@ -100,7 +100,8 @@ impl VerbsFabric {
         for (number, phase) in late {
             match phase {
                 Phase::Draining => {
-                    // Completions of the pair are taken before it goes, receives that it returns among them.
+                    // Takes the completions of the pair before it is destroyed, also those of receives that
+                    // it returns.
                     for _ in 0..DRAIN_POLLS {
                         if self.reap(POLL_BATCH) == 0 {
                             break;
@@ -113,7 +114,8 @@ impl VerbsFabric {
         }
     }
 
-    /// A sleeper shall notice the next deadline. Returns whether one has passed.
+    /// Sets the timer to the next deadline, so that a sleeping thread wakes for it. Returns whether a
+    /// deadline has passed.
     pub(crate) fn set_timer(&mut self) -> bool {
         if self.unsettled == 0 {
             return false;
@@ -134,7 +136,7 @@ impl VerbsFabric {
         })
     }
 
-    /// Hands a command for a connection's pairs to the thread that carries them out.
+    /// Submits a command for a connection's pairs to the command thread.
     pub(crate) fn submit(&mut self, number: u64, command: Command) {
         self.metrics.pair_commands += 1;
         self.commands.submit(number, command);
@@ -160,7 +162,7 @@ impl VerbsFabric {
         }
     }
 
-    /// The pairs of a connection that this side makes are there: the peer is told of them.
+    /// Handles the creation of the pairs at the initiator: sends the hello that names them.
     fn made(&mut self, number: u64, pairs: Pairs<Initialised>) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
@@ -175,7 +177,7 @@ impl VerbsFabric {
         self.say(number, &hello);
     }
 
-    /// The pairs can send to the peer, which may not be so far yet.
+    /// Handles pairs that can send to the peer, whose own pairs may not be ready yet.
     fn connected(&mut self, number: u64, pairs: Pairs<ReadyToSend>) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
@@ -199,7 +201,8 @@ impl VerbsFabric {
         }
     }
 
-    /// The device refused, or the connection had ended. Pairs that are left are stopped and drained as others are.
+    /// Handles a set-up that the device refused or that was abandoned. Pairs that remain are stopped and
+    /// drained like all others.
     fn set_up_failed(&mut self, number: u64, error: &VerbsError, pairs: [Pair; 2]) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
@@ -248,7 +251,8 @@ impl VerbsFabric {
         Ok(peer)
     }
 
-    /// The openings are here: our hello will name our pairs. Not before: a peer that cannot be reached costs none.
+    /// Handles the end of the openings: has the pairs made that the hello will name. Pairs are not made
+    /// earlier, so that an unreachable peer costs none.
     fn opened(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         match self.local.pair_parameters() {
@@ -263,7 +267,8 @@ impl VerbsFabric {
         }
     }
 
-    /// A frame of a peer that holds the secret; the first of one that connected to us makes its connection.
+    /// Handles a frame of an authenticated peer; the first frame of a peer that connected to this node
+    /// creates its connection.
     fn take_frame(&mut self, socket_id: SocketId, bytes: &[u8]) {
         let frame = match bytes.first_chunk().map(Handshake::decode) {
             Some(Ok(frame)) => Ok(frame),
@@ -288,7 +293,7 @@ impl VerbsFabric {
             return Err(reason.clone());
         }
         if self.connections.len() >= self.local.config.connections_max {
-            // The peer may be gone already; all that it misses is the reason.
+            // The peer may have disconnected already; then only the reason is lost.
             let _gone = self.handshakes.send(socket_id, &Handshake::Refused(Refusal::Busy).encode(), &[]);
             return Err("the connections are used up (rdma.connections_max)".to_owned());
         }
@@ -303,7 +308,7 @@ impl VerbsFabric {
     fn frame(&mut self, number: u64, frame: &Handshake) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         match (frame, connection.phase) {
-            // A hello is an error at an initiator that has not sent its own.
+            // A hello is an error at an initiator that has not sent its own hello.
             (Handshake::Hello(hello), Phase::Greeting)
                 if !connection.is_initiator || connection.has_greeted() =>
             {
@@ -314,7 +319,7 @@ impl VerbsFabric {
             (Handshake::Ready, Phase::Preparing) if connection.is_initiator => {
                 connection.peer_is_ready = true
             }
-            // Its first bytes by RDMA were faster.
+            // A message of the peer by RDMA arrived before its `ready` and established the connection.
             (Handshake::Ready, Phase::Established) => {}
             (Handshake::Refused(reason), Phase::Greeting | Phase::Preparing | Phase::Readying) => {
                 self.begin_end(number, &format!("the peer refuses: {reason:?}"));
@@ -349,7 +354,7 @@ impl VerbsFabric {
 
     fn refuse(&mut self, number: u64, reason: Refusal) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        // After our hello the end of the socket says it all.
+        // After this side's hello, closing the socket is the refusal.
         if connection.is_initiator || !matches!(connection.phase, Phase::Greeting | Phase::Preparing) {
             return;
         }
@@ -357,7 +362,7 @@ impl VerbsFabric {
         let _gone_already = self.handshakes.send(SocketId(number), &refused, &[]);
     }
 
-    /// The peer's pairs are ready, as it said or as its first bytes show.
+    /// Establishes the connection: the peer's pairs are ready, as its `ready` or its first message shows.
     pub(crate) fn establish_if_readying(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         if connection.phase != Phase::Readying {
@@ -377,7 +382,7 @@ impl VerbsFabric {
     }
 }
 
-/// Completions of the connection's pairs shall find it.
+/// Adds the routes from the numbers of the connection's pairs to the connection.
 fn add_routes(routes: &mut NumberMap<u32, Route>, connection: &Connection) {
     for (lane, state) in connection.lanes.iter().enumerate() {
         if let Some(pair) = state.number() {

@@ -1,4 +1,4 @@
-//! Devices and ports: what there is, in which state, and by which address peers reach it.
+//! Devices and ports: enumeration, state, and the address by which peers reach a port.
 //!
 //! Used at start-up and by diagnosis. An opened [`Device`] keeps the library loaded and is kept open by every
 //! object made from it.
@@ -16,48 +16,48 @@ use crate::gid::{GidEntry, choose_gid};
 use crate::library::Library;
 use crate::{VerbsConfig, VerbsError};
 
-/// What carries the packets of a port.
+/// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// InfiniBand: peers are reached by lid.
+    /// InfiniBand: peers are addressed by LID.
     Infiniband,
-    /// Ethernet: RoCE; peers are reached by GID.
+    /// Ethernet (RoCE): peers are addressed by GID.
     Ethernet,
-    /// A number that this crate does not know.
+    /// A code that this crate does not know.
     Unknown(u8),
 }
 
 /// A partition key without its membership bit (InfiniBand Architecture Specification, volume 1, 10.9.1.1).
 pub(crate) const PARTITION_MASK: u16 = 0x7FFF;
 
-/// What is known of a port.
+/// Attributes of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortDescription {
-    /// From 1.
+    /// Port number, from 1.
     pub number: u8,
-    /// Whether it can carry traffic now.
+    /// Whether the port can carry traffic now.
     pub active: bool,
     /// `enum ibv_port_state`.
     pub state: u32,
-    /// What carries its packets.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
-    /// Largest packet now.
+    /// Largest packet, as negotiated now.
     pub mtu: PathMtu,
     /// Longest message, bytes.
     pub message_bytes_max: u32,
-    /// Its lid; zero on Ethernet.
+    /// LID of the port; zero on Ethernet.
     pub lid: u16,
-    /// Whether addresses need a global route also on InfiniBand.
+    /// Whether addresses need a global route on InfiniBand too.
     pub needs_global_route: bool,
-    /// Nominal speed in Mbit/s, or `None` for a code that this crate does not know.
+    /// Nominal speed in Mbit/s; `None` for a code that this crate does not know.
     pub speed_mbps: Option<u32>,
-    /// Its non-empty GIDs.
+    /// The non-empty rows of the port's GID table.
     pub gids: Vec<GidEntry>,
-    /// Rows of its partition key table.
+    /// Rows of the port's partition key table.
     pub partition_key_count: u16,
 }
 
-/// What a device can do, as far as this crate asks.
+/// Limits of a device, as far as this crate uses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs.
@@ -66,7 +66,7 @@ pub struct Limits {
     pub work_requests: u32,
     /// Entries of one work request.
     pub entries: u32,
-    /// Entries of one that reads; iWARP cards take one.
+    /// Entries of one work request that reads; iWARP cards take one.
     pub read_entries: u32,
     /// Entries of a completion queue.
     pub completion_entries: u32,
@@ -96,7 +96,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// The list that the library returned, given back when dropped.
+/// The device list of the library; freed on drop.
 struct DeviceList<'library> {
     library: &'library Library,
     list: NonNull<*mut ffi::Device>,
@@ -147,12 +147,12 @@ impl Drop for DeviceList<'_> {
 }
 
 impl Device {
-    /// Names of the devices that exist.
+    /// Returns the names of the devices that exist.
     pub fn names(library: &Library) -> Result<Vec<String>, VerbsError> {
         Ok(DeviceList::new(library)?.devices().map(|(_, name)| name).collect())
     }
 
-    /// Opens the named device, or the first one that has an active port (else simply the first).
+    /// Opens the named device; without a name the first one that has an active port, else the first.
     pub fn open(library: &Arc<Library>, name: Option<&str>) -> Result<Arc<Self>, VerbsError> {
         let list = DeviceList::new(library)?;
         let mut first = None;
@@ -210,19 +210,19 @@ impl Device {
         Ok(device)
     }
 
-    /// The kernel's name, such as `mlx5_0`.
+    /// Returns the kernel's name of the device, such as `mlx5_0`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it can do.
+    /// Returns the limits of the device.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// The library that it was opened with.
+    /// Returns the library that opened the device.
     #[must_use]
     pub fn library(&self) -> &Arc<Library> {
         &self.library
@@ -232,12 +232,12 @@ impl Device {
         VerbsError::Verb { verb, device: self.name.clone(), object, error }
     }
 
-    /// All ports as they are now.
+    /// Queries all ports.
     pub fn ports(&self) -> Result<Vec<PortDescription>, VerbsError> {
         (1..=self.limits.ports).map(|number| self.port(number)).collect()
     }
 
-    /// One port as it is now.
+    /// Queries one port.
     pub fn port(&self, number: u8) -> Result<PortDescription, VerbsError> {
         let mut found = ffi::PortAttributes::default();
         // SAFETY: the context is open; the struct is as large as the library's, which fills a prefix of it.
@@ -253,7 +253,7 @@ impl Device {
             active: found.state == ffi::PORT_ACTIVE,
             state: found.state,
             link_layer: match found.link_layer {
-                // Zero is what drivers from before RoCE leave there.
+                // Drivers that predate RoCE leave zero here.
                 0 | ffi::LINK_LAYER_INFINIBAND => LinkLayer::Infiniband,
                 ffi::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
                 other => LinkLayer::Unknown(other),
@@ -280,8 +280,8 @@ impl Device {
         })
     }
 
-    /// The row of a port's partition key table that holds this partition: as a full member if there is one, else as a limited
-    /// one; row 0 when none is asked for.
+    /// Returns the row of a port's partition key table that holds the partition: as a full member if there
+    /// is such a row, else as a limited one. Without a partition: row 0.
     pub fn partition_index(&self, port: &PortDescription, partition: Option<u16>) -> Result<u16, VerbsError> {
         let Some(partition) = partition else { return Ok(0) };
         let key_of = |row: u16| {
@@ -304,7 +304,7 @@ impl Device {
         })
     }
 
-    /// The port and the row of its GID table that the configuration asks for, or the best ones.
+    /// Returns the port and the row of its GID table that the configuration selects, or the best ones.
     pub fn choose_port(&self, config: &VerbsConfig) -> Result<(PortDescription, GidEntry), VerbsError> {
         let bad = |port, reason: &str| VerbsError::Port {
             device: self.name.clone(),
@@ -328,7 +328,7 @@ impl Device {
         Ok((port, gid))
     }
 
-    /// Readable when an asynchronous event waits.
+    /// Descriptor that is readable when an asynchronous event is pending.
     #[must_use]
     pub fn async_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open.
@@ -337,8 +337,8 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw(descriptor) }
     }
 
-    /// The next asynchronous event. Blocks unless the descriptor is nonblocking or readable. It is acknowledged
-    /// before the return, so its element is only good for comparison.
+    /// Returns the next asynchronous event. Blocks unless the descriptor is nonblocking or readable. The
+    /// event is acknowledged before the return, so its element is valid for comparison only.
     pub(crate) fn next_async_event(&self) -> Option<ffi::AsyncEvent> {
         let mut event = ffi::AsyncEvent { element: std::ptr::null_mut(), kind: 0 };
         // SAFETY: the context is open and the event a valid place to write to.
@@ -363,7 +363,8 @@ impl Drop for Device {
     }
 }
 
-/// Lanes times the speed of one; codes as in `ibv_devinfo` (rdma-core, libibverbs/examples/devinfo.c).
+/// Number of lanes times the speed of one lane; codes as in `ibv_devinfo` (rdma-core,
+/// libibverbs/examples/devinfo.c).
 fn speed_mbps(width: u8, speed: u8) -> Option<u32> {
     let lanes = match width {
         1 => 1,

@@ -1,14 +1,16 @@
-//! How connections end, so that nothing lands afterwards; and the device's events that end them.
+//! The end of connections, after which no write of the peer can arrive, and the device events that cause it.
 //!
-//! An end has three steps. [`VerbsFabric::begin_end`] closes the TCP connection, which tells the peer, and has both queue pairs
-//! moved to their error state: when that is done ([`VerbsFabric::stopped`]), the device sends nothing for them and lets
-//! nothing of the peer's in. It returns the work in flight as flushed. When all of it is back, or the drain
-//! timeout has passed, [`VerbsFabric::destroy_pairs`] has the pairs destroyed. [`VerbsFabric::finish_end`] reports
-//! `PeerDown`: the slots that the peer was told of can be reused then. A connection that ends while its pairs are being
-//! made waits for them first (`commands.rs`).
+//! An end has three steps. [`VerbsFabric::begin_end`] closes the TCP connection, which tells the peer, and
+//! has both queue pairs moved to their error state: when that is done ([`VerbsFabric::stopped`]), the
+//! device sends nothing for them and accepts nothing from the peer. It returns the work in flight as
+//! flushed. When all of it is back, or the drain timeout has passed, [`VerbsFabric::destroy_pairs`] has the
+//! pairs destroyed. [`VerbsFabric::finish_end`] reports `PeerDown`: the slots that the peer was told of can
+//! be reused then. A connection that ends while its pairs are being made waits for them first
+//! (`commands.rs`).
 //!
-//! A device may refuse both, the error state and the end of a pair. Nothing is known of such a pair: what its requests
-//! name is never given back, and `PeerDown` is never reported, so that nobody reuses slots that its peer may write.
+//! A device may refuse both the error state and the destruction of a pair. The state of such a pair is
+//! unknown: the memory that its requests name is never freed, and `PeerDown` is never reported, so that
+//! slots that its peer may write are not reused.
 
 use std::time::Instant;
 
@@ -47,13 +49,13 @@ impl VerbsFabric {
         }
     }
 
-    /// Has the work of a connection's pairs ended.
+    /// Submits the command that stops a connection's pairs.
     pub(crate) fn stop_pairs(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         self.polls_until_control = 0;
         let has_work = |lane: &Lane| !matches!(lane.pair, Pair::Absent | Pair::Leaked);
         if !connection.lanes.iter().any(has_work) {
-            // Without pairs there is nothing to wait for.
+            // A connection without pairs has no receives to wait for.
             connection.receives_returned = [true; 2];
             return;
         }
@@ -61,7 +63,7 @@ impl VerbsFabric {
         self.submit(number, Command::Stop(pairs));
     }
 
-    /// The device ends the work of a connection's pairs, or refused and destroyed them, or keeps them.
+    /// Handles a finished stop: the device ended the pairs' work, or refused and destroyed them, or keeps them.
     pub(crate) fn stopped(&mut self, number: u64, pairs: [Pair; 2], errors: &[String]) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
@@ -78,7 +80,8 @@ impl VerbsFabric {
         self.polls_until_control = 0;
     }
 
-    /// Has the pairs of a connection destroyed that has no more work at the device, and reports its end after that.
+    /// Submits the destruction of a connection's pairs when the device has no work left for them; the end
+    /// is reported after it.
     pub(crate) fn destroy_pairs(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let pairs = connection.lanes.each_mut().map(Lane::take_failed);
@@ -89,7 +92,7 @@ impl VerbsFabric {
         self.submit(number, Command::Destroy(pairs));
     }
 
-    /// The device gave the pairs up, or keeps them.
+    /// Handles a finished destruction: the device destroyed the pairs, or keeps them.
     pub(crate) fn destroyed(&mut self, number: u64, is_destroyed: [bool; 2]) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, is_gone) in connection.lanes.iter_mut().zip(is_destroyed) {
@@ -126,7 +129,7 @@ impl VerbsFabric {
         }
     }
 
-    /// The thread of commands panicked. Nothing is known of the pairs that it had.
+    /// Handles a panic of the command thread. The state of the pairs that it held is unknown.
     pub(crate) fn commands_lost(&mut self) {
         let lost: Vec<u64> = (self.connections.iter())
             .filter(|(_, connection)| connection.is_in_command())
@@ -142,7 +145,7 @@ impl VerbsFabric {
         lost.into_iter().for_each(|number| self.finish_end(number));
     }
 
-    /// The device or a queue of all is broken: everybody goes.
+    /// Ends all connections: the device or a queue that all connections share has failed.
     pub(crate) fn end_all(&mut self, reason: &str) {
         if self.fatal.is_none() {
             tracing::error!(reason, "RDMA stops");
@@ -153,7 +156,7 @@ impl VerbsFabric {
         numbers.into_iter().for_each(|number| self.begin_end(number, reason));
     }
 
-    /// A work request did not succeed.
+    /// Handles a work request that failed.
     pub(crate) fn send_failed(&mut self, peer: u64, completion: &ffi::WorkCompletion) {
         match completion.status {
             ffi::WC_SUCCESS | ffi::WC_WR_FLUSH_ERR => {}
@@ -168,7 +171,7 @@ impl VerbsFabric {
         self.begin_end(peer, &format!("work completion on {name}: {text}, vendor error {vendor:#x}"));
     }
 
-    /// Asynchronous events of the device.
+    /// Handles the asynchronous events of the device.
     pub(crate) fn take_async_events(&mut self) {
         while let Some(event) = self.local.device.next_async_event() {
             let text = self.local.device.library().event_text(event.kind);
@@ -203,8 +206,8 @@ impl VerbsFabric {
                 | ffi::EVENT_PKEY_CHANGE
                 | ffi::EVENT_CLIENT_REREGISTER
                 | ffi::EVENT_GID_CHANGE => {
-                    // A link that comes back in time costs retries only; the retry timeout decides. New connections
-                    // use the addresses as they are now.
+                    // A link that comes back in time costs retries only; the retry timeout decides. New
+                    // connections use the port's addresses as they are now.
                     self.metrics.port_events += 1;
                     self.local.look_at_port();
                     tracing::warn!(device = self.local.device.name(), event = text, "RDMA port");
@@ -215,7 +218,7 @@ impl VerbsFabric {
     }
 }
 
-/// A pair is gone: its number and its address may be another pair's already.
+/// Removes a destroyed pair's route and identity: its number and its address may belong to another pair already.
 pub(crate) fn forget_pair(routes: &mut NumberMap<u32, Route>, lane: &mut Lane, connection: u64) {
     let is_ours = |route: &Route| route.peer == connection;
     if let Some(pair) = lane.take_identity().filter(|pair| routes.get(pair).is_some_and(is_ours)) {
@@ -224,7 +227,8 @@ pub(crate) fn forget_pair(routes: &mut NumberMap<u32, Route>, lane: &mut Lane, c
 }
 
 impl Drop for VerbsFabric {
-    /// Pairs first: after that the device touches nothing of ours, and everything else can go.
+    /// Destroys the pairs first: after that the device accesses no local memory, and everything else can be
+    /// freed.
     fn drop(&mut self) {
         self.commands.end();
         self.take_outcomes();
@@ -253,7 +257,8 @@ mod tests {
     use crate::commands::CommandThread;
     use crate::testing::SoftwareDevice;
 
-    /// The state of the thread's pairs is unknown: their slots are never given back, and every connection ends.
+    /// The state of the pairs that the thread held is unknown: their slots are never freed, and every
+    /// connection ends.
     #[test]
     fn a_thread_of_commands_that_panics_ends_all_and_is_told() {
         let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -1,35 +1,37 @@
+//! Errors of verbs.
+
 use std::io;
 
-/// What can go wrong. Each names the verb or operation, the device, the object or peer, and the errno.
+/// Errors of this crate. Each names the verb or operation, the device, the object or peer, and the errno.
 #[derive(Debug, thiserror::Error)]
 pub enum VerbsError {
-    /// The library is not installed, or not usable.
+    /// The library is not installed, or cannot be loaded.
     #[error("no RDMA here: {library} cannot be loaded: {reason}")]
     Library {
-        /// Its file name.
+        /// File name of the library.
         library: &'static str,
-        /// The loader's words.
+        /// Error text of the dynamic loader.
         reason: String,
     },
-    /// The library is there but too old.
+    /// The library is installed but lacks an entry point: it is too old.
     #[error("no RDMA here: {library} has no {symbol}: {reason}")]
     Symbol {
-        /// Its file name.
+        /// File name of the library.
         library: &'static str,
-        /// What is missing.
+        /// Name of the missing entry point.
         symbol: &'static str,
-        /// The loader's words.
+        /// Error text of the dynamic loader.
         reason: String,
     },
-    /// The library is there; no device is.
+    /// The library is installed, but the host has no RDMA device.
     #[error("no RDMA here: {0}")]
     NoDevice(String),
-    /// No device of the configured name.
+    /// No device has the configured name.
     #[error("no RDMA device '{name}'; present: {present}")]
     UnknownDevice {
-        /// The name asked for.
+        /// The configured name.
         name: String,
-        /// Those that exist.
+        /// Names of the devices that exist.
         present: String,
     },
     /// No usable port or GID.
@@ -39,22 +41,22 @@ pub enum VerbsError {
         device: String,
         /// The port.
         port: u8,
-        /// What is wrong.
+        /// Reason that the port cannot be used.
         reason: String,
     },
     /// A verb failed.
     #[error("{verb} on {device}{object}: {error}")]
     Verb {
-        /// Its C name, with the step in parentheses where it has several.
+        /// C name of the verb, with the step in parentheses where it has several.
         verb: &'static str,
         /// The device.
         device: String,
-        /// What it was applied to, with a leading space or " to "; may be empty.
+        /// The object of the call, for the message: starts with a space; empty if there is none.
         object: String,
-        /// Its errno.
+        /// The errno that the verb returned.
         error: io::Error,
     },
-    /// The card cannot reach an accelerator's memory in any way.
+    /// The card can reach an accelerator's memory neither as a dma-buf nor by its address.
     #[error(
         "{device} cannot reach {length} bytes of device memory at {address:#x}: through its bus window: \
          {through_bar}; as a dma-buf: {dma_buf}; \
@@ -63,27 +65,27 @@ pub enum VerbsError {
     DeviceMemory {
         /// The card.
         device: String,
-        /// First address.
+        /// Address of the first byte.
         address: u64,
-        /// How many bytes.
+        /// Number of bytes.
         length: usize,
-        /// Why not as a dma-buf that is mapped through its window on the bus.
+        /// Error of the registration as a dma-buf that is mapped through the memory's window on the bus.
         through_bar: String,
-        /// Why not as a dma-buf that is mapped as its driver likes.
+        /// Error of the registration as a dma-buf that the driver maps by its own choice.
         dma_buf: String,
-        /// Why not by its address.
+        /// Error of the registration by address.
         peer_memory: String,
     },
-    /// Work requests were refused; those before were accepted.
+    /// `ibv_post_send` refused work requests of a batch; the ones before them were accepted.
     #[error("ibv_post_send on {device}: {accepted} of {posted} work requests accepted, then {error}")]
     Post {
         /// The device.
         device: String,
-        /// Leading requests that the device took.
+        /// Number of leading requests that the device accepted.
         accepted: usize,
-        /// Requests of the batch.
+        /// Number of requests in the batch.
         posted: usize,
-        /// Its errno.
+        /// The errno that the verb returned.
         error: io::Error,
     },
     /// A connection ended before its queue pairs were made.
@@ -92,12 +94,12 @@ pub enum VerbsError {
     /// A system call outside of verbs failed.
     #[error("{operation}: {error}")]
     System {
-        /// What was tried, on what.
+        /// The system call and its object.
         operation: String,
-        /// Its errno.
+        /// The errno that the system call returned.
         error: io::Error,
     },
-    /// Memory for buffers could not be had.
+    /// Memory for buffers could not be allocated.
     #[error(transparent)]
     Memory(#[from] dataplane_memory::MemoryError),
     /// A setting is out of its range.
@@ -105,15 +107,15 @@ pub enum VerbsError {
     Setting {
         /// The setting.
         key: &'static str,
-        /// Its value.
+        /// The configured value.
         value: String,
-        /// The range.
+        /// The permitted range.
         expected: &'static str,
     },
     /// A table of fixed size is full.
     #[error("{what} on {device}: {limit} exist, which is the limit")]
     TooMany {
-        /// Of what.
+        /// The kind of object that the table holds.
         what: &'static str,
         /// The device.
         device: String,
@@ -127,7 +129,7 @@ pub(crate) fn from_code(code: i32) -> io::Error {
     if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::last_os_error() }
 }
 
-/// An error with the name of its errno, as people search for it.
+/// Error text preceded by the symbolic name of the errno, such as `EFAULT`.
 pub(crate) fn named(error: &io::Error) -> String {
     use rustix::io::Errno;
     const NAMES: [(Errno, &str); 11] = [

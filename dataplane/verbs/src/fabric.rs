@@ -1,10 +1,11 @@
-//! The fabric: posts, polls and flushes. Driven by one thread.
+//! The RDMA fabric: posts, polls and flushes. Driven by one thread.
 //!
-//! Hot path: `post` checks the range and moves the request into a queue; `flush` posts each lane's work with
-//! one doorbell; `poll` reads completions from memory. No allocation, no lock, and no system call of ours but
-//! one `epoll_wait` every [`CONTROL_EVERY`] polls and after each sleep, which finds news of sockets.
+//! Hot path: `post` checks the range and moves the request into a queue; `flush` posts each lane's work
+//! with one doorbell; `poll` reads completions from memory. No allocation, no lock, and no system call
+//! except one `epoll_wait` every [`CONTROL_EVERY`] polls and after each sleep, which detects events of the
+//! sockets.
 //!
-//! Ends are in `ends.rs`, connections and their handshake in `control.rs`.
+//! The end of connections is in `ends.rs`, connections and their handshake in `control.rs`.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -38,9 +39,9 @@ use crate::translate::translate;
 use crate::watch::Control;
 use crate::wire::{HANDSHAKE_BYTES, SEGMENT_HEADER_BYTES, Segment};
 
-/// Polls between two looks at the sockets.
+/// Polls between two checks of the sockets.
 const CONTROL_EVERY: u32 = 32;
-/// Events that may wait before no more completions are taken from the device.
+/// Pending events at which no more completions are taken from the device.
 const PENDING_EVENTS_MAX: usize = 4096;
 
 /// The peer and the lane that own a queue pair.
@@ -50,10 +51,10 @@ pub(crate) struct Route {
     pub(crate) lane: usize,
 }
 
-/// RDMA to peers that any of the device's networks reaches.
+/// RDMA fabric on one device, for the peers that the device's networks reach.
 #[derive(Debug)]
 pub struct VerbsFabric {
-    // Dropped in this order: connections destroy their pairs before the memory that these name goes.
+    // Dropped in this order: connections destroy their pairs before the memory that the pairs name is freed.
     pub(crate) connections: NumberMap<u64, Box<Connection>>,
     pub(crate) routes: NumberMap<u32, Route>,
     pub(crate) local: Local,
@@ -69,12 +70,12 @@ pub struct VerbsFabric {
     pub(crate) metrics: Metrics,
     counters: Arc<VerbsCounters>,
     pub(crate) random: u64,
-    /// Connections that are not established: their deadlines are looked at.
+    /// Number of connections that are not established: only these have deadlines to check.
     pub(crate) unsettled: usize,
     /// The error that made the device unusable; every later call returns it.
     pub(crate) fatal: Option<String>,
     pub(crate) polls_until_control: u32,
-    /// Whether the completion queue owes an event.
+    /// Whether the completion queue was armed and has not raised its event yet.
     is_armed: bool,
     /// Whether the thread may have slept since the last poll.
     has_slept: bool,
@@ -82,10 +83,11 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// A node on `device` whose peers may read and write the slots of `slab` (as [`VerbsConfig::access`] says), in
-    /// this machine's memory or in an accelerator's that the card can reach ([`VerbsFabric::registration`]); with an address, others can
-    /// connect to it there (port 0: see [`VerbsFabric::listening_on`]). The device's asynchronous events are
-    /// this fabric's: no two fabrics share an opened device.
+    /// Creates a node on `device` whose peers may read and write the slots of `slab` (as
+    /// [`VerbsConfig::access`] says), in this machine's memory or in an accelerator's that the card can
+    /// reach ([`VerbsFabric::registration`]). With a `listen` address, peers can connect to the node there
+    /// (port 0: see [`VerbsFabric::listening_on`]). The fabric takes the device's asynchronous events: no
+    /// two fabrics share an opened device.
     pub fn new(
         device: Arc<Device>,
         slab: &Arc<Slab>,
@@ -136,30 +138,31 @@ impl VerbsFabric {
         })
     }
 
-    /// The address that peers connect to.
+    /// Returns the address that peers connect to.
     #[must_use]
     pub fn listening_on(&self) -> Option<SocketAddr> {
         let name = rustix::net::getsockname(self.handshakes.listener()?).ok()?;
         SocketAddr::try_from(name).ok()
     }
 
-    /// The device.
+    /// Returns the device of the fabric.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.local.device
     }
 
-    /// Registers another slab, so that its slots can be sources of writes and destinations of reads. Takes long (pages are
-    /// pinned): at start-up. A request that names a slot of a slab that was not registered ends its connection.
+    /// Registers another slab, so that its slots can be sources of writes and destinations of reads. Slow,
+    /// because pages are pinned: call it at start-up. A request that names a slot of an unregistered slab
+    /// ends its connection.
     pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
         self.local.register(slab, PeerAccess::None).map(|_| ())
     }
 
-    /// Registers another slab whose slots peers may read and write too, as those of the fabric's own. Before the first
-    /// connection: peers are told of it as they connect.
+    /// Registers another slab whose slots peers may read and write, like the slots of the fabric's own
+    /// slab. Call it before the first connection: peers learn of a slab when they connect.
     ///
     /// # Panics
-    /// When the slab is registered, a slab of its kind is shown already, or there are connections.
+    /// If the slab is registered, a slab of its kind is shown already, or there are connections.
     pub fn show(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
         assert!(self.connections.is_empty(), "peers are told of a slab as they connect");
         let is_new = self.shown_slab(slab.kind()).is_none() && self.registration(slab).is_none();
@@ -167,18 +170,18 @@ impl VerbsFabric {
         self.local.register(slab, self.local.config.access).map(|_| ())
     }
 
-    /// How the card reaches a slab; `None` when it is not registered here.
+    /// Returns the way in which the card reaches a slab; `None` when the slab is not registered here.
     #[must_use]
     pub fn registration(&self, slab: &Arc<Slab>) -> Option<Registration> {
         self.local.region_of(slab).map(|index| self.local.regions[index].registration())
     }
 
-    /// How the card reaches each registered slab, the fabric's own first.
+    /// Returns the registered slabs, the fabric's own first, with the way in which the card reaches each.
     pub fn registrations(&self) -> impl Iterator<Item = (&Arc<Slab>, Registration)> {
         self.local.regions.iter().filter_map(|region| region.slab().map(|slab| (slab, region.registration())))
     }
 
-    /// What was counted so far.
+    /// Returns the counters since start and the current gauges.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         Metrics {
@@ -190,19 +193,19 @@ impl VerbsFabric {
         }
     }
 
-    /// What was counted, for other threads.
+    /// Returns the counters that other threads can read.
     #[must_use]
     pub fn counters(&self) -> &Arc<VerbsCounters> {
         &self.counters
     }
 
-    /// Connections, those in the handshake or draining included.
+    /// Returns the number of connections, those in the handshake or draining included.
     #[must_use]
     pub fn connection_count(&self) -> usize {
         self.connections.len()
     }
 
-    /// Posts what the lanes have, urgent before background: one doorbell for each lane with work.
+    /// Posts the pending work of all lanes, urgent before background: one doorbell for each lane with work.
     fn pump(&mut self) {
         if self.busy.is_empty() {
             return;
@@ -218,7 +221,7 @@ impl VerbsFabric {
             connection.is_listed = connection.phase == Phase::Established && connection.has_work();
             connection.is_listed
         });
-        // Who was served first is served last the next time, as room may run out.
+        // Round robin: the first peer of this pass is last in the next one, since send slots may run out.
         if let Some(first) = (busy.len() > 1).then(|| busy.remove(0)) {
             busy.push(first);
         }
@@ -232,7 +235,7 @@ impl VerbsFabric {
         if connection.phase != Phase::Established || !lane.has_work() {
             return;
         }
-        // What nobody waits for leaves a quarter of the common room to what somebody does.
+        // Background lanes leave a quarter of the shared room of the completion queue to urgent lanes.
         let share = if priority == Priority::Background { 4 } else { u64::MAX };
         let most = self.local.outstanding_max - self.local.outstanding_max / share;
         let bounce = &mut self.local.bounce;
@@ -266,7 +269,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Notes that a peer has something to post.
+    /// Adds a peer to the list of peers with work to post.
     fn list(&mut self, peer: u64) {
         if let Some(connection) = self.connections.get_mut(&peer)
             && !connection.is_listed
@@ -276,7 +279,7 @@ impl VerbsFabric {
         }
     }
 
-    /// Takes completions from the device, about `budget` of them. Returns how many.
+    /// Takes about `budget` completions from the device. Returns how many it took.
     pub(crate) fn reap(&mut self, budget: usize) -> usize {
         let mut taken = 0;
         while taken < budget.max(1) && self.events.len() < PENDING_EVENTS_MAX {
@@ -310,7 +313,7 @@ impl VerbsFabric {
             if let Some(route) = route {
                 self.received(route, buffer, completion);
             }
-            // What it held was copied out or is of no interest.
+            // The payload of the receive was copied out, or is not needed.
             self.local.receives.repost(buffer);
             return;
         }
@@ -333,7 +336,8 @@ impl VerbsFabric {
             self.send_failed(peer, completion);
             return;
         }
-        // The peer may post as soon as it has our word; its own word may still be on its way to us.
+        // The peer may post as soon as it has this side's `ready`; the peer's own `ready` may still be in
+        // transit.
         self.establish_if_readying(peer);
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         if connection.phase != Phase::Established {
@@ -437,7 +441,7 @@ impl Fabric for VerbsFabric {
             self.polls_until_control = CONTROL_EVERY;
             self.look_after_connections();
         }
-        // An end that began meanwhile wants a look at the next poll.
+        // A connection that began to end meanwhile sets this to 0, so that the next poll handles it.
         self.polls_until_control = self.polls_until_control.saturating_sub(1);
         self.pump();
         if self.polls_until_control == 0 {
@@ -456,8 +460,8 @@ impl Fabric for VerbsFabric {
         descriptors.push(self.control.descriptor());
     }
 
-    /// Arms the completion queue and then polls it once more: a completion that came in between would have
-    /// raised no event.
+    /// Arms the completion queue and then polls it once more: a completion that arrived in between would
+    /// have raised no event.
     fn prepare_wait(&mut self) -> bool {
         self.pump();
         self.counters.show(&self.metrics());

@@ -5,7 +5,7 @@ use dataplane_fabric::MESSAGE_BYTES_MAX;
 use crate::lane::{Agreement, Lane};
 use crate::wire::{HANDSHAKE_BYTES, Handshake, SEGMENT_HEADER_BYTES, Segment};
 
-/// A handshake frame; what is accepted must survive being written again.
+/// Decodes a handshake frame; an accepted frame must survive another encoding and decoding.
 pub fn handshake(bytes: &[u8]) {
     let Some(frame) = bytes.first_chunk::<HANDSHAKE_BYTES>() else { return };
     if let Ok(handshake) = Handshake::decode(frame) {

@@ -1,4 +1,4 @@
-//! From strided bytes to the fewest work requests.
+//! Splits strided bytes into the fewest work requests.
 //!
 //! One RDMA operation has one contiguous range at the peer and a list of local ranges. So rows that are dense
 //! at the peer travel many to a request, gathered (or scattered) by its entries; rows with gaps there need one
@@ -13,24 +13,24 @@ pub(crate) struct Geometry {
     row_count: u32,
 }
 
-/// How far the work requests of a request have been built.
+/// Progress of building the work requests of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Cursor {
     row: u32,
     within: u32,
 }
 
-/// What one work request carries: `rows` local ranges of `bytes` each.
+/// Payload of one work request: `rows` local ranges of `bytes` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// From the first byte of the request, here.
+    /// Offset of the piece at this side, from the first byte of the request.
     pub(crate) local: u32,
-    /// From the first byte of the request, at the peer.
+    /// Offset of the piece at the peer, from the first byte of the request.
     pub(crate) remote: u32,
     pub(crate) rows: u32,
     pub(crate) bytes: u32,
     pub(crate) local_stride: u32,
-    /// Whether it ends the request.
+    /// Whether the piece ends the request.
     pub(crate) is_last: bool,
 }
 
@@ -55,17 +55,17 @@ impl Geometry {
         (self.row_count - 1) * stride + self.rows.bytes
     }
 
-    /// From the first to the last byte touched, here.
+    /// Returns the bytes from the first to the last byte touched at this side.
     pub(crate) fn local_span(&self) -> u32 {
         self.span(self.rows.local_stride)
     }
 
-    /// The same at the peer.
+    /// Returns the bytes from the first to the last byte touched at the peer.
     pub(crate) fn remote_span(&self) -> u32 {
         self.span(self.rows.remote_stride)
     }
 
-    /// The next piece, of at most `entries_max` ranges and `bytes_max` bytes.
+    /// Returns the next piece, of at most `entries_max` ranges and `bytes_max` bytes.
     pub(crate) fn next(&self, cursor: &mut Cursor, entries_max: u32, bytes_max: u32) -> Piece {
         let Rows { bytes: row_bytes, local_stride, remote_stride } = self.rows;
         let local = cursor.row * local_stride + cursor.within;
@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    /// Every shape against the obvious loop, byte by byte.
+    /// Compares every shape with a loop over single bytes.
     #[test]
     fn pieces_cover_each_byte_once_and_in_order() {
         let rows = |bytes, local_stride, remote_stride| Some(Rows { bytes, local_stride, remote_stride });

@@ -1,4 +1,4 @@
-//! Which row of a port's GID table to use.
+//! Selection of a row of a port's GID table.
 //!
 //! On Ethernet the row decides the protocol: RoCE v2 travels in UDP and can be routed, v1 is bare Ethernet. Of
 //! the v2 rows the IPv4-mapped one is preferred, as that is the address that switches and operators configure;
@@ -12,16 +12,16 @@ use crate::library::GidType;
 /// A non-empty row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its index.
+    /// Index of the row.
     pub index: u32,
-    /// Its bytes, in network order.
+    /// GID of the row, in network order.
     pub gid: [u8; 16],
-    /// Its type.
+    /// Address type of the row.
     pub kind: GidType,
 }
 
 impl GidEntry {
-    /// The IP address that a RoCE row stands for, unless it is a link-local one.
+    /// The IP address that a RoCE row represents; `None` for a link-local one.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         if self.kind != GidType::RoceV2 || self.is_link_local() {
@@ -38,14 +38,14 @@ impl GidEntry {
         self.gid[0] == 0xFE && self.gid[1] & 0xC0 == 0x80
     }
 
-    /// Larger is better.
+    /// Ranks a row; a larger value is preferred.
     fn rank(&self) -> (bool, bool, bool) {
         let routable_ipv4 = self.is_ipv4() && self.gid[12] != 127 && self.gid[12..14] != [169, 254];
         (self.kind == GidType::RoceV2, routable_ipv4, !self.is_link_local())
     }
 }
 
-/// The best row for a port, the first of equals.
+/// Returns the best row for a port, the first one of equals.
 pub(crate) fn choose_gid(link_layer: LinkLayer, gids: &[GidEntry]) -> Option<GidEntry> {
     if link_layer == LinkLayer::Infiniband {
         return gids.iter().find(|entry| entry.index == 0).or(gids.first()).copied();

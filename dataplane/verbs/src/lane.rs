@@ -1,14 +1,15 @@
-//! One lane to one peer: a queue pair, what waits for it, what is in flight on it, and its credits.
+//! One lane to one peer: a queue pair, the queue of waiting requests, the requests in flight, and the credits.
 //!
-//! Requests wait in order in `queue`. [`Lane::pump`] builds as many work requests as there is room for, posts
-//! them with one doorbell, and moves finished requests to `in_flight`, which holds their slots. Work requests
-//! carry a sequence number as their id, and a reliable connection completes in order: the completion of number
-//! n retires every request whose last work request has a number up to n. So most of them need no signal.
+//! Requests wait in order in `queue`. [`Lane::pump`] builds as many work requests as there is room for,
+//! posts them with one doorbell, and moves finished requests to `in_flight`, which holds their slots. Work
+//! requests carry a sequence number as their id, and a reliable connection completes in order: the
+//! completion of number n retires every request whose last work request has a number up to n. So most work
+//! requests need no signal.
 //!
-//! Credits: each message piece and each immediate uses up one receive of the peer. We start with the number
-//! that its hello granted and get receives back in the headers of its pieces; when it has nothing to say, in a
-//! credit message. Credit messages themselves need no credit; there are at most two of them in flight, since
-//! one is sent for half a window at the least.
+//! Credits: each message piece and each immediate uses up one receive of the peer. A lane starts with the
+//! number that the peer's hello granted and gets receives back in the headers of the peer's pieces, or in a
+//! credit message when the peer has no message to send. Credit messages need no credit; at most two of them
+//! are in flight, since one is sent for half a window at the least.
 //!
 //! Hot path: no allocation (the queues have their capacity from the start), no lock, no system call.
 
@@ -26,24 +27,24 @@ use crate::post::{PostArray, Remote};
 use crate::queue_pair::{Failed, Initialised, QueuePair, ReadyToSend};
 use crate::wire::Segment;
 
-/// The queue pair in whichever state the connection has brought it to.
+/// The queue pair, in the state that the connection has reached.
 #[derive(Debug)]
 pub(crate) enum Pair {
     Absent,
-    /// A command in flight has it, or will bring it.
+    /// A command in flight holds the pair, or will create it.
     InCommand,
     Initialised(QueuePair<Initialised>),
     Ready(QueuePair<ReadyToSend>),
     Failed(QueuePair<Failed>),
-    /// The device neither ended its work nor destroyed it: it may touch what is in flight, and its peer the slots that it
-    /// was shown, for ever.
+    /// The device neither ended the pair's work nor destroyed it: without limit in time the device may
+    /// access what is in flight, and the peer the slots shown to it.
     Leaked,
 }
 
-/// What a request still has to do.
+/// Work of a request that is still to be posted.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Between a local slot and the peer's.
+    /// Transfer between a local slot and the peer's slots.
     Slot {
         slot: SlotRef,
         region: u32,
@@ -54,7 +55,7 @@ pub(crate) enum Work {
         is_read: bool,
         immediate: Option<u32>,
     },
-    /// A few bytes carried in the request.
+    /// A few bytes carried inside the work request.
     Inline { bytes: [u8; INLINE_BYTES_MAX], len: u8, remote: Remote, immediate: Option<u32> },
     /// A message, sent up to `offset`.
     Message { message: Box<[u8]>, offset: usize },
@@ -66,7 +67,7 @@ struct Pending {
     work: Work,
 }
 
-/// What stays in place until the device is done.
+/// Memory that a request holds until the device has completed it.
 #[derive(Debug)]
 enum Held {
     Nothing,
@@ -81,7 +82,7 @@ struct Flight {
     held: Held,
 }
 
-/// What [`Lane::pump`] uses of the fabric's.
+/// Resources of the fabric that [`Lane::pump`] uses.
 pub(crate) struct Supplies<'fabric> {
     pub(crate) array: &'fabric mut PostArray,
     pub(crate) regions: &'fabric [MemoryRegion],
@@ -90,30 +91,30 @@ pub(crate) struct Supplies<'fabric> {
     pub(crate) bounce_free: &'fabric mut Vec<u32>,
     /// Work requests that may still be posted, so that the completion queue cannot overflow.
     pub(crate) completion_room: usize,
-    /// Bounce buffers that this lane leaves to others.
+    /// Bounce buffers that this lane must leave free for other lanes.
     pub(crate) bounce_reserve: usize,
     pub(crate) signal_every: u32,
     pub(crate) message_bytes_max: u32,
     pub(crate) metrics: &'fabric mut Metrics,
 }
 
-/// Sizes that both ends agreed on.
+/// Parameters that both ends agreed on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Agreement {
-    /// Receives of the peer that we may use up.
+    /// Receives of the peer that this side may use up.
     pub(crate) send_credits: u32,
-    /// Receives of ours that it may.
+    /// Receives of this side that the peer may use up.
     pub(crate) receive_credits: u32,
     /// Bytes of a piece, header included.
     pub(crate) segment_bytes: usize,
 }
 
-/// See the module's documentation. The pair is declared first and dropped first: then nothing in flight can
-/// be touched by the device when the slots go.
+/// One lane; see the module's documentation. The pair is declared first and thus dropped first: the device
+/// can no longer access requests in flight when their slots are released.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) pair: Pair,
-    /// Number and `ibv_qp` address of the pair, also while a command has it; `None` once it is destroyed.
+    /// Number and `ibv_qp` address of the pair, also while a command holds it; `None` once it is destroyed.
     identity: Option<(u32, usize)>,
     queue: VecDeque<Pending>,
     in_flight: VecDeque<Flight>,
@@ -124,7 +125,7 @@ pub(crate) struct Lane {
     inline_max: usize,
     /// Number of the next work request.
     posted: u64,
-    /// Every one below this number has ended.
+    /// Every work request below this number has ended.
     ended: u64,
     unsignalled: u32,
     agreement: Agreement,
@@ -161,7 +162,8 @@ impl Lane {
         }
     }
 
-    /// Takes all the memory that work on this pair will need. `entries` are those of a write and of a read.
+    /// Allocates all memory that work on this pair will need. `entries` are the maximum entries of a write
+    /// and of a read.
     pub(crate) fn reserve_queues<State>(
         &mut self,
         pair: &QueuePair<State>,
@@ -179,12 +181,12 @@ impl Lane {
         self.in_flight.reserve_exact(depth as usize);
     }
 
-    /// Takes the pair, for the thread that carries out commands.
+    /// Takes the pair for the thread that executes commands.
     pub(crate) fn take_for_command(&mut self) -> Pair {
         std::mem::replace(&mut self.pair, Pair::InCommand)
     }
 
-    /// Takes the pair, to destroy it, if the device ended its work.
+    /// Takes the pair for its destruction, if the device ended its work.
     pub(crate) fn take_failed(&mut self) -> Option<QueuePair<Failed>> {
         match self.take_for_command() {
             Pair::Failed(pair) => Some(pair),
@@ -208,7 +210,7 @@ impl Lane {
         self.identity.map(|(number, _)| number)
     }
 
-    /// Forgets a pair that is gone; returns its number.
+    /// Clears the identity of a destroyed pair; returns its number.
     pub(crate) fn take_identity(&mut self) -> Option<u32> {
         self.identity.take().map(|(number, _)| number)
     }
@@ -239,7 +241,7 @@ impl Lane {
         self.posted - self.ended
     }
 
-    /// Work request `number` ended, and with it all before it. Returns how many that is; `None` when no such
+    /// Retires work request `number` and all before it. Returns how many were retired; `None` when no such
     /// request is in flight.
     pub(crate) fn retire(
         &mut self,
@@ -265,7 +267,8 @@ impl Lane {
         Some(ended)
     }
 
-    /// A receive was used up by the peer and will be posted again. More than it was given is a lie.
+    /// Counts a receive that the peer has used up and that will be posted again. Using more than were
+    /// granted is an error.
     pub(crate) fn owe(&mut self) -> Result<(), &'static str> {
         if self.owed >= self.agreement.receive_credits {
             return Err("it used more receives than it was given");
@@ -274,7 +277,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The peer returned receives. More than it was owed is a lie.
+    /// Adds receives that the peer has returned. Returning more than were used is an error.
     pub(crate) fn earn(&mut self, credits: u16) -> Result<(), &'static str> {
         let credits = self.credits + u32::from(credits);
         if credits > self.agreement.send_credits {
@@ -284,7 +287,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes in a piece of a message; `copy` fills a slice with its payload. Returns the message when whole.
+    /// Adds a piece to the message in assembly; `copy` fills a slice with its payload. Returns the message
+    /// when it is complete.
     pub(crate) fn assemble(
         &mut self,
         segment: &Segment,
@@ -311,14 +315,15 @@ impl Lane {
         Ok(Some(std::mem::take(&mut self.assembling).into_boxed_slice()))
     }
 
-    /// Whether the device goes on with a pair that it was told to end; or may, since a command for it never came back.
+    /// Whether the device kept a pair that it was told to end, or may have kept it because a command for it
+    /// never came back.
     pub(crate) fn is_leaked(&self) -> bool {
         matches!(self.pair, Pair::Leaked | Pair::InCommand)
     }
 
-    /// Gives up what was in flight and what waited, when the pair is destroyed. Returns how many work requests had
-    /// not ended and never will. If the device kept the pair, what it may touch is leaked, and it may still complete
-    /// what it was given.
+    /// Drops the requests in flight and in the queue when the pair is destroyed. Returns the number of work
+    /// requests that had not ended and never will. If the device kept the pair, the memory that it may
+    /// access is leaked, and its work requests may still complete.
     pub(crate) fn give_up(&mut self, bounce_free: &mut Vec<u32>, events: &mut VecDeque<Event>) -> u64 {
         let is_gone = !self.is_leaked();
         let lost = if is_gone { self.outstanding() } else { 0 };
@@ -386,7 +391,7 @@ mod tests {
         }
     }
 
-    /// Completions of numbers that were never posted, or have ended, change nothing.
+    /// Completions of numbers that were never posted, or have ended, retire nothing.
     #[test]
     fn only_what_is_in_flight_is_retired() {
         let (mut lane, mut free, mut events) = (lane(), Vec::new(), VecDeque::new());

@@ -1,19 +1,20 @@
 //! RDMA: reliable connections over `libibverbs`, which is loaded at run time.
 //!
-//! [`VerbsFabric`] is the transport `rdma` of `dataplane-fabric`. Peers write into and read from each other's
-//! slots with the network card alone; messages travel as sends into a receive queue that all peers share.
-//! Every peer has two queue pairs, one for each lane, and a TCP connection that made them and tells of its
-//! death. Errors name the verb, the device, the peer and the errno.
+//! [`VerbsFabric`] is the transport `rdma` of `dataplane-fabric`. Peers write into and read from each
+//! other's slots with the network card alone; messages travel as sends into a receive queue that all peers
+//! share. Every peer has two queue pairs, one for each lane, and the TCP connection over which they were
+//! set up and which detects the peer's death. Errors name the verb, the device, the peer and the errno.
 //!
 //! The layers, each of which could be used by itself (see [`raw`]):
 //! `ffi` and `library` (the C interface), `device` and `gid` (what there is), `protection`, `memory_region`,
 //! `completion`, `shared_receive`, `queue_pair` (objects, freed in the right order), `commands` (the thread that makes and
 //! destroys pairs), `post` (chained work requests; posting is honestly unsafe), `geometry`, `lane`, `connection`, `fabric` (safe).
 //!
-//! Invariants: nothing that a work request names is freed or reused before the device is done with it; the
-//! completion queue cannot overflow, since no more work requests are posted than it has room for; nothing a
-//! peer sends can panic us; a peer's key reaches the slots and nothing else. One thread drives a fabric; another carries out its commands for queue pairs.
-//! The crate builds, and its tests pass, on a machine without RDMA: `testing` has a software device.
+//! Invariants: memory that a work request names is not freed or reused before the device is done with it;
+//! the completion queue cannot overflow, since no more work requests are posted than it has room for; no
+//! input from a peer causes a panic; a peer's key reaches the slots and nothing else. One thread drives a
+//! fabric; another executes its commands for queue pairs. The crate builds, and its tests pass, on a
+//! machine without RDMA: `testing` has a software device.
 
 mod bounce;
 mod commands;

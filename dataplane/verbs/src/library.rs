@@ -2,8 +2,8 @@
 //! error that says so.
 //!
 //! A [`Library`] is a table of the entry points. The software device of `testing` is another such table, so
-//! that everything above runs unchanged on either. Calls of the data path are not here: they are taken from
-//! the opened context, as the header's inline functions do.
+//! that the rest of the crate runs unchanged on either. The calls of the data path are not in the table:
+//! they are taken from the opened context, as the header's inline functions do.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ type RegisterIova =
 type RegisterDmabuf =
     unsafe extern "C" fn(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
 
-/// Which kind of address a row of a port's GID table is.
+/// Address type of a row of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidType {
     /// InfiniBand, or RoCE v1.
     InfinibandOrRoceV1,
     /// RoCE v2: UDP over IP.
     RoceV2,
-    /// The kernel did not say.
+    /// The kernel did not report the type.
     Unknown,
 }
 
@@ -42,7 +42,7 @@ macro_rules! library {
             pub(crate) register_iova: Option<RegisterIova>,
             /// `ibv_reg_dmabuf_mr`, since rdma-core 34.
             pub(crate) register_dmabuf: Option<RegisterDmabuf>,
-            /// Type of a row of the GID table. The kernel tells it in sysfs only.
+            /// Reads the type of a row of the GID table, which the kernel reports in sysfs only.
             pub(crate) gid_type: fn(device: &str, port: u8, index: u32) -> GidType,
             /// Keeps the entry points mapped; `None` for the software device.
             pub(crate) loaded: Option<libloading::Library>,
@@ -61,68 +61,68 @@ macro_rules! library {
 }
 
 library! {
-    /// verbs.h:2239.
+    /// Lists the devices, verbs.h:2239.
     get_device_list = "ibv_get_device_list": fn(*mut c_int) -> *mut *mut Device;
-    /// Ends the list, not the devices that were opened from it.
+    /// Frees the list, not the devices that were opened from it.
     free_device_list = "ibv_free_device_list": fn(*mut *mut Device);
-    /// Kernel name of a device.
+    /// Returns the kernel's name of a device.
     get_device_name = "ibv_get_device_name": fn(*mut Device) -> *const c_char;
-    /// Opens.
+    /// Opens a device.
     open_device = "ibv_open_device": fn(*mut Device) -> *mut Context;
-    /// Closes.
+    /// Closes a device.
     close_device = "ibv_close_device": fn(*mut Context) -> c_int;
-    /// Limits of the device.
+    /// Queries the limits of a device.
     query_device = "ibv_query_device": fn(*mut Context, *mut DeviceAttributes) -> c_int;
-    /// State of a port. The exported symbol fills the struct up to `flags` (verbs.h:2360); the header's inline
-    /// wrapper adds `port_cap_flags2`, which is not read here.
+    /// Queries a port. The exported symbol fills the struct up to `flags` (verbs.h:2360); the header's
+    /// inline wrapper adds `port_cap_flags2`, which is not read here.
     query_port = "ibv_query_port": fn(*mut Context, u8, *mut PortAttributes) -> c_int;
-    /// A row of the GID table.
+    /// Reads a row of the GID table.
     query_gid = "ibv_query_gid": fn(*mut Context, u8, c_int, *mut Gid) -> c_int;
-    /// A row of the partition key table, big-endian.
+    /// Reads a row of the partition key table, big-endian.
     query_partition_key = "ibv_query_pkey": fn(*mut Context, u8, c_int, *mut u16) -> c_int;
-    /// A protection domain.
+    /// Allocates a protection domain.
     allocate_domain = "ibv_alloc_pd": fn(*mut Context) -> *mut ProtectionDomain;
-    /// Its end.
+    /// Frees a protection domain.
     free_domain = "ibv_dealloc_pd": fn(*mut ProtectionDomain) -> c_int;
-    /// verbs.h:2542; the symbol, not the macro over it.
+    /// Registers memory, verbs.h:2542; the symbol, not the macro of the same name.
     register = "ibv_reg_mr": fn(*mut ProtectionDomain, *mut c_void, usize, c_int) -> *mut MemoryRegion;
-    /// End of a region.
+    /// Deregisters a memory region.
     deregister = "ibv_dereg_mr": fn(*mut MemoryRegion) -> c_int;
-    /// A completion channel.
+    /// Creates a completion channel.
     create_channel = "ibv_create_comp_channel": fn(*mut Context) -> *mut CompletionChannel;
-    /// Its end.
+    /// Destroys a completion channel.
     destroy_channel = "ibv_destroy_comp_channel": fn(*mut CompletionChannel) -> c_int;
-    /// A completion queue.
+    /// Creates a completion queue.
     create_completions = "ibv_create_cq":
         fn(*mut Context, c_int, *mut c_void, *mut CompletionChannel, c_int) -> *mut CompletionQueue;
-    /// Its end; waits until its events were acknowledged.
+    /// Destroys a completion queue; waits until its events were acknowledged.
     destroy_completions = "ibv_destroy_cq": fn(*mut CompletionQueue) -> c_int;
-    /// The next event of a channel.
+    /// Takes the next event of a completion channel.
     get_completion_event = "ibv_get_cq_event":
         fn(*mut CompletionChannel, *mut *mut CompletionQueue, *mut *mut c_void) -> c_int;
-    /// Says that events were handled.
+    /// Acknowledges completion events.
     acknowledge_completion_events = "ibv_ack_cq_events": fn(*mut CompletionQueue, u32);
-    /// A shared receive queue.
+    /// Creates a shared receive queue.
     create_shared_receives = "ibv_create_srq":
         fn(*mut ProtectionDomain, *mut SharedReceiveInit) -> *mut SharedReceiveQueue;
-    /// Its end.
+    /// Destroys a shared receive queue.
     destroy_shared_receives = "ibv_destroy_srq": fn(*mut SharedReceiveQueue) -> c_int;
-    /// A queue pair.
+    /// Creates a queue pair.
     create_queue_pair = "ibv_create_qp": fn(*mut ProtectionDomain, *mut QueuePairInit) -> *mut QueuePair;
-    /// Its end: after the return the device touches nothing for it.
+    /// Destroys a queue pair: after the return the device accesses no memory on its behalf.
     destroy_queue_pair = "ibv_destroy_qp": fn(*mut QueuePair) -> c_int;
-    /// Moves it through its states.
+    /// Moves a queue pair to another state.
     modify_queue_pair = "ibv_modify_qp": fn(*mut QueuePair, *mut QueuePairAttributes, c_int) -> c_int;
-    /// Reads its attributes.
+    /// Reads the attributes of a queue pair.
     query_queue_pair = "ibv_query_qp":
         fn(*mut QueuePair, *mut QueuePairAttributes, c_int, *mut QueuePairInit) -> c_int;
-    /// The next asynchronous event.
+    /// Takes the next asynchronous event.
     get_async_event = "ibv_get_async_event": fn(*mut Context, *mut AsyncEvent) -> c_int;
-    /// Says that it was handled; destroying its object waits for this.
+    /// Acknowledges an asynchronous event; destroying the event's object waits for this.
     acknowledge_async_event = "ibv_ack_async_event": fn(*mut AsyncEvent);
-    /// Words for a completion status.
+    /// Returns the text of a completion status.
     status_text = "ibv_wc_status_str": fn(u32) -> *const c_char;
-    /// Words for an asynchronous event.
+    /// Returns the text of an asynchronous event.
     event_text = "ibv_event_type_str": fn(u32) -> *const c_char;
 }
 
@@ -133,7 +133,7 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// Whether memory can be registered as a dma-buf. The kernel may still refuse.
+    /// Whether the library can register a dma-buf. The kernel may still refuse.
     #[must_use]
     pub fn takes_dma_buf(&self) -> bool {
         self.register_dmabuf.is_some()
@@ -151,7 +151,7 @@ impl Library {
         resolve(loaded).map(Arc::new)
     }
 
-    /// Words for a completion status, also for one that this crate does not know.
+    /// Returns the text of a completion status, also of one that this crate does not know.
     #[must_use]
     pub fn status_text(&self, status: u32) -> String {
         // SAFETY: takes any number and returns a static string or null.
@@ -159,7 +159,7 @@ impl Library {
         words(text, status)
     }
 
-    /// Words for an asynchronous event.
+    /// Returns the text of an asynchronous event.
     #[must_use]
     pub fn event_text(&self, event: u32) -> String {
         // SAFETY: takes any number and returns a static string or null.

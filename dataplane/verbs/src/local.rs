@@ -1,4 +1,4 @@
-//! What a fabric made at start-up: the objects of its device that all connections share.
+//! State that a fabric creates at start-up: the objects of its device that all connections share.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use crate::wire::{Hello, LaneAddress, RemoteSlots};
 /// Ids of receives start here; sends use the numbers below.
 const RECEIVE_TAG: u64 = 1 << 63;
 
-/// Declared in the order in which it may be dropped: what others need comes last.
+/// Declared in the order in which the fields may be dropped: an object comes before the ones that it uses.
 #[derive(Debug)]
 pub(crate) struct Local {
     pub(crate) receives: SharedReceiveQueue,
     pub(crate) bounce: BounceBuffers,
-    /// The slab that the fabric was made with first, then the others.
+    /// The region of the slab that the fabric was created with, then those of the other slabs.
     pub(crate) regions: Vec<MemoryRegion>,
     /// Indices of the regions that peers may write, by the kind of their slabs.
     shown: [Option<usize>; SlabKind::COUNT],
@@ -36,7 +36,7 @@ pub(crate) struct Local {
     pub(crate) device: Arc<Device>,
     pub(crate) port: PortDescription,
     pub(crate) gid: GidEntry,
-    /// Row of the port's partition key table; `None` when the partition is not there any more.
+    /// Row of the port's partition key table; `None` when the partition is no longer in the table.
     partition_index: Option<u16>,
     pub(crate) config: VerbsConfig,
     capacity: Capacity,
@@ -101,8 +101,8 @@ impl Local {
         })
     }
 
-    /// The port has changed: looks again which address and which row of its table are the best. Connections that exist
-    /// keep theirs.
+    /// Selects the best port address and partition row again after the port has changed. Existing
+    /// connections keep theirs.
     pub(crate) fn look_at_port(&mut self) {
         match self.device.choose_port(&self.config) {
             Ok((port, gid)) => {
@@ -135,7 +135,7 @@ impl Local {
         self.capacity.send_requests as usize
     }
 
-    /// Bytes of slabs that the card reaches in this way.
+    /// Returns the bytes of slabs that the card reaches by this path.
     pub(crate) fn bytes_by(&self, registration: Registration) -> u64 {
         let slabs = self.regions.iter().filter(|region| region.registration() == registration);
         slabs.map(MemoryRegion::length).sum()
@@ -146,12 +146,12 @@ impl Local {
         slabs + self.bounce.region.length() + self.receives.registered_bytes()
     }
 
-    /// The region of the slab of this kind that peers may write.
+    /// Returns the region of the slab of this kind that peers may access.
     pub(crate) fn shown_region(&self, kind: SlabKind) -> Option<&MemoryRegion> {
         self.regions.get(self.shown[kind.index()]?)
     }
 
-    /// The slots of this kind that peers may read and write.
+    /// Returns the slots of this kind that peers may read and write.
     fn shown_slots(&self, kind: SlabKind) -> RemoteSlots {
         let shown = self.shown_region(kind);
         let Some((region, layout)) = shown.and_then(|region| Some((region, region.slab()?.layout()))) else {
@@ -181,7 +181,7 @@ impl Local {
         }
     }
 
-    /// The parameters of a new connection's pairs.
+    /// Returns the parameters of a new connection's pairs.
     pub(crate) fn pair_parameters(&self) -> Result<PairParameters, VerbsError> {
         let partition_index = self.partition_index.ok_or_else(|| VerbsError::Port {
             device: self.device.name().to_owned(),
@@ -199,10 +199,10 @@ impl Local {
         })
     }
 
-    /// Gives a lane the memory that work on its pair will need.
+    /// Allocates the memory that a lane needs for work on its pair.
     pub(crate) fn reserve_queues<State>(&self, lane: &mut Lane, pair: &QueuePair<State>) {
         let Capacity { send_requests, entries, inline_bytes } = self.capacity;
-        // Zero is what drivers that do not say leave there.
+        // Drivers that do not report the limit leave zero here.
         let read_entries = match self.device.limits().read_entries {
             0 => entries,
             most => most.min(entries),
@@ -210,13 +210,13 @@ impl Local {
         lane.reserve_queues(pair, send_requests, (entries, read_entries), inline_bytes);
     }
 
-    /// Index of the region of a slab, if it is registered.
+    /// Returns the index of the region of a slab, if the slab is registered.
     pub(crate) fn region_of(&self, slab: &Arc<Slab>) -> Option<usize> {
         self.regions.iter().position(|region| region.slab().is_some_and(|known| Arc::ptr_eq(known, slab)))
     }
 
-    /// Registers a slab for use as a source and as the destination of reads; peers reach it as `remote` says. At start-up: it takes
-    /// long. One that is registered stays as it is.
+    /// Registers a slab as a source of writes and a destination of reads; peers have the access `remote`.
+    /// Slow: call it at start-up. A registered slab keeps its registration.
     pub(crate) fn register(&mut self, slab: &Arc<Slab>, remote: PeerAccess) -> Result<usize, VerbsError> {
         if let Some(index) = self.region_of(slab) {
             return Ok(index);
@@ -235,8 +235,8 @@ impl Local {
     }
 }
 
-/// The largest inline size, down from the wanted one, with which the device makes a queue pair. Several devices refuse a
-/// size beyond their own and do not tell it.
+/// Returns the largest inline size, from the wanted one downwards, with which the device creates a queue
+/// pair. Several devices refuse a size beyond their limit and do not report the limit.
 fn possible_capacity(
     domain: &Arc<ProtectionDomain>,
     completions: &Arc<CompletionQueue>,

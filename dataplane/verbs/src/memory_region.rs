@@ -1,13 +1,14 @@
 //! Memory that the device may read and write: whole slabs, registered once, and dma-buf regions.
 //!
-//! A slab whose slots lie in an accelerator's memory is registered so that the card reaches that memory itself: as a
-//! dma-buf that is mapped through the memory's window on the bus, else as one that is mapped as its driver likes, else
-//! by its bare address where a peer-memory module is loaded. Work requests name all three by the accelerator's own
-//! addresses. [`MemoryRegion::registration`] says which it was.
+//! A slab whose slots lie in an accelerator's memory is registered so that the card accesses that memory
+//! directly: as a dma-buf that is mapped through the memory's window on the bus, else as a dma-buf that the
+//! driver maps by its own choice, else by its bare address where a peer-memory module is loaded. Work
+//! requests name all three by the accelerator's own addresses. [`MemoryRegion::registration`] returns which
+//! one was used.
 //!
-//! A region of a slab covers its slots and nothing else: the header and the generations in front of them
-//! cannot be reached with its key. It keeps the slab mapped; a region that the device refuses to give up leaks
-//! the slab rather than free memory that the device may still write.
+//! A region of a slab covers its slots and nothing else: its key does not reach the header and the
+//! generations in front of them. The region keeps the slab mapped; if the device refuses to deregister it,
+//! the slab is leaked, because the device may still write to it.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -23,13 +24,14 @@ use crate::error::{from_code, named};
 use crate::ffi;
 use crate::protection::ProtectionDomain;
 
-/// Who may do what with a region.
+/// Access rights of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// What peers may do with it; our own work requests may do everything.
+    /// Access of peers to the region; local work requests have full access.
     pub remote: PeerAccess,
-    /// Whether the device may reorder its writes to it (PCIe relaxed ordering). Ignored where unsupported. An
-    /// accelerator's memory needs [`DeviceMemory::settle`] after the completion, with this or without.
+    /// Whether the device may reorder its writes to the region (PCIe relaxed ordering). Ignored where
+    /// unsupported. An accelerator's memory needs [`DeviceMemory::settle`] after the completion in either
+    /// case.
     pub relaxed_ordering: bool,
 }
 
@@ -41,7 +43,7 @@ impl Access {
     }
 }
 
-/// Flags of `enum ibv_access_flags` for what peers may do.
+/// Converts the access of peers to flags of `enum ibv_access_flags`.
 pub(crate) fn remote_flags(access: PeerAccess) -> u32 {
     match access {
         PeerAccess::None => 0,
@@ -50,7 +52,7 @@ pub(crate) fn remote_flags(access: PeerAccess) -> u32 {
     }
 }
 
-/// How the card reaches a region.
+/// Path by which the card reaches a region's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registration {
     /// Memory of this machine.
@@ -62,7 +64,7 @@ pub enum Registration {
 }
 
 impl Registration {
-    /// For reports and metrics.
+    /// Returns the name of the path for reports and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +75,7 @@ impl Registration {
     }
 }
 
-/// Registered memory.
+/// Memory registered with a device.
 #[derive(Debug)]
 pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
@@ -92,8 +94,8 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers all slots of a slab. Pages are pinned; with huge pages there are fewer to pin. Slots in an
-    /// accelerator's memory that the card cannot reach are an error that says why of every way.
+    /// Registers all slots of a slab. Pages are pinned; huge pages reduce their number. If the card cannot
+    /// reach slots in an accelerator's memory, the error holds the reason for each way that was tried.
     pub fn of_slab(
         domain: &Arc<ProtectionDomain>,
         slab: &Arc<Slab>,
@@ -112,7 +114,8 @@ impl MemoryRegion {
         Ok(region)
     }
 
-    /// Registers the first `length` bytes of an accelerator's memory. The caller keeps the memory with the region.
+    /// Registers the first `length` bytes of an accelerator's memory. The caller keeps the memory alive as
+    /// long as the region.
     fn of_device(
         domain: &Arc<ProtectionDomain>,
         memory: &Arc<dyn DeviceMemory>,
@@ -147,7 +150,8 @@ impl MemoryRegion {
         Err(VerbsError::DeviceMemory { device, address, length, through_bar, dma_buf, peer_memory })
     }
 
-    /// Registers a range of addresses, which need not be the CPU's. The caller keeps the memory with the region.
+    /// Registers a range of addresses, which need not be mapped by the CPU. The caller keeps the memory
+    /// alive as long as the region.
     fn of_address(
         domain: &Arc<ProtectionDomain>,
         address: u64,
@@ -171,9 +175,9 @@ impl MemoryRegion {
         Self::adopt(domain, raw, "ibv_reg_mr", what, address, length)
     }
 
-    /// Registers `length` bytes at `offset` of a dma-buf, such as exported GPU memory. Work requests name them
-    /// by addresses from `iova`, which must lie as far into a page as `offset` does. Fails where library, driver or
-    /// kernel cannot (Soft-RoCE: EOPNOTSUPP).
+    /// Registers `length` bytes at `offset` of a dma-buf, such as exported GPU memory. Work requests name
+    /// them by addresses from `iova`, whose offset within a page must equal that of `offset`. Fails where
+    /// library, driver or kernel lack support (Soft-RoCE: EOPNOTSUPP).
     ///
     /// # Safety
     /// 1. No Rust reference to these bytes exists while a work request that writes them is in flight.
@@ -230,19 +234,19 @@ impl MemoryRegion {
         self
     }
 
-    /// First address, as work requests name it.
+    /// Returns the first address, as work requests name it.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// Returns the length of the region in bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Whether the range lies inside.
+    /// Whether the range lies inside the region.
     #[must_use]
     pub fn contains(&self, address: u64, length: u64) -> bool {
         address
@@ -251,32 +255,32 @@ impl MemoryRegion {
             .is_some_and(|end| end <= self.length)
     }
 
-    /// Names the region in our own work requests.
+    /// Returns the key by which local work requests name the region.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         self.local_key
     }
 
-    /// Names the region in a peer's.
+    /// Returns the key by which a peer's work requests name the region.
     #[must_use]
     pub fn remote_key(&self) -> u32 {
         self.remote_key
     }
 
-    /// How the card reaches it.
+    /// Returns the path by which the card reaches the region's memory.
     #[must_use]
     pub fn registration(&self) -> Registration {
         self.registration
     }
 
-    /// The slab that it covers, unless it is a dma-buf.
+    /// Returns the slab that the region covers; `None` for a dma-buf.
     #[must_use]
     pub fn slab(&self) -> Option<&Arc<Slab>> {
         self.slab.as_deref()
     }
 }
 
-/// What went wrong, without what it was applied to: the error around it says that.
+/// Returns the verb and its errno without the verb's object, which the enclosing error names.
 fn reason(error: VerbsError) -> String {
     match error {
         VerbsError::Verb { verb, error, .. } => format!("{verb}: {}", named(&error)),
@@ -308,7 +312,8 @@ mod tests {
     use crate::device::Device;
     use crate::testing::{Reach, SoftwareDevice};
 
-    /// With a library that is too old for dma-bufs, the address is registered, or the reason names its age.
+    /// With a library that is too old for dma-bufs, the slab is registered by its address, or the error
+    /// says that the library is too old.
     #[test]
     fn a_library_without_dma_bufs_leaves_the_other_way() {
         let layout = SlabLayout { slot_bytes: 4096, slot_count: 2 };

@@ -1,5 +1,5 @@
-//! What one fabric has counted. One thread drives a fabric and counts in plain numbers; now and then it shows them to
-//! whoever else wants to read them.
+//! Counters of one fabric. The fabric's thread counts in plain integers and publishes them at intervals for
+//! readers on other threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,13 +12,13 @@ pub struct Metrics {
     pub doorbells: u64,
     /// Send work requests posted.
     pub work_requests: u64,
-    /// Those of them that asked for a completion.
+    /// Send work requests that asked for a completion.
     pub signalled: u64,
     /// Completions polled, receives included.
     pub completions: u64,
     /// Calls of `ibv_post_srq_recv`.
     pub receive_doorbells: u64,
-    /// Credit messages sent because nothing else was there to carry the credits.
+    /// Credit messages sent because no message was there to carry the credits.
     pub credit_messages: u64,
     /// Connections ended because the peer had no receive posted for too long.
     pub receiver_not_ready: u64,
@@ -26,31 +26,33 @@ pub struct Metrics {
     pub retries_exceeded: u64,
     /// Connections ended by a remote access error.
     pub remote_access_errors: u64,
-    /// Commands given to the thread of queue pairs: one to make, connect, stop or destroy both pairs of a connection.
+    /// Commands submitted to the queue-pair thread: one to make, connect, stop or destroy both pairs of a
+    /// connection.
     pub pair_commands: u64,
     /// Port state changes reported by the device.
     pub port_events: u64,
     /// Handshakes refused or timed out.
     pub handshakes_failed: u64,
-    /// Those of them in which the peer did not prove that it holds this node's secret.
+    /// Handshakes refused because the peer did not prove that it holds this node's secret.
     pub unproved_handshakes: u64,
     /// Times accepting paused because descriptors ran out.
     pub accept_pauses: u64,
-    /// Queue pairs that the device neither moved to their error state nor destroyed. What they may touch is never reused.
+    /// Queue pairs that the device neither moved to their error state nor destroyed. The memory that they
+    /// may access is never reused.
     pub queue_pairs_leaked: u64,
     /// Queue pairs that exist.
     pub queue_pairs_open: u64,
     /// Bytes registered with the device.
     pub registered_bytes: u64,
-    /// Those of them in a device's memory, which the card reaches through a dma-buf.
+    /// Registered bytes of device memory that the card reaches through a dma-buf.
     pub dma_buf_bytes: u64,
-    /// Those of them in a device's memory, which the card reaches through nvidia-peermem.
+    /// Registered bytes of device memory that the card reaches through nvidia-peermem.
     pub peer_memory_bytes: u64,
-    /// Send work requests posted and not yet known to be done.
+    /// Send work requests posted whose completion is not known yet.
     pub outstanding: u64,
 }
 
-/// The same for other threads, at most a few polls old.
+/// The published [`Metrics`], readable by other threads; at most a few polls old.
 #[derive(Debug, Default)]
 pub struct VerbsCounters([AtomicU64; COUNT]);
 
@@ -90,7 +92,7 @@ impl VerbsCounters {
         }
     }
 
-    /// Name, help text and value of each; the last five are levels.
+    /// Returns name, help text and value of each metric; the last five are gauges.
     #[must_use]
     pub fn snapshot(&self) -> [(&'static str, &'static str, u64); COUNT] {
         let names: [(&str, &str); COUNT] = [

@@ -1,14 +1,14 @@
-//! Tables keyed by small numbers that we or the device chose.
+//! Hash tables keyed by small numbers that this node or its device chose.
 //!
-//! The standard hasher defends against keys chosen by an attacker and costs more than the rest of the look-up;
-//! nobody but ourselves and our own device chooses these.
+//! The standard hasher defends against keys chosen by an attacker and costs more than the rest of the
+//! look-up; no peer chooses these keys.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
-/// Multiplies by 2^64 divided by the golden ratio, which spreads consecutive numbers.
+/// Hasher that multiplies by 2^64 divided by the golden ratio, which spreads consecutive numbers.
 #[derive(Default)]
 pub(crate) struct NumberHasher(u64);
 

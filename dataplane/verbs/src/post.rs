@@ -1,9 +1,9 @@
 //! Building chained work requests in a preallocated array: acquire → fill → release.
 //!
-//! [`PostArray::acquire`] gives a [`Batch`]; requests are begun and their entries added; [`Batch::post`]
-//! chains them and rings one doorbell for all. Batching is thus the only way to post. The last request of a
-//! batch is always signalled. Nothing is allocated, and there is no system call on a device whose driver maps
-//! its doorbell.
+//! [`PostArray::acquire`] returns a [`Batch`]; the caller begins requests and adds their entries;
+//! [`Batch::post`] chains the requests and rings one doorbell for all. Batching is thus the only way to
+//! post. The last request of a batch is always signalled. Posting allocates nothing, and makes no system
+//! call on a device whose driver maps its doorbell.
 //!
 //! Posting is `unsafe`, since the device uses the memory after the call has returned:
 //!
@@ -27,7 +27,7 @@
 //! }
 //! ```
 //!
-//! and what it was posted as, a [`Posted`], borrows them until the caller has seen the completion:
+//! The [`Posted`] that posting returns borrows the regions until the caller has seen the completion:
 //!
 //! ```compile_fail,E0505
 //! use dataplane_verbs::raw::{MemoryRegion, PostArray, QueuePair, ReadyToSend, Verb};
@@ -63,16 +63,16 @@ use crate::ffi;
 use crate::memory_region::MemoryRegion;
 use crate::queue_pair::{QueuePair, ReadyToSend};
 
-/// Bytes at the peer: an address in a region, and the region's remote key.
+/// Address range at the peer: the address in a region, and the region's remote key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
     /// Key of the region.
     pub key: u32,
 }
 
-/// What a work request does.
+/// Operation of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// RDMA WRITE.
@@ -85,7 +85,7 @@ pub enum Verb {
     Send,
 }
 
-/// Room for the requests of one batch.
+/// Preallocated work requests and entries of one batch.
 #[derive(Debug)]
 pub struct PostArray {
     requests: Box<[ffi::SendWorkRequest]>,
@@ -99,7 +99,7 @@ pub struct PostArray {
 unsafe impl Send for PostArray {}
 
 impl PostArray {
-    /// Room for `requests` requests of up to `entries` entries, or up to `inline_bytes` inline bytes, each.
+    /// Allocates `requests` requests of up to `entries` entries, or up to `inline_bytes` inline bytes, each.
     #[must_use]
     pub fn new(requests: usize, entries: usize, inline_bytes: usize) -> Self {
         Self {
@@ -111,13 +111,13 @@ impl PostArray {
         }
     }
 
-    /// An empty batch over this room.
+    /// Starts an empty batch in this array.
     pub fn acquire<'region>(&mut self) -> Batch<'_, 'region> {
         Batch { array: self, count: 0, signalled: 0, regions: PhantomData }
     }
 }
 
-/// Requests that are being built. Dropping it posts nothing.
+/// Requests that are being built. Dropping the batch posts nothing.
 #[derive(Debug)]
 pub struct Batch<'array, 'region> {
     array: &'array mut PostArray,
@@ -127,26 +127,26 @@ pub struct Batch<'array, 'region> {
 }
 
 impl<'region> Batch<'_, 'region> {
-    /// Requests so far.
+    /// Returns the number of requests in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether the batch has no requests.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Requests that still fit.
+    /// Returns the number of requests that still fit.
     #[must_use]
     pub fn room(&self) -> usize {
         self.array.requests.len() - self.count
     }
 
-    /// Starts the next request; panics when there is no room. Its entries follow by [`Batch::gather`], or its
-    /// bytes by [`Batch::inline`].
+    /// Starts the next request; panics when the batch is full. Its entries are added by [`Batch::gather`],
+    /// or its bytes by [`Batch::inline`].
     pub fn begin(&mut self, verb: Verb, id: u64, signalled: bool) {
         let position = self.count;
         let entries = &raw mut self.array.entries[position * self.array.entries_max];
@@ -170,7 +170,8 @@ impl<'region> Batch<'_, 'region> {
         self.count += 1;
     }
 
-    /// Adds bytes of a region to the request begun last; panics when they are not inside, or too many entries.
+    /// Adds bytes of a region to the request begun last; panics when they lie outside the region, or the
+    /// request has no entry left.
     pub fn gather(&mut self, region: &'region MemoryRegion, address: u64, length: u32) {
         self.gather_rows(region, address, length, length, 1);
     }
@@ -200,8 +201,8 @@ impl<'region> Batch<'_, 'region> {
         request.entry_count += rows as std::ffi::c_int;
     }
 
-    /// Puts bytes into the request begun last, behind those already there; they are copied. Panics when there
-    /// are too many.
+    /// Copies bytes into the request begun last, behind its earlier inline bytes. Panics when the inline
+    /// capacity is exceeded.
     pub fn inline(&mut self, bytes: &[u8]) {
         let position = self.last();
         let (entries_max, inline_max) = (self.array.entries_max, self.array.inline_max);
@@ -275,7 +276,7 @@ impl<'region> Batch<'_, 'region> {
     }
 }
 
-/// Requests in flight. It borrows the regions that they name.
+/// Requests in flight. Borrows the regions that the requests name.
 #[derive(Debug)]
 #[must_use = "the requests are in flight"]
 pub struct Posted<'region> {
@@ -285,13 +286,13 @@ pub struct Posted<'region> {
 }
 
 impl Posted<'_> {
-    /// How many requests.
+    /// Returns the number of requests.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// How many of them ask for a completion.
+    /// Returns the number of requests that ask for a completion.
     #[must_use]
     pub fn signalled(&self) -> usize {
         self.signalled

@@ -1,4 +1,4 @@
-//! Protection domains: only what lies in the same domain can be used together.
+//! Protection domains: only objects of the same domain can be used together.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// A new domain of `device`.
+    /// Allocates a domain of `device`.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
         // SAFETY: the context is open as long as the device.
         let raw = unsafe { (device.library.allocate_domain)(device.context.as_ptr()) };
@@ -30,7 +30,7 @@ impl ProtectionDomain {
         Ok(Arc::new(Self { device: Arc::clone(device), raw }))
     }
 
-    /// The device.
+    /// Returns the device of the domain.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device

@@ -29,16 +29,16 @@ use crate::memory_region::remote_flags;
 use crate::protection::ProtectionDomain;
 use crate::shared_receive::{SharedReceiveHandle, SharedReceiveQueue};
 
-/// Just made.
+/// Created, not bound to a port.
 #[derive(Debug)]
 pub struct Reset(());
-/// Bound to a port.
+/// Bound to a port (INIT).
 #[derive(Debug)]
 pub struct Initialised(());
-/// Takes work requests.
+/// Connected to a peer; accepts work requests (RTS).
 #[derive(Debug)]
 pub struct ReadyToSend(());
-/// Returns all work as flushed.
+/// In the error state: the device completes all work as flushed.
 #[derive(Debug)]
 pub struct Failed(());
 
@@ -47,28 +47,28 @@ pub struct Failed(());
 pub struct Capacity {
     /// Send work requests in flight.
     pub send_requests: u32,
-    /// Entries of one.
+    /// Scatter/gather entries of one work request.
     pub entries: u32,
-    /// Bytes that fit into one.
+    /// Inline bytes of one work request.
     pub inline_bytes: u32,
 }
 
-/// Where the peer is and how to talk to it.
+/// Address of the peer's queue pair and the attributes of the path to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
-    /// Its queue pair.
+    /// Number of the peer's queue pair.
     pub queue_pair: u32,
-    /// The first packet number that it uses.
+    /// First packet sequence number that the peer uses.
     pub psn: u32,
-    /// Its GID.
+    /// GID of the peer.
     pub gid: [u8; 16],
-    /// Its lid, on InfiniBand.
+    /// LID of the peer, on InfiniBand.
     pub lid: u16,
     /// Whether packets carry a global route: always on Ethernet.
     pub is_global: bool,
-    /// Row of our GID table.
+    /// Row of the local port's GID table.
     pub source_gid_index: u8,
-    /// Our port.
+    /// Local port.
     pub port: u8,
     /// Largest packet.
     pub mtu: PathMtu,
@@ -78,24 +78,24 @@ pub struct Path {
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Reads that we answer at a time.
+    /// RDMA reads of the peer that this side answers at a time.
     pub reads_as_target: u8,
-    /// Code of the wait asked of a sender for which no receive is posted.
+    /// Code of the delay that is requested of a sender for which no receive is posted.
     pub receiver_not_ready_timer: u8,
 }
 
-/// How our requests are repeated.
+/// Retries and timeouts of this side's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// First packet number that we use.
+    /// First packet sequence number that this side uses.
     pub psn: u32,
     /// Exponent of the acknowledgement timeout.
     pub timeout: u8,
-    /// Retries after it.
+    /// Retries after an acknowledgement timeout.
     pub count: u8,
-    /// Retries after "receiver not ready"; 7 is for ever.
+    /// Retries after "receiver not ready"; 7 retries without limit.
     pub receiver_not_ready: u8,
-    /// Reads that we ask for at a time.
+    /// RDMA reads that this side has in flight at a time.
     pub reads_as_initiator: u8,
 }
 
@@ -170,7 +170,7 @@ struct Handle {
 unsafe impl Send for Handle {}
 
 impl Handle {
-    /// Whether the device gave the pair up.
+    /// Destroys the pair; returns whether the device did so.
     fn destroy(&mut self) -> bool {
         // SAFETY: the pair is live, and the caller calls this once; its asynchronous events were acknowledged
         // when they were taken.
@@ -186,22 +186,22 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.destroy() {
-            // The device may go on using them: never free what a live pair names.
+            // The device may go on using these objects: memory that a live pair names is never freed.
             std::mem::forget((Arc::clone(&self.completions), Arc::clone(&self.receives)));
             std::mem::forget(Arc::clone(&self.domain));
         }
     }
 }
 
-/// What became of a pair whose work was to end.
+/// Result of stopping a pair.
 #[derive(Debug)]
 pub enum Stopped {
-    /// It returns all work as flushed.
+    /// The pair is in its error state: the device completes all work as flushed.
     Failed(QueuePair<Failed>),
-    /// It did not go to its error state, and is destroyed.
+    /// The pair could not be moved to its error state and was destroyed instead.
     Destroyed(VerbsError),
-    /// The device did neither: the pair goes on, and its peer may still read and write what it could. What its requests
-    /// name must be leaked.
+    /// The device refused both: the pair stays live, and its peer may still read and write the memory it
+    /// had access to. The memory that its requests name must be leaked.
     Leaked(VerbsError),
 }
 
@@ -215,13 +215,13 @@ pub struct QueuePair<State> {
 }
 
 impl<State> QueuePair<State> {
-    /// Its number on the wire.
+    /// Queue pair number on the wire.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its sizes, which are at least those asked for.
+    /// Sizes of the pair, at least the ones asked for.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         self.capacity
@@ -257,8 +257,8 @@ impl<State> QueuePair<State> {
         Ok(())
     }
 
-    /// Ends all work: what is in flight comes back as flushed, and the peer can no longer reach our memory. A pair that
-    /// refuses is destroyed.
+    /// Moves the pair to its error state: work in flight completes as flushed, and the peer can no longer
+    /// access local memory. A pair that cannot be moved is destroyed.
     pub fn fail(self) -> Stopped {
         let attributes = ffi::QueuePairAttributes { state: ffi::QPS_ERR, ..Default::default() };
         let Err(error) = self.modify(attributes, ffi::QP_STATE, "ibv_modify_qp(ERR)", String::new) else {
@@ -267,8 +267,8 @@ impl<State> QueuePair<State> {
         if self.destroy() { Stopped::Destroyed(error) } else { Stopped::Leaked(error) }
     }
 
-    /// Destroys it; returns whether the device obeyed. If not, the device may go on using what its requests
-    /// name, and the caller must leak that.
+    /// Destroys the pair; returns whether the device did so. If not, the device may go on using the memory
+    /// that its requests name, and the caller must leak that memory.
     pub fn destroy(self) -> bool {
         let mut handle = std::mem::ManuallyDrop::new(self.handle);
         let is_gone = handle.destroy();
@@ -283,7 +283,7 @@ impl<State> QueuePair<State> {
         is_gone
     }
 
-    /// The state that the device says it is in, `enum ibv_qp_state`.
+    /// Queries the device for the state of the pair, `enum ibv_qp_state`.
     pub fn query_state(&self) -> Result<u32, VerbsError> {
         let mut attributes = ffi::QueuePairAttributes::default();
         let mut init = ffi::QueuePairInit {
@@ -308,7 +308,7 @@ impl<State> QueuePair<State> {
 }
 
 impl QueuePair<Reset> {
-    /// A pair whose sends and receives complete in `completions` and whose receives come from `receives`.
+    /// Creates a pair whose sends and receives complete in `completions` and whose receives come from `receives`.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         completions: &Arc<CompletionQueue>,
@@ -318,7 +318,7 @@ impl QueuePair<Reset> {
         Self::with_receive_handle(domain, completions, &receives.handle, capacity)
     }
 
-    /// The same from another thread than that which drives the receives.
+    /// [`Self::new`] for a thread other than the one that drives the receives.
     pub(crate) fn with_receive_handle(
         domain: &Arc<ProtectionDomain>,
         completions: &Arc<CompletionQueue>,
@@ -366,8 +366,8 @@ impl QueuePair<Reset> {
         Ok(Self { handle, number, capacity, state: PhantomData })
     }
 
-    /// Binds it to a port and to a row of its partition key table. The peer may do what `access` and the registered regions
-    /// allow.
+    /// Binds the pair to a port and to a row of the port's partition key table. The peer's access is
+    /// limited by `access` and by the registered regions.
     pub fn initialise(
         self,
         port: u8,
@@ -388,7 +388,8 @@ impl QueuePair<Reset> {
 }
 
 impl QueuePair<Initialised> {
-    /// The steps to RTR and RTS. A pair that does not make them is stopped: the peer may have sent to it already.
+    /// Moves the pair to RTR and RTS. A pair for which a step fails is stopped, because the peer may have
+    /// sent to it already.
     pub(crate) fn connect(
         self,
         path: &Path,

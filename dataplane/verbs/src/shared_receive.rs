@@ -1,8 +1,8 @@
 //! The shared receive queue: buffers for messages of all peers, posted again in chained batches.
 //!
-//! The queue owns its buffers, so posting them is safe: a buffer is handed to the device by [`repost`] and is
-//! ours again with its completion. Everything is made once; reposting allocates nothing, and a batch is one
-//! call whatever its length.
+//! The queue owns its buffers, so posting them is safe: a buffer is handed to the device by [`repost`] and
+//! returns to the queue with its completion. Everything is allocated once; reposting allocates nothing, and
+//! a batch is one call whatever its length.
 //!
 //! [`repost`]: SharedReceiveQueue::repost
 
@@ -18,12 +18,12 @@ use crate::ffi;
 use crate::memory_region::{Access, MemoryRegion};
 use crate::protection::ProtectionDomain;
 
-/// The raw queue; queue pairs keep it.
+/// The raw queue, kept alive by the queue pairs that use it.
 #[derive(Debug)]
 pub(crate) struct SharedReceiveHandle {
     domain: Arc<ProtectionDomain>,
     pub(crate) raw: NonNull<ffi::SharedReceiveQueue>,
-    /// The buffers that the device may still write to: they go after the queue.
+    /// Registered buffers that the device may still write to: freed after the queue.
     region: MemoryRegion,
 }
 
@@ -59,7 +59,8 @@ pub struct SharedReceiveQueue {
 unsafe impl Send for SharedReceiveQueue {}
 
 impl SharedReceiveQueue {
-    /// A queue with `count` buffers of `bytes` each, all posted. Completions carry `tag` plus the buffer index.
+    /// Creates a queue with `count` buffers of `bytes` each, all posted. Completions carry `tag` plus the
+    /// buffer index.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         count: u32,
@@ -107,7 +108,7 @@ impl SharedReceiveQueue {
         Ok(this)
     }
 
-    /// Bytes that are registered for the buffers.
+    /// Returns the bytes registered for the buffers.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {
         self.handle.region.length()
@@ -118,20 +119,21 @@ impl SharedReceiveQueue {
         self.buffers.read(buffer, offset, bytes);
     }
 
-    /// Whether a completion's id names a buffer of this queue, and which.
+    /// Returns the buffer of this queue that a completion's id names, if any.
     #[must_use]
     pub fn buffer_of(&self, id: u64) -> Option<u32> {
         let index = u32::try_from(id.checked_sub(self.tag)?).ok()?;
         ((index as usize) < self.entries.len()).then_some(index)
     }
 
-    /// Gives a buffer whose completion was handled back to the device, at the next flush.
+    /// Returns a buffer to the device at the next flush, after its completion was handled.
     pub fn repost(&mut self, buffer: u32) {
         assert!(self.waiting.len() < self.entries.len(), "a buffer is given back twice");
         self.waiting.push(buffer);
     }
 
-    /// Posts the waiting buffers as one chain; returns how many. What the device refuses waits on.
+    /// Posts the waiting buffers as one chain; returns their number. Buffers that the device refuses keep
+    /// waiting.
     pub fn flush(&mut self) -> Result<usize, VerbsError> {
         let count = self.waiting.len();
         if count == 0 {
@@ -153,7 +155,7 @@ impl SharedReceiveQueue {
             self.waiting.clear();
             return Ok(count);
         }
-        // A provider that does not say which it refused has taken none.
+        // A provider that does not report the refused request has accepted none.
         let bad = if bad.is_null() { base } else { bad };
         let accepted = (bad as usize).wrapping_sub(base as usize) / size_of::<ffi::ReceiveWorkRequest>();
         self.waiting.drain(..accepted.min(count));

@@ -1,7 +1,8 @@
-//! The sockets of handshakes: made, tuned, bound.
+//! The sockets of handshakes: creation, options, binding.
 //!
-//! A socket stays open after the handshake as the channel of liveness: the kernel tells of a killed peer at once, and of a
-//! silent one after keepalive probes or unacknowledged bytes have waited for the configured time.
+//! A socket stays open after the handshake to detect the peer's end: the kernel reports a killed peer at
+//! once, and a silent one after keepalive probes or unacknowledged bytes have waited for the configured
+//! time.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +30,8 @@ pub(crate) fn listen(address: SocketAddr) -> Result<OwnedFd, VerbsError> {
     TcpListener::bind(address).map(OwnedFd::from).map_err(failed)
 }
 
-/// Options of every connection. A kernel without one of them notices a dead peer later, or never by itself.
+/// Sets the options of every connection. A kernel that lacks one of them detects a dead peer later, or not
+/// at all.
 pub(crate) fn tune(socket: impl AsFd, peer_dead_after: Duration) {
     let (socket, probe_every) = (socket.as_fd(), (peer_dead_after / 4).max(Duration::from_secs(1)));
     let millis = u32::try_from(peer_dead_after.as_millis()).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! From an operation of the fabric's vocabulary to the work of a lane, with every range checked.
+//! Translates an operation of the fabric's interface into work of a lane, and checks every range.
 //!
 //! Runs once for each request posted; no allocation unless the request is refused.
 
@@ -11,7 +11,7 @@ use crate::local::Local;
 use crate::post::Remote;
 use crate::wire::RemoteSlots;
 
-/// What a lane shall do, or why the request cannot be obeyed.
+/// Returns the work for the lane, or the reason that the request is invalid.
 pub(crate) fn translate(
     local: &Local,
     slots: &[RemoteSlots; SlabKind::COUNT],
@@ -57,7 +57,7 @@ pub(crate) fn translate(
         let (bytes, memory) = (slab.layout().slots_bytes(), if slab.device().is_some() { "device" } else { "host" });
         format!("a slot of {bytes} bytes of {memory} memory that were not registered with the RDMA device at start-up")
     })?;
-    // A region begins with the slots, in whichever memory they are: only the card goes there.
+    // A region begins with the slots, in host and in device memory; only the card accesses the address.
     let within = slot.slot() as usize * slab.layout().stride() + offset as usize;
     let address = local.regions[region].address() + within as u64;
     let (region, cursor) = (region as u32, Cursor::default());

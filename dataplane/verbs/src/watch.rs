@@ -15,7 +15,7 @@ pub(crate) const ASYNC: u64 = 1;
 pub(crate) const CHANNEL: u64 = 2;
 pub(crate) const COMMANDS: u64 = 3;
 
-/// What one look at the descriptors uses.
+/// The epoll descriptor over the handshakes, the asynchronous events, the completion channel and the commands.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) epoll: OwnedFd,

@@ -1,11 +1,11 @@
-//! Everything that two appliances say to each other besides RDMA itself, and its checks.
+//! Frames of the handshake and the header of messages: encoding, decoding and validation.
 //!
 //! * The handshake over TCP, after the openings: frames of [`HANDSHAKE_BYTES`], little-endian, with a magic, each
-//!   followed by its proof (`dataplane_fabric::auth`). A [`Hello`]
-//!   says how to reach our queue pairs and slots; `ready` says that they answer; `refused` says why not.
+//!   followed by its proof (`dataplane_fabric::auth`). A [`Hello`] holds the addresses of the sender's queue pairs
+//!   and slots; `ready` reports that its queue pairs can receive; `refused` gives the reason of a refusal.
 //! * The header in front of every message piece that travels as an RDMA SEND.
 //!
-//! What comes from a peer is checked here completely; nothing in this file panics on any bytes.
+//! Every byte that a peer sends is validated here; no input makes this file panic.
 
 use dataplane_memory::SlabKind;
 
@@ -18,16 +18,17 @@ pub(crate) const HANDSHAKE_BYTES: usize = 128;
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRRDMA");
 /// Bytes of the header of a message piece.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 16;
-/// Where a hello has the slots of each kind of slab, 32 bytes each; the longest operation and 4 bytes of zero lie between them, at 88.
+/// Offsets in a hello of the slots of each kind of slab, 32 bytes each. Between them lie the longest
+/// operation, at 88, and 4 bytes of zero.
 const SLOTS_AT: [usize; SlabKind::COUNT] = [56, 96];
 const NUMBER_BITS: u32 = 24;
 
 /// One lane's queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneAddress {
-    /// Its number, 24 bits.
+    /// Queue pair number, 24 bits.
     pub(crate) queue_pair: u32,
-    /// The first packet number that it uses, 24 bits.
+    /// First packet sequence number that the sender uses, 24 bits.
     pub(crate) psn: u32,
 }
 
@@ -36,18 +37,18 @@ pub(crate) struct LaneAddress {
 pub(crate) struct RemoteSlots {
     /// Address of slot 0.
     pub(crate) address: u64,
-    /// From one slot to the next.
+    /// Bytes from the start of one slot to the next.
     pub(crate) slot_stride: u64,
     /// Usable bytes of a slot.
     pub(crate) slot_bytes: u64,
-    /// Slots.
+    /// Number of slots.
     pub(crate) slot_count: u32,
-    /// Key of the region that covers them.
+    /// Remote key of the region that covers the slots.
     pub(crate) key: u32,
 }
 
 impl RemoteSlots {
-    /// Checks the shape of slots that a peer has named.
+    /// Checks the geometry of slots that a peer announced.
     fn check(&self) -> Result<(), &'static str> {
         let is_shapeless = self.slot_bytes == 0 || self.slot_count == 0 || self.slot_stride < self.slot_bytes;
         if is_shapeless && *self != Self::default() {
@@ -58,48 +59,48 @@ impl RemoteSlots {
         end.map(|_| ()).ok_or("slots beyond the end of the address space")
     }
 
-    /// Address of `length` bytes at `offset` of `slot`, if they are inside of the slot.
+    /// Returns the address of `length` bytes at `offset` of `slot`, if they lie inside the slot.
     pub(crate) fn locate(&self, slot: u32, offset: u32, length: u32) -> Option<u64> {
         let inside = slot < self.slot_count && u64::from(offset) + u64::from(length) <= self.slot_bytes;
         inside.then(|| self.address + u64::from(slot) * self.slot_stride + u64::from(offset))
     }
 }
 
-/// How to reach a node.
+/// The parameters by which a peer reaches the sender's queue pairs and slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Largest packet of its port.
+    /// Largest packet of the sender's port.
     pub(crate) mtu: PathMtu,
-    /// What carries its packets.
+    /// Link layer of the sender's port.
     pub(crate) link_layer: LinkLayer,
-    /// Reads that it answers at a time on one lane.
+    /// RDMA reads that the sender answers at a time on one lane.
     pub(crate) reads_as_target: u8,
-    /// Its GID.
+    /// GID of the sender's port.
     pub(crate) gid: [u8; 16],
-    /// Its lid.
+    /// LID of the sender's port.
     pub(crate) lid: u16,
-    /// Receives that we may use up on one lane before it returns them.
+    /// Receives of the sender that the peer may use up on one lane before the sender returns them.
     pub(crate) receive_credits: u16,
-    /// Bytes of one of its receives.
+    /// Bytes of one of the sender's receives.
     pub(crate) receive_buffer_bytes: u32,
-    /// Urgent and background.
+    /// Queue pairs of the urgent and the background lane.
     pub(crate) lanes: [LaneAddress; 2],
-    /// The slots that we may read and write, of each kind of slab.
+    /// The sender's slots that the peer may read and write, of each kind of slab.
     pub(crate) slots: [RemoteSlots; SlabKind::COUNT],
-    /// Longest RDMA operation that its port takes.
+    /// Longest RDMA operation that the sender's port accepts, bytes.
     pub(crate) message_bytes_max: u32,
 }
 
-/// Why a node does not want us.
+/// Reason for which a node refuses a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Its connections are used up.
+    /// All connections of the node are in use.
     Busy,
-    /// It could not make queue pairs.
+    /// The node could not create queue pairs.
     Exhausted,
-    /// The link layers differ, or it could not use what we sent.
+    /// The link layers differ, or the hello was not usable.
     Incompatible,
-    /// A reason of a later version.
+    /// A code that this version does not know.
     Unknown(u32),
 }
 
@@ -117,16 +118,16 @@ impl Refusal {
 /// A handshake frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Handshake {
-    /// How to reach the sender.
+    /// Addresses of the sender's queue pairs and slots.
     Hello(Hello),
-    /// Its queue pairs answer ours.
+    /// The sender's queue pairs can receive from the peer.
     Ready,
-    /// It ends the connection.
+    /// The sender ends the connection.
     Refused(Refusal),
 }
 
 impl Handshake {
-    /// The frame's bytes.
+    /// Encodes the frame.
     pub(crate) fn encode(&self) -> [u8; HANDSHAKE_BYTES] {
         let mut frame = [0; HANDSHAKE_BYTES];
         let mut put = |at: usize, bytes: &[u8]| frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -163,7 +164,7 @@ impl Handshake {
         frame
     }
 
-    /// Reads a frame, or says what is wrong with it.
+    /// Decodes a frame; the error says what is wrong with it.
     pub(crate) fn decode(frame: &[u8; HANDSHAKE_BYTES]) -> Result<Self, &'static str> {
         if long(frame, 0) != MAGIC {
             return Err("not an RDMA handshake of this program");
@@ -241,23 +242,23 @@ fn decode_hello(frame: &[u8; HANDSHAKE_BYTES]) -> Result<Hello, &'static str> {
     Ok(hello)
 }
 
-/// Header of what one RDMA SEND carries.
+/// Header of the payload of one RDMA SEND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Whether it is a piece of a message; else only its credits count.
+    /// Whether a piece of a message follows; otherwise the header only returns credits.
     pub(crate) carries_message: bool,
-    /// Receives of ours that it returns.
+    /// Receives of the peer that the sender returns.
     pub(crate) credits: u16,
-    /// Counts the pieces of the lane, wrapping.
+    /// Number of the piece on its lane, wrapping.
     pub(crate) number: u32,
     /// Bytes of the whole message.
     pub(crate) message_bytes: u32,
-    /// Where in the message the piece starts.
+    /// Offset of the piece in the message.
     pub(crate) offset: u32,
 }
 
 impl Segment {
-    /// The header's bytes.
+    /// Encodes the header.
     pub(crate) fn encode(&self) -> [u8; SEGMENT_HEADER_BYTES] {
         let mut header = [0; SEGMENT_HEADER_BYTES];
         header[0] = if self.carries_message { 1 } else { 2 };
@@ -268,8 +269,8 @@ impl Segment {
         header
     }
 
-    /// Reads the header of `received` bytes (header included) and checks that the piece lies in its message,
-    /// which is at most `message_bytes_max` long.
+    /// Decodes the header of `received` bytes (header included) and checks that the piece lies in its
+    /// message, which is at most `message_bytes_max` long.
     pub(crate) fn decode(
         header: &[u8; SEGMENT_HEADER_BYTES],
         received: usize,

@@ -1,4 +1,4 @@
-//! A write allocates nothing: counted, not believed. A process of its own, since it counts all allocations.
+//! A write allocates nothing, as counted by an allocator. A process of its own, since it counts all allocations.
 
 #![forbid(unsafe_code)]
 

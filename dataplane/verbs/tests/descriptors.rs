@@ -32,10 +32,10 @@ fn accepting_pauses_when_descriptors_run_out() {
     setrlimit(Resource::Nofile, before).expect("the old limit");
     assert!((1..=6).contains(&pauses), "{pauses} attempts in 350 ms");
     two.until("the callers are served and, as they say nothing, dropped", |two| {
-        // One connection is the peer's.
+        // The other connection is the peer's.
         two.b.metrics().handshakes_failed == callers.len() as u64 && two.b.connection_count() == 1
     });
-    // And a sleeper is not kept awake by the listener while it pauses.
+    // While the listener pauses, it does not wake a sleeping thread.
     let mut events = Vec::new();
     while !two.b.prepare_wait() {
         two.b.poll(64, &mut events);

@@ -1,5 +1,5 @@
-//! Slots in an accelerator's memory, which the card reaches itself: over software devices and a double of the memory,
-//! whose address kills whoever touches it with the CPU.
+//! Slots in an accelerator's memory, which the card reaches directly: over software devices and a double of
+//! the memory, whose address faults on any access by the CPU.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::{Two, loopback, small, write};
 const LAYOUT: SlabLayout = SlabLayout { slot_bytes: 8192, slot_count: 4 };
 const EVERY_WAY: Abilities = Abilities { dma_buf: true, peer_memory: true };
 
-/// Slots in a double's memory, which `card` reaches as `reach` says.
+/// Makes slots in a double's memory, which `card` reaches as `reach` says.
 fn device_pool(
     card: &SoftwareDevice,
     abilities: Abilities,
@@ -89,7 +89,8 @@ fn every_kind(reach: Reach, expected: Registration) {
     assert_eq!((pool_a.used_count(), card_a.usage().regions), (0, 0), "nothing is left");
 }
 
-/// Slots of one number in the host's slab and in the accelerator's are told apart by the kind of their slab, on both sides.
+/// Slots of the same number in the host's slab and in the accelerator's are distinguished by the kind of
+/// their slab, on both sides.
 #[test]
 fn a_card_shows_slots_of_both_kinds_side_by_side() {
     let every_way = Reach { dma_buf: true, peer_memory: true };
@@ -161,7 +162,7 @@ fn where_dma_bufs_are_refused_the_bare_address_is_registered() {
     every_kind(Reach { dma_buf: false, peer_memory: true }, Registration::PeerMemory);
 }
 
-/// A driver that cannot be asked for the window on the bus, and one whose buffers are all refused.
+/// A driver that does not support the window on the bus, and one whose buffers are all refused.
 #[test]
 fn without_the_window_the_driver_chooses_the_mapping() {
     for (reach, expected) in [
@@ -190,7 +191,7 @@ fn without_the_window_the_driver_chooses_the_mapping() {
     assert!(reasons.iter().all(|reason| text.contains(reason)), "{text}");
 }
 
-/// The reasons, by the names of their errnos, for every way in which none works.
+/// The errors name every way that failed and its errno.
 #[test]
 fn what_cannot_be_reached_is_refused_with_every_reason() {
     let (bare, peer) = (Abilities::default(), Abilities { peer_memory: true, ..Abilities::default() });
@@ -214,7 +215,7 @@ fn what_cannot_be_reached_is_refused_with_every_reason() {
     }
 }
 
-/// Registering says why not; a request that uses it all the same ends its connection.
+/// Registering returns the reasons; a request that uses the slab nevertheless ends its connection.
 #[test]
 fn a_source_out_of_reach_cannot_be_used() {
     let (card_a, card_b) = (SoftwareDevice::new(), SoftwareDevice::new());

@@ -1,5 +1,6 @@
-//! The same over a real device, if there is one; Soft-RoCE in a VM will do. Otherwise each test says why it
-//! does nothing. Run with `--test-threads=1`: some count what the process or the device has.
+//! The tests of the software device over a real device, if there is one; Soft-RoCE in a VM is enough.
+//! Otherwise each test prints why it does nothing. Run with `--test-threads=1`: some count the objects of
+//! the process or the device.
 
 mod support;
 
@@ -20,7 +21,7 @@ use dataplane_verbs::testing::{forge_remote_key, forge_slot_count};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsFabric};
 use support::{Two, loopback, small, write};
 
-/// Settings with a short acknowledgement timeout, so that failures take no minutes.
+/// Settings with a short acknowledgement timeout, so that failures do not take minutes.
 fn quick() -> VerbsConfig {
     VerbsConfig { timeout: 12, retry_count: 4, ..small() }
 }
@@ -83,7 +84,7 @@ fn conforms_to_the_contract() {
 }
 
 /// WRITE, gathered WRITE, WRITE WITH IMMEDIATE, inline WRITE, READ, scattered READ, SEND in one and in many
-/// pieces, on both lanes, with every byte looked at.
+/// pieces, on both lanes, with every byte checked.
 #[test]
 fn every_verb_does_what_it_says() {
     let Some(library) = library() else { return };
@@ -188,7 +189,8 @@ fn a_dma_buf_that_cannot_be_registered_says_why() {
     );
 }
 
-/// A device whose driver takes neither dma-bufs nor foreign addresses, as Soft-RoCE: both reasons are told.
+/// A device whose driver accepts neither dma-bufs nor foreign addresses, as Soft-RoCE: the error holds both
+/// reasons.
 #[test]
 fn slots_in_device_memory_are_refused_with_both_reasons() {
     let Some(library) = library() else { return };
@@ -297,7 +299,8 @@ fn a_killed_peer_is_noticed_at_once() {
     assert_eq!((source.reference_count(), a.metrics().queue_pairs_open), (1, 0));
 }
 
-/// Run by [`a_killed_process_is_noticed_at_once`] in a process of its own: a fabric that says where it listens.
+/// Run by [`a_killed_process_is_noticed_at_once`] in a process of its own: a fabric that prints its
+/// listening address.
 #[test]
 #[ignore = "the other half of another test"]
 fn a_peer_that_will_be_killed() {
@@ -340,7 +343,7 @@ fn a_killed_process_is_noticed_at_once() {
         start.elapsed()
     };
     until(&mut a, "connected", &|event| *event == Event::Connected { peer });
-    // Reads flow all the while: work is in flight when the peer dies.
+    // Reads run all the time: work is in flight when the peer dies.
     let slot = pool.acquire().expect("slot");
     for id in 1..=100 {
         let into = SlotRange { slot: slot.clone(), offset: 0, len: 65536 };
@@ -357,7 +360,7 @@ fn a_killed_process_is_noticed_at_once() {
     assert_eq!((completed, slot.reference_count()), (100, 1), "every request ends, and holds nothing");
 }
 
-/// With the name of the network device below in RXE_NETDEV, and the right to move it.
+/// Needs the name of the network device below in RXE_NETDEV, and the permission to move it.
 #[test]
 fn a_link_that_goes_down_and_up_again_is_survived_or_reported() {
     let Some(library) = library() else { return };
@@ -397,8 +400,8 @@ fn a_link_that_goes_down_and_up_again_is_survived_or_reported() {
     drop(again);
 }
 
-/// One program with RXE_LISTEN=ip:port and one with RXE_CONNECT set to the same, on two machines: what is
-/// written is read back and compared. The network between them may lose packets.
+/// One program with RXE_LISTEN=ip:port and one with RXE_CONNECT set to the same, on two machines: bytes
+/// written are read back and compared. The network between them may lose packets.
 #[test]
 fn traffic_between_two_machines_arrives_unharmed() {
     const ROUNDS: u64 = 150;
@@ -485,7 +488,7 @@ fn traffic_between_two_machines_arrives_unharmed() {
     }
 }
 
-/// In a cgroup with `rdma.max`, connecting fails by and by with a clear error, and works again afterwards.
+/// In a cgroup with `rdma.max`, connecting fails at some point with a clear error, and works again afterwards.
 #[test]
 fn a_fabric_survives_that_queue_pairs_run_out() {
     const CONNECTIONS_TRIED: usize = 300;

@@ -1,4 +1,4 @@
-//! The fabric over the software device: the contract of transports, and everything that can go wrong.
+//! The fabric over the software device: the contract of transports, and failures of every kind.
 
 mod support;
 
@@ -60,7 +60,7 @@ fn conforms_with_the_default_settings() {
     conforms(&VerbsConfig::default());
 }
 
-/// Everything as short as it may be: queues wrap, credits run out, messages travel in many pieces.
+/// All sizes as small as possible: queues wrap, credits run out, messages travel in many pieces.
 #[test]
 fn conforms_when_everything_is_scarce() {
     conforms(&VerbsConfig {
@@ -79,7 +79,7 @@ fn conforms_when_everything_is_scarce() {
     });
 }
 
-/// As a set of transports needs it.
+/// A set of transports moves its fabrics to its own thread.
 #[test]
 fn a_fabric_can_move_to_another_thread() {
     let (two, ..) = two(&small());
@@ -117,7 +117,7 @@ fn a_bad_remote_key_is_an_error_of_the_peers_card() {
     assert!(two.target_bytes().iter().all(|&byte| byte == 0), "nothing was written");
 }
 
-/// The sender's own check is switched off: the region ends with the last slot.
+/// The sender's own check is disabled: the region ends with the last slot.
 #[test]
 fn a_range_behind_the_last_slot_is_refused_by_the_peers_card() {
     let (mut two, ..) = two(&small());
@@ -197,7 +197,8 @@ fn a_cut_link_is_found_by_the_retries() {
     assert_eq!(two.a.metrics().retries_exceeded, 1);
 }
 
-/// Work that the device holds back is held by us, too, until the device returned it or the pair is gone.
+/// Slots of work that the device holds back stay held until the device has returned the work or the pair is
+/// destroyed.
 #[test]
 fn slots_in_flight_are_held_until_the_end() {
     let (mut two, device_a, _) = two(&small());
@@ -219,8 +220,8 @@ fn slots_in_flight_are_held_until_the_end() {
     assert!(two.target_bytes().iter().all(|&byte| byte == 0), "written after the end");
 }
 
-/// The device may go on with the work for ever: its slots are never free again, and nobody is told that the peer cannot
-/// write any more.
+/// The device may continue the work for ever: its slots are never freed, and the end of the peer's access
+/// is never reported.
 #[test]
 fn slots_of_a_pair_that_cannot_be_ended_are_never_given_back() {
     let (mut two, device_a, _) = two(&VerbsConfig { drain_timeout: Duration::from_millis(50), ..small() });
@@ -247,7 +248,7 @@ fn slots_of_a_pair_that_cannot_be_ended_are_never_given_back() {
     assert_eq!(device_a.usage().queue_pairs, 2, "they are still there");
 }
 
-/// A client of other nodes' memory reads and writes theirs, and shows them nothing of its own.
+/// A client of other nodes' memory reads and writes theirs, and shows no memory of its own.
 #[test]
 fn a_fabric_that_is_not_shown_gives_no_peer_access_to_its_slots() {
     let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
@@ -346,7 +347,7 @@ fn rows_become_the_fewest_work_requests() {
     }
 }
 
-/// Messages and immediates in one direction only: nothing carries the credits back but credit messages.
+/// Messages and immediates in one direction only: credits come back in credit messages alone.
 #[test]
 fn credits_come_back_without_traffic_the_other_way() {
     let (mut two, ..) = two(&VerbsConfig { receive_credits: 4, ..small() });
@@ -412,7 +413,7 @@ fn sources_of_other_slabs_are_registered_once() {
     assert_eq!(device_a.usage().regions, regions);
 }
 
-/// Commands for queue pairs do not block the fabric's thread: another one gives them to the device.
+/// Commands for queue pairs do not block the fabric's thread: the command thread executes them.
 #[test]
 fn slow_commands_delay_nobody_but_their_own_connection() {
     const TAKES: Duration = Duration::from_millis(60);
@@ -455,12 +456,13 @@ fn slow_commands_delay_nobody_but_their_own_connection() {
         let threads = device.take_command_threads();
         assert!(!threads.is_empty() && !threads.contains(&std::thread::current().id()), "{threads:?}");
     }
-    // A busy machine may stop this thread for once.
+    // A busy machine may suspend this thread once.
     assert!(slow_calls <= 2, "{slow_calls} calls waited for commands, of {written} writes");
     assert!(written > 100, "{written}");
 }
 
-/// At whichever step the set-up fails, on either side: what was made is stopped, drained and destroyed, and nothing is lost.
+/// The set-up fails at each step, on either side: the pairs made so far are stopped, drained and destroyed,
+/// and nothing is lost.
 #[test]
 fn a_set_up_that_fails_half_way_leaves_nothing() {
     let (mut two, device_a, device_b) = two(&small());
@@ -497,7 +499,7 @@ fn a_set_up_that_fails_half_way_leaves_nothing() {
     two.write_and_wait(1, 64);
 }
 
-/// Connections that end, and fabrics that go, while their pairs are being made.
+/// Connections that end, and fabrics that are dropped, while their pairs are being made.
 #[test]
 fn an_end_waits_for_the_pairs_that_are_being_made() {
     let (mut two, device_a, device_b) = two(&small());
@@ -508,7 +510,7 @@ fn an_end_waits_for_the_pairs_that_are_being_made() {
     for pause in [None, Some(0), Some(15), Some(40), Some(70), Some(100), Some(150)] {
         let peer = two.a.connect(&address).expect("connect starts");
         let until = Instant::now() + Duration::from_millis(pause.unwrap_or_default());
-        // The first of two pairs is made: certainly within a command.
+        // The first of two pairs is made: the command is in progress.
         two.until("a moment in it", |_| match pause {
             None => device_a.usage().queue_pairs == 3,
             Some(_) => Instant::now() >= until,
@@ -526,7 +528,8 @@ fn an_end_waits_for_the_pairs_that_are_being_made() {
             "after {pause:?} ms"
         );
     }
-    // Of connections that end before their turn nothing is made: with all commands this would take half a minute.
+    // Connections that end before their command runs get no pairs: executing all commands would take half a
+    // minute.
     let begun = Instant::now();
     let peers: Vec<_> = (0..150).map(|_| two.a.connect(&address).expect("connect starts")).collect();
     let until = Instant::now() + Duration::from_millis(100);
@@ -559,7 +562,7 @@ fn silent_and_foreign_callers_are_dropped() {
     let mut foreign = std::net::TcpStream::connect(address).expect("backlog");
     foreign.write_all(&[b'G'; 200]).expect("bytes");
     two.until("all but the last two make room", |two| two.b.metrics().handshakes_failed >= 5);
-    // Nobody is kept out by those who say nothing.
+    // Silent callers do not keep a peer out.
     let peer = two.a.connect(&address.to_string()).expect("an address");
     let start = Instant::now();
     two.until("a peer is let in", |two| two.seen_a.contains(&Event::Connected { peer }));
@@ -632,7 +635,8 @@ fn with_secret(letter: &str) -> VerbsConfig {
     VerbsConfig { key, ..small() }
 }
 
-/// A rolling upgrade: nodes of two releases work together while their versions overlap, and say why when they do not.
+/// A rolling upgrade: nodes of two releases connect while their versions overlap, and report the mismatch
+/// when they do not.
 #[test]
 fn nodes_of_two_releases_meet_while_their_versions_overlap() {
     let speaking = |oldest, newest| VerbsConfig { versions: Versions { oldest, newest }, ..small() };
@@ -656,7 +660,7 @@ fn nodes_of_two_releases_meet_while_their_versions_overlap() {
     assert_eq!(two.b.metrics().unproved_handshakes, 0);
 }
 
-/// A stranger gets no queue pair and no answer.
+/// A peer without the secret gets no queue pair and no answer.
 #[test]
 fn only_peers_with_the_same_secret_are_admitted() {
     let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
@@ -704,7 +708,7 @@ fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
     let (mut two, _, device_b) = two(&small());
     let address = two.b.listening_on().expect("listening");
     let key = SharedKey::default();
-    // (the frames, bytes that are left out at the end, queue pairs that it gets)
+    // (the frames, bytes that are omitted at the end, queue pairs that the caller gets)
     let calls = [
         (vec![hello()], 1, 2),
         (vec![hello()], 0, 4),
@@ -723,7 +727,7 @@ fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
         let mut bytes: Vec<u8> = proved.collect();
         bytes.truncate(bytes.len() - missing);
         for crumb in bytes.chunks(7) {
-            // It may have hung up already.
+            // The node may have closed the socket already.
             let _hung_up = socket.write_all(crumb);
             (0..40).for_each(|_| two.step());
         }
@@ -759,7 +763,7 @@ fn connections_are_bounded() {
     two.write_and_wait(1, 64);
 }
 
-/// A peer that finds no place is told so, and comes in when there is one.
+/// A peer that is refused because all connections are in use is told so, and is admitted once one is free.
 #[test]
 fn a_node_without_a_place_says_that_it_is_busy() {
     let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
@@ -798,7 +802,7 @@ fn a_long_message_arrives_whole_on_both_lanes() {
     }
 }
 
-/// The thread that sleeps on the descriptors is woken by a write, and uses no time meanwhile.
+/// A write wakes the thread that sleeps on the descriptors; meanwhile it uses no CPU time.
 #[test]
 fn a_sleeper_is_woken_and_sleeps_until_then() {
     let (two, ..) = two(&small());
@@ -822,7 +826,7 @@ fn a_machine_without_devices_says_so() {
     }
 }
 
-/// Peers meet within a partition, whichever row of their tables it is in, and nowhere else.
+/// Peers connect within one partition, whichever row of their tables holds it, and in no other.
 #[test]
 fn queue_pairs_are_in_the_partition_that_is_asked_for() {
     let member = |partition| VerbsConfig { partition, ..small() };

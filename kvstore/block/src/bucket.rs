@@ -1,14 +1,15 @@
-//! Bytes that may be moved now, refilled at a rate up to a burst.
+//! A token bucket of bytes, refilled at a rate up to a burst.
 //!
-//! It counts in byte-nanoseconds as integers, so nothing is lost to rounding: over any time t at most burst + rate × t
-//! bytes are granted, and a caller that always asks gets all of them. Time is an argument; no allocation, no system call.
+//! The bucket counts in byte-nanoseconds as integers, so nothing is lost to rounding: over any time t at most
+//! burst + rate × t bytes are granted, and a caller that always asks gets all of them. Time is an argument; no
+//! allocation, no system call.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 const NANOS_PER_S: i128 = 1_000_000_000;
 
-/// See the module's documentation.
+/// A token bucket. See the module's documentation.
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
     bytes_per_s: i128,
@@ -19,7 +20,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket.
+    /// Returns a full bucket.
     #[must_use]
     pub fn new(bytes_per_s: NonZeroU64, burst_bytes: NonZeroU64, now: Instant) -> Self {
         let burst = i128::from(burst_bytes.get()) * NANOS_PER_S;
@@ -34,8 +35,8 @@ impl TokenBucket {
         self.at = now;
     }
 
-    /// Takes `bytes` while `reserve_bytes` remain, or says how long to wait. A request above the burst passes
-    /// when the bucket is full and leaves a debt.
+    /// Takes `bytes` while `reserve_bytes` remain, or returns the time to wait. A request above the burst
+    /// passes when the bucket is full and leaves a debt.
     pub fn take(&mut self, now: Instant, bytes: u64, reserve_bytes: u64) -> Result<(), Duration> {
         self.refill(now);
         let bytes = i128::from(bytes) * NANOS_PER_S;
@@ -49,7 +50,7 @@ impl TokenBucket {
         Err(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
     }
 
-    /// Takes `bytes` in any case; the debt stops at `debt_max_bytes`, and what is beyond is forgiven.
+    /// Takes `bytes` unconditionally; the debt stops at `debt_max_bytes`, and any excess is forgiven.
     pub fn charge(&mut self, now: Instant, bytes: u64, debt_max_bytes: u64) {
         self.refill(now);
         let floor = -(i128::from(debt_max_bytes) * NANOS_PER_S);
@@ -57,7 +58,7 @@ impl TokenBucket {
         self.level = wanted.max(floor.min(self.level));
     }
 
-    /// Whole bytes that are left now, negative for a debt.
+    /// Returns the whole bytes that are left now, negative for a debt.
     pub fn level_bytes(&mut self, now: Instant) -> i128 {
         self.refill(now);
         self.level.div_euclid(NANOS_PER_S)
@@ -88,7 +89,7 @@ mod tests {
             match bucket.take(now, size, 0) {
                 Ok(()) => granted += u128::from(size),
                 Err(wait) => {
-                    // Waiting exactly as told is enough, one nanosecond less is not.
+                    // Waiting for the returned time is enough, one nanosecond less is not.
                     assert!(bucket.clone().take(now + wait - Duration::from_nanos(1), size, 0).is_err());
                     now += wait;
                     assert_eq!(bucket.take(now, size, 0), Ok(()));

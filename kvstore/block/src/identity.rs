@@ -6,7 +6,7 @@
 
 use crate::TokenId;
 
-/// Names the content of one block, prefix included.
+/// Identifies the content of one block, prefix included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockIdentity(pub [u8; 16]);
 
@@ -30,7 +30,7 @@ pub struct IdentityChain {
 }
 
 impl IdentityChain {
-    /// The chain's start. `fingerprint` covers model, weights and layout; `extras` the tenant's salt, the
+    /// Starts a chain. `fingerprint` covers model, weights and layout; `extras` the tenant's salt, the
     /// LoRA name and multimodal hashes, in a fixed order.
     #[must_use]
     pub fn new(fingerprint: u64, extras: &[&str]) -> Self {
@@ -43,7 +43,7 @@ impl IdentityChain {
         Self { key: blake3::derive_key(KEY_CONTEXT, &material), parent: BlockIdentity([0; 16]) }
     }
 
-    /// The identity of the next block.
+    /// Returns the identity of the next block.
     pub fn next(&mut self, tokens: &[TokenId]) -> BlockIdentity {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(&self.parent.0);

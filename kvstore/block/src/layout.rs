@@ -39,11 +39,11 @@ pub struct BlockLayout {
     pub kv_heads: u32,
     /// Elements of a head.
     pub head_dim: u32,
-    /// Their type.
+    /// Type of the elements.
     pub element: ElementType,
 }
 
-/// The shape is unusable.
+/// The layout is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A dimension is zero.
@@ -115,7 +115,7 @@ impl BlockLayout {
             + token * self.token_elements() * self.element.bytes()
     }
 
-    /// A number that differs for different shapes.
+    /// Returns a number that differs for different layouts.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let mut bytes = [0; 20];

@@ -1,10 +1,10 @@
-//! What a KV block is.
+//! Definition of a KV block: hashes, identity, layout and byte budgets.
 //!
 //! * [`block_hashes`] and [`chained_hash`]: 64-bit hashes for *routing*. A collision costs time, nothing else.
 //! * [`IdentityChain`] and [`BlockIdentity`]: 128-bit keyed identity of *stored* KV. It decides what a user
 //!   reads, so model, layout, tenant and every token before it are part of it.
 //! * [`BlockLayout`]: bytes and strides of a block.
-//! * [`TokenBucket`]: how many bytes of blocks may go now, under every limit of the tiers.
+//! * [`TokenBucket`]: rate limit on bytes of blocks, used by all tiers.
 //!
 //! Hashing runs on the request path: it allocates only the result and makes no system call.
 

@@ -1,9 +1,9 @@
 //! 64-bit xxh3 hashes of token blocks and of the prefixes that they end.
 //!
-//! The *block hash* covers the tokens of one block as little-endian u32, with seed 1337. The *sequence hash*
-//! is chained: the first block's is its block hash, each later one hashes (parent's sequence hash, block
-//! hash), both little-endian. Equal sequence hash means equal prefix, up to collisions. This is what other
-//! routers of this field compute, so tables can be compared.
+//! The *block hash* covers the tokens of one block as little-endian u32, with seed 1337. The *sequence hash* is
+//! chained: the first block's is its block hash, each later one hashes (parent's sequence hash, block hash),
+//! both little-endian. Equal sequence hash means equal prefix, up to collisions. Other routers compute the same
+//! hashes, so tables can be compared.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
@@ -28,8 +28,8 @@ pub fn block_hash(tokens: &[TokenId]) -> u64 {
     }
 }
 
-/// Hash of the tokens of one block that is more than its tokens: the LoRA adapter and the cache salt at the
-/// start of a chain, images and the like where they stand. Blocks with other extras never look alike.
+/// Hash of one block's tokens and extras: the LoRA adapter and the cache salt at the start of a chain, images
+/// and the like in the blocks that they reach into. Blocks with different extras differ.
 #[must_use]
 pub fn block_hash_with_extras<Extra: AsRef<[u8]>>(tokens: &[TokenId], extras: &[Extra]) -> u64 {
     if extras.is_empty() {
@@ -38,14 +38,14 @@ pub fn block_hash_with_extras<Extra: AsRef<[u8]>>(tokens: &[TokenId], extras: &[
     let mut hasher = Xxh3::with_seed(HASH_SEED);
     hasher.update(&block_hash(tokens).to_le_bytes());
     for extra in extras.iter().map(AsRef::as_ref) {
-        // The length too: ["ab", "c"] is not ["a", "bc"].
+        // The length is hashed too: ["ab", "c"] is not ["a", "bc"].
         hasher.update(&(extra.len() as u64).to_le_bytes());
         hasher.update(extra);
     }
     hasher.digest()
 }
 
-/// What a prompt's blocks depend on besides its tokens.
+/// Properties of a prompt besides its tokens that its blocks depend on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptExtras<'a> {
     /// Name of the LoRA adapter.
@@ -56,18 +56,18 @@ pub struct PromptExtras<'a> {
     pub multimodal: &'a [Multimodal<'a>],
 }
 
-/// An image or the like in a prompt: it counts for each block that it reaches into.
+/// An image or the like in a prompt; hashed into each block that it reaches into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Multimodal<'a> {
-    /// The first token that stands for it.
+    /// Index of the first token that stands for the item.
     pub start: usize,
-    /// Tokens that stand for it.
+    /// Number of tokens that stand for the item.
     pub tokens: usize,
-    /// What it is: engines use a hash of its contents.
+    /// Identity of the item: engines use a hash of its contents.
     pub identity: &'a str,
 }
 
-/// Block hashes of every whole block of a prompt, appended to `hashes`. This is what routing looks up; computed
+/// Appends the block hashes of every whole block of a prompt to `hashes`. Routing looks these up; computed
 /// once for a request. Allocates nothing beyond `hashes` unless there are extras.
 pub fn block_hashes(
     tokens: &[TokenId],
@@ -81,18 +81,18 @@ pub fn block_hashes(
         return;
     }
     for (number, block) in blocks.enumerate() {
-        // The adapter and the salt at the start are enough: what follows hangs below that block.
+        // Only the first block includes adapter and salt: the later blocks are chained to it.
         let first = if number == 0 { [extras.lora, extras.cache_salt] } else { [None; 2] };
         let (start, end) = (number * block_tokens, (number + 1) * block_tokens);
         let reaches = |item: &&Multimodal<'_>| item.start < end && item.start + item.tokens > start;
         let here = extras.multimodal.iter().filter(reaches).map(|item| item.identity);
-        // An engine mixes adapter, images and salt in this order.
+        // Engines mix adapter, images and salt in this order.
         let all: Vec<&str> = first[0].into_iter().chain(here).chain(first[1]).collect();
         hashes.push(block_hash_with_extras(block, &all));
     }
 }
 
-/// The sequence hash of a prefix from that of the prefix before its last block, and that block's hash.
+/// Returns the sequence hash of a prefix from the one before its last block, and that block's hash.
 #[must_use]
 #[inline]
 pub fn chained_hash(parent: Option<u64>, block_hash: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! What a store does for this interface. All calls may block; any number of threads may make them.
+//! The store that this interface calls. Every call may block, and any number of threads may call at the same time.
 
 use std::time::{Duration, Instant};
 
@@ -7,27 +7,29 @@ use crate::buffers::{Destination, Source};
 /// Names a block: model, layout, tenant and all tokens up to its end (`kvstore-block`'s `BlockIdentity`).
 pub type Identity = [u8; 16];
 
-/// The place of a block in its chain (the blocks that a prompt begins with, each named with all before it), and whose it is.
+/// Place of a block in its chain (the leading blocks of a prompt, each named by all tokens up to its end), and
+/// its tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChainPlace {
-    /// The block before it; `None`: it is the first, or stands for itself.
+    /// The preceding block. `None`: the block is the first of its chain, or belongs to no chain.
     pub parent: Option<Identity>,
-    /// Blocks before it.
+    /// Number of blocks before this one in the chain.
     pub position: u32,
-    /// The tenant whose share it counts against; 0: that of all without one.
+    /// Tenant whose share the block counts against. 0: the share of all blocks without a tenant.
     pub tenant: u32,
 }
 
-/// A store of blocks. Each has a few bytes of meta, which are the caller's own, and a payload.
+/// A store of blocks. A block has a payload, and a few bytes of meta that only the caller interprets.
 pub trait Backend: Send + Sync + 'static {
-    /// How many of these, from the first on, are there.
+    /// Returns the number of leading blocks of `identities` that are in the store.
     ///
     /// # Errors
     /// The store cannot tell.
     fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError>;
 
-    /// Writes a block to where it is wanted; when it was not, what was written is of no use. A block that fails
-    /// verification is a miss. Looks at the room of both destinations before it writes to either.
+    /// Reads a block into the destinations. A block that fails verification is a miss. Unless the outcome is
+    /// `Read`, the bytes written are meaningless. Both destinations are checked for room before either is
+    /// written to.
     ///
     /// # Errors
     /// [`BackendError::DestinationTooSmall`], or the store cannot read.
@@ -38,9 +40,9 @@ pub trait Backend: Send + Sync + 'static {
         payload: &mut Destination,
     ) -> Result<GetOutcome, BackendError>;
 
-    /// Reads blocks in order up to the first that is a miss, each to the place of its number; tells how many. A block with
-    /// a meta, or of another length than its place, is a miss too, as is one that cannot be looked for now, or that the disk has
-    /// not given at the deadline. All places may have been written to.
+    /// Reads blocks in order into `places` up to the first miss, and returns how many were read. A block is
+    /// also a miss if it has a meta, if its length differs from its place's, if it cannot be looked up now, or
+    /// if the disk has not delivered it by the deadline. Any of the places may have been written to.
     ///
     /// # Errors
     /// The store cannot read.
@@ -51,16 +53,16 @@ pub trait Backend: Send + Sync + 'static {
         deadline: Instant,
     ) -> Result<Loaded, BackendError>;
 
-    /// Reports a load that has ended just now, from which plans learn.
+    /// Reports a load that has just ended; plans use its measured times.
     fn observe_load(&self, report: &LoadReport);
 
-    /// The longest payload that [`Self::put`] takes.
+    /// Largest payload in bytes that [`Self::put`] accepts.
     fn payload_bytes_max(&self) -> usize;
 
-    /// Stores a block. One that is there already counts as used.
+    /// Stores a block. Storing a block that is present counts as a use of it.
     ///
     /// # Errors
-    /// The store cannot write, or never takes blocks of this size.
+    /// The store cannot write, or never accepts blocks of this size.
     fn put(
         &self,
         identity: &Identity,
@@ -69,10 +71,10 @@ pub trait Backend: Send + Sync + 'static {
         payload: &Source,
     ) -> Result<PutOutcome, BackendError>;
 
-    /// Stores blocks without meta, in order, each as [`Backend::put`] does; how many are stored or were there.
+    /// Stores blocks without meta, in order, each as [`Backend::put`] does. Returns how many were stored or present.
     ///
     /// # Errors
-    /// As for [`Backend::put`]; blocks before may have been stored.
+    /// As for [`Backend::put`]; earlier blocks of the call may have been stored.
     fn put_all(&self, blocks: &[NewBlock]) -> Result<usize, BackendError> {
         let mut stored = 0;
         for NewBlock { identity, place, payload } in blocks {
@@ -82,39 +84,39 @@ pub trait Backend: Send + Sync + 'static {
         Ok(stored)
     }
 
-    /// Forgets a block; tells whether it was there. One that is on its way between two tiers is forgotten too, and may
-    /// count as one that was not.
+    /// Deletes a block and returns whether it was present. A block that is moving between two tiers is deleted
+    /// too, and may be reported as absent.
     ///
     /// # Errors
     /// The store cannot write.
     fn delete(&self, identity: &Identity) -> Result<bool, BackendError>;
 
-    /// Counters, at once.
+    /// Returns the counters without blocking.
     fn statistics(&self) -> Statistics;
 
-    /// Ends what is under way and lets go of files. Calls that are inside fail; there are none afterwards.
+    /// Ends the work in progress and closes the files. Calls in progress fail; the caller makes none afterwards.
     fn close(&self) {}
 }
 
-/// A block that is to be stored.
+/// A block to store.
 #[derive(Debug)]
 pub struct NewBlock {
-    /// Its name.
+    /// Identity of the block.
     pub identity: Identity,
-    /// Where it stands.
+    /// Place of the block in its chain.
     pub place: ChainPlace,
-    /// Its bytes.
+    /// Bytes of the block.
     pub payload: Source,
 }
 
-/// What became of a block that was to be read.
+/// Outcome of reading a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GetOutcome {
-    /// It is where it was wanted.
+    /// The block was copied to the destinations.
     Read,
-    /// It is not there.
+    /// The block is not in the store.
     Miss,
-    /// Too many requests are inside to look for it now.
+    /// The block was not looked up: too many requests are in flight.
     Throttled,
 }
 
@@ -123,44 +125,44 @@ pub enum GetOutcome {
 pub struct Loaded {
     /// Blocks read, from the first on.
     pub blocks: usize,
-    /// Blocks that the disk was asked for.
+    /// Blocks that were requested from the disk.
     pub asked_of_disk: usize,
-    /// Of those, blocks that came.
+    /// Blocks that the disk delivered, of those requested from it.
     pub from_disk: usize,
-    /// Time in which memory had no room for some block: it says nothing of the tiers.
+    /// Time in which host memory had no free slot for a block. Does not measure the speed of the tiers.
     pub room_wait: Duration,
 }
 
 /// A load that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadReport {
-    /// Blocks that it read.
+    /// Result of the load.
     pub loaded: Loaded,
-    /// Blocks that it was to read.
+    /// Blocks that were requested.
     pub wanted: usize,
-    /// When its first blocks were asked for.
+    /// Time at which the first blocks were requested.
     pub started: Instant,
-    /// Time in which its blocks were read, those of all threads together, without waits behind other transfers.
+    /// Time spent reading blocks, summed over all threads, without waits behind other transfers.
     pub reading: Duration,
-    /// The end of the wait for the disk.
+    /// Time until which the load waits for the disk.
     pub deadline: Instant,
 }
 
 impl LoadReport {
-    /// Whether it ended without some blocks because the disk was late.
+    /// Whether the load ended before its last block because the disk missed the deadline.
     pub(crate) fn is_late(&self) -> bool {
         self.loaded.asked_of_disk > 0 && self.loaded.blocks < self.wanted && Instant::now() >= self.deadline
     }
 }
 
-/// What became of a block that was to be stored.
+/// Outcome of storing a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// It is stored.
+    /// The block was stored.
     Stored,
-    /// It was there already, and remains as it was.
+    /// The block was present, and is unchanged.
     Present,
-    /// There is no room or bandwidth for it now.
+    /// The block was not stored: no room or no bandwidth now.
     Throttled,
 }
 
@@ -170,97 +172,98 @@ pub enum PutOutcome {
 pub struct Statistics {
     /// Blocks in memory now.
     pub blocks: u64,
-    /// Bytes of their slots.
+    /// Bytes of the slots of these blocks.
     pub bytes: u64,
     /// Bytes of all slots in memory.
     pub bytes_max: u64,
-    /// Blocks read that were there.
+    /// Reads that found the block.
     pub hits: u64,
-    /// Blocks read that were not.
+    /// Reads that did not find the block.
     pub misses: u64,
     /// Blocks stored.
     pub stored: u64,
-    /// Blocks that were not taken for lack of room or bandwidth.
+    /// Blocks not stored for lack of room or bandwidth.
     pub throttled: u64,
-    /// Blocks that left memory to make room.
+    /// Blocks evicted from memory.
     pub evicted: u64,
     /// Blocks on the disk now.
     pub disk_blocks: u64,
     /// Bytes of all slots on the disk.
     pub disk_bytes_max: u64,
-    /// Blocks that came from the disk.
+    /// Blocks read from the disk.
     pub disk_read: u64,
     /// Blocks written to the disk.
     pub disk_written: u64,
-    /// Blocks that left the disk to make room.
+    /// Blocks evicted from the disk.
     pub disk_evicted: u64,
-    /// Blocks that were not what had been stored.
+    /// Blocks whose bytes differ from what was stored.
     pub damaged: u64,
-    /// Blocks that came from other nodes or from object storage.
+    /// Blocks read from other nodes or from object storage.
     pub far_read: u64,
-    /// Blocks that were sent there.
+    /// Blocks written to other nodes or to object storage.
     pub far_written: u64,
-    /// Blocks that do not fit the slots of other nodes.
+    /// Blocks that exceed the slots of other nodes.
     pub far_too_large: u64,
-    /// Events that there was no room for.
+    /// Events dropped because the event queue was full.
     pub events_lost: u64,
-    /// Blocks that plans left to be computed although they were here: loading them would have taken longer.
+    /// Blocks in the store that plans left to be computed, because loading them would have taken longer.
     pub recomputed: u64,
-    /// Blocks that did not come within the time that their loads had.
+    /// Blocks that missed the deadline of their load.
     pub late: u64,
-    /// Blocks that were fetched ahead for conversations.
+    /// Blocks prefetched for conversations.
     pub prefetched: u64,
-    /// Of those, blocks whose conversations went on.
+    /// Prefetched blocks whose conversation continued.
     pub prefetch_used: u64,
-    /// Of those, blocks whose conversations did not in time.
+    /// Prefetched blocks whose conversation did not continue in time.
     pub prefetch_wasted: u64,
-    /// Bytes whose checksums processors have taken in this process.
+    /// Bytes that processors have checksummed in this process.
     pub checksummed_bytes: u64,
-    /// Writes to the disk that failed; with write-through they are tried again.
+    /// Failed writes to the disk. With write-through they are retried.
     pub disk_write_failures: u64,
-    /// Searches of prompts' blocks on other nodes or in object storage.
+    /// Searches for blocks of prompts on other nodes or in object storage.
     pub far_searches: u64,
-    /// Questions of these searches to a tier that were not answered in time.
+    /// Requests of these searches that a tier did not answer in time.
     pub far_unanswered: u64,
-    /// Such searches that found blocks for which there was no room here.
+    /// Searches that found blocks for which host memory had no room.
     pub far_cut: u64,
-    /// Blocks that other nodes were known to hold and that plans did not ask for: computing them takes no longer.
+    /// Blocks known to be on other nodes that plans did not request, because computing them takes no longer.
     pub far_not_asked: u64,
-    /// Blocks that are retained now, on the disk or, without one, in memory.
+    /// Blocks that are retained now: on the disk, or in memory if there is no disk.
     pub retained: u64,
-    /// Blocks that were not retained: as many are as may be, or the block before it is not, or too many requests wait.
+    /// Blocks whose retention was refused: the limit is reached, the preceding block is not retained, or too
+    /// many requests wait.
     pub retention_refused: u64,
 }
 
 /// A call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
-    /// The caller's buffers have less room than the block has bytes.
+    /// The caller's buffers are smaller than the block.
     #[error(
         "the buffers are too small: the block has {meta_bytes} bytes of meta and {payload_bytes} of payload"
     )]
     DestinationTooSmall {
-        /// What the meta needs.
+        /// Bytes of the block's meta.
         meta_bytes: usize,
-        /// What the payload needs.
+        /// Bytes of the block's payload.
         payload_bytes: usize,
     },
-    /// A block larger than any that this store takes.
+    /// The block is larger than any that this store accepts.
     #[error("{what} of {bytes} bytes is above the store's {bytes_max}")]
     TooLarge {
-        /// Which part of it.
+        /// The part that is too large: the meta or the payload.
         what: &'static str,
-        /// What it has.
+        /// Bytes of that part.
         bytes: usize,
-        /// What is taken.
+        /// Most bytes that the store accepts for that part.
         bytes_max: usize,
     },
-    /// The store failed.
+    /// The operation was not completed.
     #[error("{operation}: {reason}")]
     Failed {
-        /// What was asked.
+        /// Operation that failed.
         operation: &'static str,
-        /// What went wrong, with errno where there is one.
+        /// Cause, with errno where there is one.
         reason: String,
     },
 }

@@ -1,10 +1,10 @@
-//! Memory that belongs to C.
+//! Ranges of memory that belong to the C caller.
 //!
-//! The problem: the caller's memory may be uninitialised, and a submitted request's memory is used on another thread.
-//! A Rust reference to it would claim more than is known. So a [`Destination`] is only ever written through, byte
-//! range by byte range, and a [`Source`] gives slices for the time of a call. Both are made in `interface` from
-//! pointers that were checked there, under the promise of the header: valid until the call returns, or until the
-//! completion was polled or the handle closed.
+//! The caller's memory may be uninitialised, and the memory of a submitted request is used on another thread,
+//! so a Rust reference to it would claim more than is known. A [`Destination`] is therefore only written
+//! through, byte range by byte range, and a [`Source`] gives slices for the time of a call. Both are created in
+//! `interface` from pointers that were checked there, under the promise of the header: valid until the call
+//! returns, or until the completion is polled or the handle closed.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 
 use crate::status::{Failure, Status};
 
-/// Buffers of one request that cost no allocation.
+/// Most buffers of a request that need no allocation.
 pub const INLINE_BUFFERS: usize = 4;
 /// Most buffers of one request.
 pub const BUFFERS_MAX: usize = 4096;
@@ -22,18 +22,18 @@ pub const BUFFERS_MAX: usize = 4096;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Buffer {
-    /// Where it begins; may be null when it has no bytes.
+    /// First byte of the range; may be null if the range is empty.
     pub start: *mut c_void,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
 impl Buffer {
-    /// No bytes.
+    /// An empty range.
     pub const EMPTY: Self = Self { start: std::ptr::null_mut(), bytes: 0 };
 }
 
-/// The ranges of one request, without a claim on what they may be used for.
+/// The ranges of one request. Makes no claim about their use.
 #[derive(Debug, Clone)]
 pub(crate) struct Ranges {
     inline: [(NonNull<u8>, usize); INLINE_BUFFERS],
@@ -42,12 +42,12 @@ pub(crate) struct Ranges {
     bytes: usize,
 }
 
-// SAFETY: the pointers are the caller's, who promised in the header that the memory may be used from another thread
-// until the request's completion was polled; nothing else in here is tied to a thread.
+// SAFETY: the header obliges the caller to let another thread use the memory until the request's completion is
+// polled; no other field is tied to a thread.
 unsafe impl Send for Ranges {}
 
 impl Ranges {
-    /// Checks that every range that has bytes has a place, and that the sum is a length.
+    /// Checks that every non-empty range has a start, and that the sum of the lengths fits `isize`.
     pub(crate) fn check(buffers: &[Buffer]) -> Result<Self, Failure> {
         let mut ranges = Self::none();
         for buffer in buffers.iter().filter(|buffer| buffer.bytes > 0) {
@@ -84,7 +84,7 @@ impl Ranges {
     }
 }
 
-/// Where a block's bytes are wanted.
+/// Memory to which a block's bytes are written.
 #[derive(Debug)]
 pub struct Destination {
     ranges: Ranges,
@@ -93,17 +93,17 @@ pub struct Destination {
 
 impl Destination {
     /// # Safety
-    /// All of the ranges must be valid for writes, and nobody else may use them, for as long as this lives.
+    /// All of the ranges must be valid for writes, and used by no other code, for as long as this lives.
     pub(crate) unsafe fn new(ranges: Ranges) -> Self {
         Self { ranges, filled: 0 }
     }
 
-    /// A place without room.
+    /// A destination without room.
     pub(crate) fn nowhere() -> Self {
         Self { ranges: Ranges::none(), filled: 0 }
     }
 
-    /// Room for more bytes.
+    /// Number of bytes that can still be written.
     #[must_use]
     pub fn room(&self) -> usize {
         self.ranges.bytes - self.filled
@@ -115,7 +115,8 @@ impl Destination {
         self.filled
     }
 
-    /// Memory for the next bytes, range by range, which counts as filled: `bytes` of it, or all that there is room for.
+    /// Returns memory for the next `bytes` bytes, or for all that there is room for, range by range. The memory
+    /// counts as filled.
     pub fn next(&mut self, bytes: usize) -> impl Iterator<Item = &mut [MaybeUninit<u8>]> {
         let mut left = bytes.min(self.room());
         let mut skip = self.filled;
@@ -126,13 +127,14 @@ impl Destination {
             let now = left.min(length - before);
             left -= now;
             let to = start.as_ptr().wrapping_add(before).cast();
-            // SAFETY: inside a range that is valid for writes and nobody else's for as long as this lives, by the contract of `new`; each
-            // byte of it is given out once, as `filled` grows.
+            // SAFETY: inside a range that is valid for writes and used by no other code for as long as this
+            // lives, by the contract of `new`; each byte of it is given out once, as `filled` grows.
             (now > 0).then(|| unsafe { std::slice::from_raw_parts_mut(to, now) })
         })
     }
 
-    /// Appends bytes, across ranges where need be; `false`, and nothing is written, when there is no room for them.
+    /// Appends bytes, across ranges if needed. Returns `false` and writes nothing if there is no room for all
+    /// of them.
     #[must_use]
     pub fn write(&mut self, mut bytes: &[u8]) -> bool {
         if bytes.len() > self.room() {
@@ -159,7 +161,7 @@ impl Destination {
     }
 }
 
-/// Where a block's bytes come from.
+/// Memory from which a block's bytes are read.
 #[derive(Debug)]
 pub struct Source {
     ranges: Ranges,
@@ -168,13 +170,13 @@ pub struct Source {
 
 impl Source {
     /// # Safety
-    /// All of the ranges must be initialised and valid for reads, and nobody may write to them, for as long as this
-    /// lives.
+    /// All of the ranges must be initialised and valid for reads, and must not be written to, for as long as
+    /// this lives.
     pub(crate) unsafe fn new(ranges: Ranges) -> Self {
         Self { ranges, _reads: PhantomData }
     }
 
-    /// No bytes.
+    /// A source without bytes.
     pub(crate) fn nothing() -> Self {
         Self { ranges: Ranges::none(), _reads: PhantomData }
     }
@@ -185,7 +187,7 @@ impl Source {
         self.ranges.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Whether the source has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.bytes == 0

@@ -1,8 +1,8 @@
 //! Events: the blocks that the tiers of this node gain and lose, for routers.
 //!
-//! The store's thread puts them into a queue of a fixed capacity, and the caller takes them out. A queue that fills up takes no more
-//! news of gained blocks when it is half full, which costs its reader hits, so that there is room for lost ones, which would cost it
-//! false hits.
+//! The store's thread puts events into a queue of fixed capacity, and the caller takes them out. A half-full
+//! queue drops events of gained blocks, which costs its reader hits, to keep room for events of lost blocks,
+//! whose absence would cost false hits.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,13 +11,13 @@ use kvstore_store::{Medium, Moved};
 
 use crate::backend::Identity;
 
-/// A tier that has gained or lost a block, `kvasir_kv_event` in C.
+/// A block that a tier gained or lost, `kvasir_kv_event` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// The block.
+    /// Identity of the block.
     pub identity: Identity,
-    /// 1: the tier has it now; 2: it has it no more.
+    /// 1: the tier gained the block; 2: the tier lost it.
     pub kind: u32,
     /// 1: host memory; 2: the disk.
     pub tier: u32,
@@ -33,7 +33,7 @@ const DISK_TIER: u32 = 2;
 /// The queue of one store.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// Zero turns the queue off.
+    /// Most events that wait; 0 turns the queue off.
     capacity: usize,
     state: Mutex<State>,
 }
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl State {
-    /// `capacity`: of the whole queue.
+    /// Adds an event. `capacity` is that of the whole queue.
     fn push(&mut self, event: Event, capacity: usize) {
         let room = if event.kind == STORED { capacity.div_ceil(2) } else { capacity };
         if self.waiting.len() < room {
@@ -62,11 +62,11 @@ impl Events {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of what the store reports, where it is about a tier.
+    /// Records a report of the store, if it is about a tier.
     pub(crate) fn note(&self, moved: &Moved) {
         let (identity, medium, kind) = match moved {
             Moved::Stored { identity, medium } => (identity, medium, STORED),
@@ -84,7 +84,7 @@ impl Events {
         self.state().push(event, self.capacity);
     }
 
-    /// Gives events to `take`, in their order, at most `limit`; returns how many.
+    /// Passes at most `limit` events to `take`, in order. Returns their number.
     pub(crate) fn take(&self, limit: usize, mut take: impl FnMut(usize, Event)) -> usize {
         let mut state = self.state();
         let count = state.waiting.len().min(limit);
@@ -92,7 +92,7 @@ impl Events {
         count
     }
 
-    /// Events that the queue had no room for.
+    /// Number of events dropped because the queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.state().lost
     }

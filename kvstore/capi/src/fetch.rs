@@ -1,7 +1,7 @@
 //! Fetches: look up blocks that this node lacks in the remote and object tiers, and load them into host memory.
 //!
-//! The store's thread and those of its tiers do it; no thread of the queue waits for them. Each ends within the deadlines of the
-//! tiers, found or not, and when the store's thread ends.
+//! The threads of the store and of its tiers do the work; no thread of the queue waits for them. A fetch ends
+//! within the deadlines of the tiers, whether blocks were found or not, or when the store's thread ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -19,7 +19,7 @@ use crate::store::StoreBackend;
 /// The fetches of one store.
 #[derive(Debug)]
 pub(crate) struct Fetches {
-    /// How long one may take; `None`: there is no tier to search.
+    /// Longest time of a fetch. `None`: there is no tier to search.
     patience: Option<Duration>,
     completions: OnceLock<Completions>,
     under_way: Mutex<UnderWay>,
@@ -31,12 +31,12 @@ struct UnderWay {
     fetches: HashMap<u64, Fetch>,
 }
 
-/// A fetch under way.
+/// A fetch in progress.
 #[derive(Debug)]
 struct Fetch {
-    /// The caller's number.
+    /// The caller's number for the request.
     user: u64,
-    /// How many blocks it asks for, those included that the caller has.
+    /// Number of blocks requested, those included that the caller holds.
     blocks: usize,
 }
 
@@ -45,25 +45,26 @@ impl Fetches {
         Self { patience, completions: OnceLock::new(), under_way: Mutex::default() }
     }
 
-    /// Tells where fetches complete, before the first one begins.
+    /// Sets the queue in which fetches complete. Called before the first fetch begins.
     pub(crate) fn complete_to(&self, completions: Completions) {
-        // Called once, by whoever opens the store.
+        // Called once, when the store is opened.
         let _already = self.completions.set(completions);
     }
 
-    /// The way for the store's reports. Weak, because `Fetches` holds the queue's completions and the queue holds the store: a strong
-    /// reference would be a cycle.
+    /// Returns the receiver of the store's reports. Weak, because `Fetches` holds the queue's completions and
+    /// the queue holds the store: a strong reference would be a cycle.
     pub(crate) fn reports(self: &Arc<Self>) -> FetchReports {
         FetchReports(Arc::downgrade(self))
     }
 
     fn under_way(&self) -> MutexGuard<'_, UnderWay> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a fetch of the blocks of a prompt, the first `held` of which the caller has and does not need, for this tenant. The queue has
-    /// admitted as many identities. `deadline`: how long it may take, if that is less than what the tiers may take.
+    /// Begins a fetch of a prompt's blocks for this tenant. The caller holds the first `held` blocks and does
+    /// not need them. The queue has admitted as many identities. `deadline` shortens the time that the tiers
+    /// may take.
     pub(crate) fn begin(
         &self,
         store: &StoreBackend,
@@ -86,12 +87,12 @@ impl Fetches {
         let (metas, tenant) = (Vec::new(), TenantId(tenant));
         let prepare = Prepare { request, chain, device_blocks: held, metas, tenant, deadline };
         if let Err(Throttled(refused)) = store.store().prepare(prepare) {
-            // Too much is under way in the store: what is here is what there is.
+            // The store has no room for the fetch: complete it with the blocks that are here.
             self.ended(refused.request, found);
         }
     }
 
-    /// The store has ended a fetch: so many leading blocks are on this node, or with the caller.
+    /// Completes a fetch. `blocks`: leading blocks that are on this node, or held by the caller.
     pub(crate) fn ended(&self, request: u64, blocks: usize) {
         let ended = self.under_way().fetches.remove(&request);
         if let Some(fetch) = ended {
@@ -99,7 +100,7 @@ impl Fetches {
         }
     }
 
-    /// The store's thread has ended: nothing else will end them.
+    /// Completes all fetches, since the store's thread has ended and will complete none.
     fn end_all(&self) {
         let all = std::mem::take(&mut self.under_way().fetches);
         all.into_values().for_each(|fetch| self.complete(fetch.user, fetch.blocks, 0));
@@ -113,11 +114,11 @@ impl Fetches {
     }
 }
 
-/// The way of the store's thread to its fetches; dropped when that thread ends.
+/// Passes the reports of the store's thread to its fetches. Dropped when that thread ends.
 pub(crate) struct FetchReports(Weak<Fetches>);
 
 impl FetchReports {
-    /// So many leading blocks are on this node, or with the caller.
+    /// Reports that `blocks` leading blocks are on this node, or held by the caller.
     pub(crate) fn ended(&self, request: u64, blocks: usize) {
         if let Some(fetches) = self.0.upgrade() {
             fetches.ended(request, blocks);

@@ -1,13 +1,13 @@
-//! How a block lies in a slot: a head and the payload.
+//! Format of a block in a slot: a head, then the payload.
 //!
 //! ```text
 //! 0        2      2 + meta bytes    head, a multiple of 64
 //! | length | meta | zeros           | payload …
 //! ```
 //!
-//! The length is that of the meta, a little-endian u16. The meta lies with the payload, so that one checksum proves both,
-//! in every tier and after a restart; beside it, as the disk's log could keep it, it would not come back with a read.
-//! The payload begins on a cache line.
+//! The length is that of the meta, a little-endian u16. The meta is stored with the payload, so that one
+//! checksum covers both in every tier and after a restart. Stored beside it, in the disk's log, the meta would
+//! not come back with a read. The payload begins on a cache line.
 
 use std::collections::TryReserveError;
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use crate::buffers::{Destination, Source};
 
 /// Longest meta.
 pub const META_BYTES_MAX: usize = kvstore_store::META_BYTES_MAX;
-/// The head of a block without meta: zeros.
+/// Bytes of the head of a block without meta, which is all zeros.
 pub(crate) const HEAD_BYTES_MIN: usize = head_bytes(0);
 /// Longest head.
 pub(crate) const HEAD_BYTES_MAX: usize = head_bytes(META_BYTES_MAX);
@@ -30,14 +30,15 @@ const fn head_bytes(meta_bytes: usize) -> usize {
     (LENGTH_BYTES + meta_bytes).next_multiple_of(LINE_BYTES)
 }
 
-/// A block as it is stored, if there is memory for it. The meta must not be longer than [`META_BYTES_MAX`].
+/// Packs a block into its stored form. Fails if there is no memory for it. The meta must not be longer than
+/// [`META_BYTES_MAX`].
 pub(crate) fn pack(meta: &Source, payload: &Source) -> Result<Vec<u8>, TryReserveError> {
     let mut block = head(meta, payload.len())?;
     payload.pieces().for_each(|piece| block.extend_from_slice(piece));
     Ok(block)
 }
 
-/// The head of a block, with room for so many bytes more.
+/// Returns the head of a block, with spare capacity for `more` bytes.
 pub(crate) fn head(meta: &Source, more: usize) -> Result<Vec<u8>, TryReserveError> {
     let head = head_bytes(meta.len());
     let mut block = Vec::new();
@@ -48,7 +49,7 @@ pub(crate) fn head(meta: &Source, more: usize) -> Result<Vec<u8>, TryReserveErro
     Ok(block)
 }
 
-/// The meta at the start of a block of `bytes`, if there can be one; the head must be in `start`.
+/// Returns the meta of a block of `bytes`, if the bytes can be a block. The head must be in `start`.
 fn meta(start: &[u8], bytes: usize) -> Option<&[u8]> {
     let (length, rest) = start.split_first_chunk::<LENGTH_BYTES>()?;
     let length = usize::from(u16::from_le_bytes(*length));
@@ -59,15 +60,15 @@ fn meta(start: &[u8], bytes: usize) -> Option<&[u8]> {
 /// The outcome of unpacking a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unpacked {
-    /// The block is where it was wanted.
+    /// The block was copied to the destinations.
     Whole,
-    /// The block has no room there; nothing was written.
+    /// The destinations are too small; nothing was written.
     TooSmall { meta_bytes: usize, payload_bytes: usize },
-    /// The bytes are no block.
+    /// The bytes are not a block.
     Nonsense,
 }
 
-/// A block's bytes, from the first.
+/// Sequential reader of a block's bytes.
 pub(crate) trait BlockBytes {
     /// The next 64 bytes; `None` when there are fewer.
     fn line(&mut self) -> Option<[u8; LINE_BYTES]>;
@@ -85,7 +86,7 @@ impl BlockBytes for BlockRead<'_> {
     }
 }
 
-/// Takes a block of `bytes` in all to where its meta and its payload are wanted.
+/// Copies the meta and the payload of a block of `bytes` to the destinations.
 pub(crate) fn unpack(
     block: &mut impl BlockBytes,
     bytes: usize,
@@ -105,12 +106,12 @@ pub(crate) fn unpack(
     }
 }
 
-/// Whether what is read begins as a block of `bytes` does.
+/// Whether the bytes begin like a block of `bytes`.
 pub(crate) fn is_block(block: &mut impl BlockBytes, bytes: usize) -> bool {
     read_head(block, bytes).is_some_and(|(head, head_bytes)| meta(&head[..head_bytes], bytes).is_some())
 }
 
-/// Reads the head of a block, and says how long it is.
+/// Reads the head of a block. Returns it with its length.
 fn read_head(block: &mut impl BlockBytes, bytes: usize) -> Option<([u8; HEAD_BYTES_MAX], usize)> {
     let mut head = [0; HEAD_BYTES_MAX];
     let first = block.line()?;
@@ -136,7 +137,7 @@ mod tests {
     }
 
     fn packed(meta: &mut [u8], payload: &mut [u8]) -> Vec<u8> {
-        // SAFETY: both slices outlive the sources, and nobody writes to them meanwhile.
+        // SAFETY: both slices outlive the sources, and are not written to meanwhile.
         let meta = unsafe { Source::new(ranges(meta)) };
         // SAFETY: as above.
         let payload = unsafe { Source::new(ranges(payload)) };

@@ -1,7 +1,8 @@
 //! Handles are numbers that look like pointers.
 //!
-//! C cannot be kept from using a handle after closing it, or one that it never got. So a handle is never followed: it
-//! is looked up, and numbers are not given twice. Who is inside a call keeps the store alive until the call ends.
+//! C may use a handle after closing it, or a handle that it never received. A handle is therefore never
+//! dereferenced but looked up, and no number is used twice. A call in progress keeps the store alive until it
+//! ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -36,7 +37,7 @@ struct Handles {
     opened: Option<HashMap<usize, Opened>>,
 }
 
-/// Step between handles: they shall not look like small numbers or be taken for indices.
+/// Step between handles, so that they do not look like small numbers or indices.
 const STEP: usize = 16;
 /// Most stores that may be open at a time.
 const OPENED_MAX: usize = 1024;
@@ -51,7 +52,7 @@ pub(crate) fn insert(opened: Opened) -> Result<usize, Failure> {
         return Err(Failure::new(Status::Failed, format!("open: {OPENED_MAX} stores are open")));
     }
     all.insert(handle, opened);
-    // 2^60 stores are never opened.
+    // Overflow would need 2^60 opened stores.
     handles.next = handle + STEP;
     Ok(handle)
 }

@@ -1,4 +1,4 @@
-//! What the header says of the configuration: its text is read, and compared with the product's reference.
+//! Test of the configuration in the header's comment: its text is parsed and compared with the product's reference.
 
 use crate::config::{DeviceSettings, RdmaSettings, Settings, TransferSettings};
 
@@ -70,12 +70,12 @@ fn sections_and_defaults_are_the_products() {
     for (section, keys) in table.iter().filter(|(section, _)| *section != "queue") {
         let (_, rows) = REFERENCE.split_once(&format!("\n## `[{section}]`\n")).expect(section);
         let rows = rows.split("\n## ").next().unwrap_or_default();
-        // The product has one secret for all that is on the network, in [transfer].
+        // The product has one secret for all network traffic, in [transfer].
         let is_own = |key: &str| (section.as_str(), key) == ("remote_tier", "secret_file");
         for (key, value) in keys.as_table().expect("a section").iter().filter(|(key, _)| !is_own(key)) {
             let row = rows.lines().find(|line| line.starts_with(&format!("| `{key}` |"))).expect(key);
             let default = row.split(" | ").nth(2).expect("a default").trim_matches('`');
-            // A worker's tier is one of many; a store of this library's is an engine's only one.
+            // A worker's tier is one of many; a store of this library is its engine's only one.
             if (section.as_str(), key.as_str()) != ("host_tier", "capacity") {
                 assert_eq!(value.to_string(), default, "{section}.{key}");
                 compared += 1;

@@ -1,7 +1,8 @@
-//! Blocks of the store that are held in host memory while somebody reads them.
+//! Blocks of the store that are pinned in host memory while they are read.
 //!
-//! Whoever wants several asks for all of them before it waits for the first, so that the disk reads them at a time; and
-//! whoever finds no room for one lets go of those behind it, so that of several who do the same one always goes on.
+//! A reader of several blocks requests all of them before it waits for the first, so that the disk reads them
+//! in parallel. A reader that finds no room for a block releases its later blocks, so that of several readers
+//! that do this one always makes progress.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -13,14 +14,14 @@ use kvstore_store::HostBlock;
 use crate::backend::{BackendError, Identity, Loaded};
 use crate::store::{QUEUE_PAUSE, StoreBackend, failed};
 
-/// How often one who waits for the store looks whether it still runs.
+/// Interval at which a thread that waits for the store checks that the store still runs.
 const ALIVE_CHECK: Duration = Duration::from_millis(100);
 
-/// A block that was asked for.
+/// A block that was requested.
 pub(crate) enum Asked {
-    /// Memory has it.
+    /// The block is in host memory.
     Here(Vec<HostBlock>),
-    /// The store's thread will tell.
+    /// The store's thread will answer.
     Coming(Receiver<Vec<HostBlock>>),
 }
 
@@ -36,7 +37,8 @@ impl StoreBackend {
         }
     }
 
-    /// Asks the store to hold the blocks of a chain in host memory; `None` when too many requests are inside.
+    /// Requests that the store hold the blocks of a chain in host memory; `None` when too many requests are in
+    /// flight.
     fn ask(
         &self,
         operation: &'static str,
@@ -45,7 +47,7 @@ impl StoreBackend {
     ) -> Result<Option<Receiver<Vec<HostBlock>>>, BackendError> {
         let (reply, blocks) = sync_channel(1);
         let reply = move |blocks| {
-            // Whoever asked may have given up; the blocks go back with the answer.
+            // The requester may have given up; dropping the answer releases the blocks.
             let _gone = reply.send(blocks);
         };
         match self.store().hold(chain, deadline, reply) {
@@ -55,7 +57,7 @@ impl StoreBackend {
         }
     }
 
-    /// Holds the blocks of a chain in host memory; `None` when too many requests are inside.
+    /// Holds the blocks of a chain in host memory; `None` when too many requests are in flight.
     pub(crate) fn hold(
         &self,
         operation: &'static str,
@@ -66,8 +68,8 @@ impl StoreBackend {
         asked.map(|blocks| self.answer(operation, &blocks)).transpose()
     }
 
-    /// Asks for a block, and counts it in `loaded` if the disk has to give it; `None` when it is not there, or cannot be asked for
-    /// now. After the deadline the disk is not asked.
+    /// Requests a block, and counts it in `loaded` if the disk has to deliver it. `None`: the block is absent,
+    /// or cannot be requested now. After the deadline the disk is not used.
     fn begin(
         &self,
         identity: &Identity,
@@ -86,8 +88,8 @@ impl StoreBackend {
         Ok(asked.map(Asked::Coming))
     }
 
-    /// Asks for blocks up to the first that is not there. All are asked for before the first is waited for, so that the disk
-    /// reads them at a time. Each stands for itself: they are no chain for the store.
+    /// Requests blocks up to the first that is absent. All are requested before the first is waited for, so
+    /// that the disk reads them in parallel. Each is a request of its own: to the store they are no chain.
     pub(crate) fn begin_all(
         &self,
         identities: &[Identity],
@@ -102,8 +104,8 @@ impl StoreBackend {
         Ok(asked)
     }
 
-    /// Waits for the next block of those that were asked for, or asks for it now; nothing when it is a miss. `is_alone`: the
-    /// caller holds no others, so that it is worth waiting for room. What came from the disk is counted in `loaded`.
+    /// Waits for the next requested block, or requests it now. Empty: a miss. `is_alone`: the caller holds no
+    /// other blocks, so waiting for a free slot cannot deadlock. Blocks from the disk are counted in `loaded`.
     pub(crate) fn arrive(
         &self,
         identity: &Identity,
@@ -126,8 +128,8 @@ impl StoreBackend {
             }
         };
         while is_alone && held.is_empty() && self.is_there(identity) && Instant::now() < deadline {
-            // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
-            // somebody always goes on.
+            // No slot is free for the block. Later blocks may hold the slots, here or in other loads; every
+            // load releases them at this point, so one load always makes progress.
             asked.clear();
             let since = Instant::now();
             std::thread::sleep(QUEUE_PAUSE);
@@ -139,8 +141,8 @@ impl StoreBackend {
         Ok(held)
     }
 
-    /// How many of these names, from the first on, have stood for the blocks that are held ever since: what is held keeps
-    /// its slot, so a name that stands for that slot still did so all the time.
+    /// Returns the number of leading identities that have named the held blocks without interruption. A held
+    /// block keeps its slot, so an identity that names that slot now has done so all the time.
     pub(crate) fn unchanged(&self, identities: &[Identity], held: &[HostBlock]) -> usize {
         let is_unchanged = |(identity, block): &(&Identity, &HostBlock)| {
             let current = self.store().pin_now(&[BlockIdentity(**identity)]);
@@ -149,8 +151,8 @@ impl StoreBackend {
         identities.iter().zip(held).take_while(is_unchanged).count()
     }
 
-    /// Holds all of these blocks, if host memory has them now and they are right; else none. Waits for nothing. The load that
-    /// follows is the use of them.
+    /// Holds all of these blocks if host memory has every one of them now and `is_right` accepts each;
+    /// otherwise none. Does not wait, and does not count as a use: the load that follows does.
     pub(crate) fn hold_present(
         &self,
         identities: &[Identity],
@@ -167,8 +169,8 @@ impl StoreBackend {
         present
     }
 
-    /// Holds the leading blocks of these that are right in host memory, as far as it has room for all of them at a time, and
-    /// the first one if it is there at all.
+    /// Holds the leading blocks that `is_right` accepts, as far as host memory has room for all of them at
+    /// once, and at least the first if it is in the store.
     pub(crate) fn hold_prefix(
         &self,
         identities: &[Identity],

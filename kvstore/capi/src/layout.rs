@@ -1,6 +1,6 @@
-//! The layout of what C and this library share. The C test asserts the same numbers of the header.
+//! Assertions on the layout of the types shared with C. The C test asserts the same numbers of the header.
 //!
-//! A change of any of them but an appended counter is another ABI: the number in `build.rs` changes with it.
+//! Any change but an appended counter breaks the ABI: the number in `build.rs` changes with it.
 
 use std::mem::offset_of;
 
@@ -98,7 +98,7 @@ const _: () = {
     assert!(offset_of!(StageStatistics, count) == 24 && offset_of!(StageStatistics, at_most) == 32);
 };
 
-/// Text for a field of a structure of C, with a final 0; what does not fit is cut.
+/// Returns text for a field of a C structure, with a final 0; text that does not fit is cut.
 pub(crate) fn text_field<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     let cut = &text[..text.floor_char_boundary(BYTES - 1)];

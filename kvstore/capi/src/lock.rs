@@ -1,8 +1,8 @@
-//! The locks of this library's own lists.
+//! Locks of this library's own lists.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock while which is held nothing panics.
+/// Locks a mutex under which no code panics.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

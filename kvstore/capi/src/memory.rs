@@ -1,11 +1,11 @@
-//! How much memory this process may have: the machine's, or what its control group is allowed, whichever is less.
+//! Memory available to this process: the machine's memory or the limit of its control group, whichever is less.
 //!
 //! Source: cgroups(7); `memory.max` in the kernel's `admin-guide/cgroup-v2.rst`, `memory.limit_in_bytes` in
 //! `admin-guide/cgroup-v1/memory.rst`.
 
 use std::path::Path;
 
-/// Bytes of memory, at most, and whose limit that is.
+/// Most bytes of memory, and a name for the limit that applies.
 pub(crate) fn most() -> (u64, &'static str) {
     let system = rustix::system::sysinfo();
     let machine = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
@@ -16,8 +16,8 @@ pub(crate) fn most() -> (u64, &'static str) {
     }
 }
 
-/// The least limit of the groups that `/proc/self/cgroup` names and of those above them, as far as they are seen from
-/// here: in a container, often only the root is.
+/// Lowest limit of the groups named in `/proc/self/cgroup` and of their parents, as far as they are visible: in
+/// a container, often only the root is.
 fn group_limit(root: &Path, groups: &str) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
         let (controllers, group) =
@@ -30,7 +30,7 @@ fn group_limit(root: &Path, groups: &str) -> Option<u64> {
         let folders = Path::new(group).ancestors().filter(move |_| is_about_memory);
         folders.filter_map(move |folder| {
             let folder = root.join(folder.strip_prefix("/").unwrap_or(folder));
-            // "max" is no number, and no limit.
+            // "max" is not a number, and means no limit.
             std::fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok()
         })
     });
@@ -62,7 +62,7 @@ mod tests {
             ("5:memory:/c\n0::/a\n", Some(4000)),
             ("5:memory:/elsewhere\n", Some(9_223_372_036_854_771_712)),
             ("", None),
-            // What cannot be read is taken for the root.
+            // An unreadable line is treated as the root group.
             ("nonsense\n", Some(9000)),
         ] {
             assert_eq!(group_limit(&root, groups), limit, "{groups}");

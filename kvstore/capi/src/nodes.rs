@@ -13,34 +13,35 @@ pub const NODE_NAME_BYTES: usize = 128;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeStatistics {
-    /// As in `remote_tier.nodes` before the `=`, UTF-8 with a final 0; longer names are cut.
+    /// Name in `remote_tier.nodes`, the part before `=`, in UTF-8 with a final 0; longer names are cut.
     pub name: [u8; NODE_NAME_BYTES],
-    /// 1 while it is asked; 0 until it has first answered, and while it cannot be reached, or failed and is left alone.
+    /// 1 while the node is used; 0 until its first answer, while it cannot be reached, and while it is avoided
+    /// after a failure.
     pub is_usable: u64,
-    /// Moving average of the time to answer a look-up, in microseconds.
+    /// Moving average of the response time of a look-up in microseconds.
     pub latency_us: u64,
     /// Requests sent.
     pub requests: u64,
     /// Requests not answered in time.
     pub timeouts: u64,
-    /// Requests that it refused for want of room.
+    /// Requests that the node refused for lack of room.
     pub refused: u64,
-    /// Times that it was left alone because it could not be reached or failed.
+    /// Number of times that the node was avoided because it failed or could not be reached.
     pub failures: u64,
-    /// Blocks read and verified, or read in its memory.
+    /// Blocks read and verified, or read in place in the node's memory.
     pub read_blocks: u64,
     /// Bytes read and verified.
     pub read_bytes: u64,
-    /// Blocks read whose checksum was wrong.
+    /// Blocks read with a wrong checksum.
     pub damaged_blocks: u64,
-    /// Blocks that it has taken.
+    /// Blocks that the node has stored.
     pub stored_blocks: u64,
-    /// Leases held there now.
+    /// Leases held on the node now.
     pub leases: u64,
 }
 
 impl NodeStatistics {
-    /// Of each node of the tier, in the configuration's order.
+    /// Returns the statistics of each node, in the configuration's order.
     pub(crate) fn of(counters: &RemoteCounters) -> Vec<Self> {
         counters.nodes().iter().map(|(name, node)| Self::of_node(name, node)).collect()
     }

@@ -1,4 +1,4 @@
-//! What a request of one block, or a match, asks for, and what came of it.
+//! Requests for one block, or for a match, and their outcome.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +6,7 @@ use crate::backend::{Backend, ChainPlace, GetOutcome, Identity};
 use crate::buffers::{Destination, Ranges, Source};
 use crate::status::{Failure, Status};
 
-/// What a request asks for, with all pointers checked.
+/// A request with all pointers checked.
 #[derive(Debug)]
 pub(crate) enum Operation {
     Get { identity: Identity, meta: Ranges, payload: Ranges },
@@ -15,12 +15,12 @@ pub(crate) enum Operation {
     Match { identities: Vec<Identity> },
 }
 
-/// What came of it.
+/// Result of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
     pub(crate) status: Status,
     pub(crate) meta_bytes: usize,
-    /// For a match or a transfer, how many blocks.
+    /// For a match or a transfer: number of blocks.
     pub(crate) payload_bytes: usize,
 }
 
@@ -31,7 +31,7 @@ impl Outcome {
 }
 
 impl Operation {
-    /// Identities that it keeps apart.
+    /// Number of identities that the request stores outside of itself.
     pub(crate) fn identities(&self) -> usize {
         match self {
             Self::Match { identities } => identities.len(),
@@ -46,7 +46,8 @@ impl Operation {
     pub(crate) unsafe fn carry_out(self, backend: &dyn Backend) -> Result<Outcome, Failure> {
         by_store(|| match self {
             Self::Get { identity, meta, payload } => {
-                // SAFETY: writable and nobody else's for the time of this call, by the contract of this function.
+                // SAFETY: writable and used by no other code for the time of this call, by the contract of this
+                // function.
                 let mut meta = unsafe { Destination::new(meta) };
                 // SAFETY: as above.
                 let mut payload = unsafe { Destination::new(payload) };
@@ -75,9 +76,9 @@ impl Operation {
     }
 }
 
-/// Lets the store do something; a panic of its becomes a failure.
+/// Runs work of the store; a panic in it becomes a failure.
 pub(crate) fn by_store<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    // What the closure captures is dropped by the panic or not looked at again.
+    // The panic drops what the closure captures, or the captured values are not accessed again.
     let done = catch_unwind(AssertUnwindSafe(work));
     done.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, "the store panicked")))
 }

@@ -1,12 +1,12 @@
-//! Submitted requests: threads carry them out, completions wait until they are polled.
+//! Queue of submitted requests: threads carry them out, and completions wait until they are polled.
 //!
-//! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
-//! so neither list can outgrow it, and neither grows after the start. What a request has beside its place in a list is
-//! allocated when it is submitted: arrays of buffers, identities, a transfer, later the text of a failure. The
-//! identities of all matches, fetches and transfers under way together are at most [`IDENTITIES_MAX`]: 16 MiB, and 8 MiB more
-//! where each has the number of a transfer's block. A transfer is in the list once, and several threads may have pieces
-//! of it. An eventfd is readable exactly while completions wait or the queue is closed: it is written and read under
-//! the lock.
+//! One lock guards both lists. A request counts against the depth from its submission until its completion is
+//! polled, so neither list can outgrow the depth, and neither is reallocated after the start. The rest of a
+//! request is allocated when it is submitted: arrays of buffers, identities, a transfer, later the text of a
+//! failure. The identities of all matches, fetches and transfers in flight are at most [`IDENTITIES_MAX`]
+//! together: 16 MiB, and 8 MiB more if each has the block number of a transfer. A transfer is in the list once,
+//! and several threads may have pieces of it. The eventfd is readable exactly while completions wait or the
+//! queue is closed: it is written and read under the lock.
 //!
 //! Source: eventfd(2).
 
@@ -25,33 +25,33 @@ use crate::operation::{Operation, Outcome, by_store};
 use crate::status::{Failure, Status};
 use crate::transfer::{Claim, Transfer};
 
-/// Most identities of matches, fetches and transfers that are under way, so also of one.
+/// Most identities of all matches, fetches and transfers in flight, and so of any one of them.
 pub(crate) const IDENTITIES_MAX: usize = 1 << 20;
 
 /// A finished request, `kvasir_kv_completion` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// What the caller wrote into the request.
+    /// Value that the caller wrote into the request.
     pub user: u64,
     /// A `kvasir_kv_status`.
     pub status: i32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
-    /// Bytes of meta read, or needed when they did not fit.
+    /// Bytes of meta read, or needed if the buffers were too small.
     pub meta_bytes: u64,
-    /// Bytes of payload read, or needed when they did not fit; for a match or a transfer, the number of blocks.
+    /// Bytes of payload read, or needed if the buffers were too small. For a match or a transfer: number of blocks.
     pub payload_bytes: u64,
 }
 
-/// What threads do.
+/// A unit of work for the queue's threads.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// For one of them.
+    /// Carried out by one thread.
     Whole(Operation),
-    /// For all that have nothing better to do.
+    /// Carried out in pieces by all idle threads.
     Shared(Arc<Transfer>),
-    /// For one of them: copies of a hand-off.
+    /// Copies of a hand-off, carried out by one thread.
     Copying(CopyTask),
 }
 
@@ -71,7 +71,7 @@ impl Work {
     }
 }
 
-/// What became of a request that was to be queued.
+/// Outcome of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Submitted {
     Taken,
@@ -90,9 +90,9 @@ pub(crate) struct Queue {
 struct Common {
     backend: Arc<dyn Backend>,
     state: Mutex<State>,
-    /// A request was submitted, or the queue closes.
+    /// Signalled when a request is submitted or the queue closes.
     submitted: Condvar,
-    /// A completion waits, or the queue closes.
+    /// Signalled when a completion is added or the queue closes.
     completed: Condvar,
     event: OwnedFd,
     depth: usize,
@@ -106,11 +106,11 @@ impl std::fmt::Debug for Common {
 
 struct State {
     requests: VecDeque<(u64, Work)>,
-    /// With the text of a failure.
+    /// Each with the text of its failure, if it failed.
     completions: VecDeque<(Completion, Option<String>)>,
-    /// Requests that were submitted and whose completions were not polled.
+    /// Requests submitted whose completions have not been polled.
     under_way: usize,
-    /// Of requests that wait or run.
+    /// Number of identities of all requests that wait or run.
     identities: usize,
     closed: bool,
 }
@@ -142,7 +142,7 @@ impl Queue {
             let common = Arc::clone(&queue.common);
             let thread =
                 std::thread::Builder::new().name(format!("kvasir-kv-{at}")).spawn(move || common.work());
-            // Those that were started end when the queue is dropped.
+            // If a later thread fails to start, dropping the queue ends the threads that were started.
             queue.threads().push(thread.map_err(|error| failed("start a thread", &error))?);
         }
         Ok(queue)
@@ -152,21 +152,21 @@ impl Queue {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request that others carry out, if there is room: [`Completions::complete`] ends it.
+    /// Admits a request that runs outside the queue's threads, if there is room. [`Completions::complete`] ends it.
     pub(crate) fn admit(&self, identities: usize) -> Submitted {
         self.common.state().admit(self.common.depth, identities)
     }
 
-    /// Where those tell of its end.
+    /// Returns the handle through which requests that run outside the queue's threads complete.
     pub(crate) fn completions(&self) -> Completions {
         Completions(Arc::clone(&self.common))
     }
 
-    /// Takes a request, if there is room. If not, the caller still has what it was made from.
+    /// Submits a request if there is room. On refusal the caller still owns what `work` was made from.
     ///
     /// # Safety
-    /// The ranges must be usable, as [`Operation::carry_out`] and [`Transfer::carry_out`] have it, until the completion
-    /// was polled or [`Queue::close`] returned.
+    /// The ranges must be usable, as [`Operation::carry_out`] and [`Transfer::carry_out`] require, until the
+    /// completion is polled or [`Queue::close`] returns.
     pub(crate) unsafe fn submit(&self, user: u64, work: impl Into<Work>) -> Submitted {
         let work = work.into();
         let mut state = self.common.state();
@@ -180,8 +180,8 @@ impl Queue {
         Submitted::Taken
     }
 
-    /// Gives completions to `take`, each with the text of its failure, at most `limit`; waits for the first as long as
-    /// `patience` says, `None` being without end. Returns how many.
+    /// Passes at most `limit` completions to `take`, each with the text of its failure. Waits for the first one
+    /// for `patience`; `None` waits without limit. Returns the number of completions.
     pub(crate) fn poll(
         &self,
         limit: usize,
@@ -209,7 +209,7 @@ impl Queue {
         }
         state.under_way -= count;
         if count > 0 && state.completions.is_empty() && !state.closed {
-            // It was written once since it was last read; it does not block.
+            // Does not block: the eventfd has been written once since it was last read.
             let _ = rustix::io::read(&self.common.event, &mut [0; 8]);
         }
         count
@@ -219,20 +219,20 @@ impl Queue {
         self.common.event.as_raw_fd()
     }
 
-    /// Forgets what has not begun, waits for what has, and ends the threads. Wakes those that wait in [`Queue::poll`] or
-    /// for the event, which stays readable from now on.
+    /// Drops requests that have not begun, waits for those that have, and ends the threads. Wakes callers that
+    /// wait in [`Queue::poll`] or for the eventfd, which stays readable from now on.
     pub(crate) fn close(&self) {
         let mut state = self.common.state();
         state.closed = true;
         let forgotten: usize = state.requests.drain(..).map(|(_, work)| work.identities()).sum();
         state.identities -= forgotten;
-        // Written here once, and for the first completion that waits: far from an overflow, which alone would block.
+        // Does not block, since only an overflow would: written once here and once for the first waiting completion.
         let _ = rustix::io::write(&self.common.event, &1_u64.to_ne_bytes());
         drop(state);
         self.common.submitted.notify_all();
         self.common.completed.notify_all();
         for thread in self.threads().drain(..) {
-            // Panics were caught inside.
+            // Panics are caught inside the thread.
             let _ = thread.join();
         }
     }
@@ -244,22 +244,22 @@ impl Drop for Queue {
     }
 }
 
-/// The way back for requests that others carry out.
+/// Handle through which requests that run outside the queue's threads complete.
 #[derive(Debug, Clone)]
 pub(crate) struct Completions(Arc<Common>);
 
 impl Completions {
-    /// Takes a request that others begin, if there is room, as [`Queue::admit`] does.
+    /// Admits a request that another thread begins, if there is room, as [`Queue::admit`] does.
     pub(crate) fn admit(&self, identities: usize) -> Submitted {
         self.0.state().admit(self.0.depth, identities)
     }
 
-    /// Leaves the rest of a request that was admitted to the queue's threads. When the queue is closed it is forgotten.
+    /// Passes the rest of an admitted request to the queue's threads. If the queue is closed, the request is dropped.
     pub(crate) fn hand_over(&self, user: u64, work: Work) {
         let mut state = self.0.state();
         if state.closed {
             state.identities -= work.identities();
-            // Dropped without the lock: tensors may be waited for.
+            // Dropped without the lock, because the drop may wait for tensors.
             drop(state);
             return;
         }
@@ -268,7 +268,7 @@ impl Completions {
         self.0.submitted.notify_one();
     }
 
-    /// Ends a request of so many identities that [`Queue::admit`] took.
+    /// Ends a request with `identities` identities that [`Queue::admit`] has admitted.
     pub(crate) fn complete(&self, user: u64, identities: usize, outcome: Result<Outcome, Failure>) {
         let mut state = self.0.state();
         state.identities -= identities;
@@ -293,7 +293,7 @@ impl State {
 
 impl Common {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -317,7 +317,7 @@ impl Common {
         }
     }
 
-    /// Does what was taken out of the list, without the lock. `None`: others still work on it.
+    /// Carries out work taken from the list, without holding the lock. `None`: other threads still work on it.
     fn carry_out<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -328,8 +328,8 @@ impl Common {
         let outcome = match work {
             Work::Whole(operation) => {
                 drop(state);
-                // SAFETY: whoever submitted it promised that the ranges are usable until its completion was polled, which
-                // is made after this, or until `close` returned, which waits for this thread.
+                // SAFETY: the submitter promised that the ranges are usable until the completion is polled,
+                // which is created after this call, or until `close` returns, which waits for this thread.
                 Some(unsafe { operation.carry_out(backend) })
             }
             Work::Shared(transfer) => {
@@ -368,7 +368,7 @@ impl Common {
         };
         state.completions.push_back((completion, text));
         if state.completions.len() == 1 {
-            // Cannot overflow: it is read before it is written again.
+            // Cannot overflow: the eventfd is read before it is written again.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
         self.completed.notify_one();
@@ -383,7 +383,7 @@ mod tests {
     };
     use crate::buffers::{Destination, Source};
 
-    /// Panics for one block and fails for another.
+    /// A backend that panics for one block and fails for another.
     struct Broken;
 
     impl Backend for Broken {
@@ -440,7 +440,7 @@ mod tests {
         let settings = QueueSettings { threads: 1, depth: 100, events: 0 };
         let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
         let matching = |count: usize| Operation::Match { identities: vec![[0; 16]; count] };
-        // The thread takes nothing while the lock is held, so this is how it looks with one request waiting.
+        // The thread takes no request while the lock is held, so this is the state with one request waiting.
         queue.common.state().identities = IDENTITIES_MAX - 5;
         // SAFETY: a match names no memory that is not its own.
         assert_eq!(unsafe { queue.submit(1, matching(6)) }, Submitted::Full, "one identity too many");

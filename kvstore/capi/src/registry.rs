@@ -1,7 +1,7 @@
-//! Tensors that are registered, by their numbers, and how many transfers work on each.
+//! Registered tensors, by their numbers, and the number of transfers that use each.
 //!
-//! A transfer that was submitted counts until its work is over or it was forgotten. Who takes tensors out waits for the
-//! count to fall to zero; nobody finds them from then on, so it only falls.
+//! A submitted transfer counts until its work has ended or it is dropped. Removing tensors waits for the count
+//! to fall to zero; since a removed entry cannot be looked up, the count only falls.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -38,25 +38,25 @@ struct Registered {
 /// Places and routes of tensors in a device's memory.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    /// Of each lane of saves and loads.
+    /// Places of the lanes for saves and loads.
     pub(crate) places: [Places; 2],
-    /// `None`: their planes are not cut as hand-offs want them, or there are no hand-offs.
+    /// `None`: the layers of these tensors do not fit hand-offs, or there are no hand-offs.
     pub(crate) handoff: Option<HandOffRoutes>,
 }
 
-/// Beside the tensors, so that who ends a use has let go of them before it says so.
+/// Use count, stored apart from the tensors so that a use releases the tensors before it is counted down.
 #[derive(Debug, Default)]
 struct Uses {
     transfers: Mutex<usize>,
-    /// No transfer works on them any more.
+    /// Signalled when no transfer uses the tensors any more.
     idle: Condvar,
 }
 
-/// Tensors on which a transfer works for as long as this lives.
+/// Tensors in use by a transfer, for as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct InUse {
     registered: Arc<Registered>,
-    // Dropped behind the tensors, as fields are in their order.
+    // Dropped after the tensors: fields are dropped in declaration order.
     _use: Use,
 }
 
@@ -72,7 +72,7 @@ impl Registry {
         Self { known: Mutex::new(Known { next: 1, all: BTreeMap::new() }) }
     }
 
-    /// Makes tensors known; returns their number, or `None` when [`REGISTERED_MAX`] are.
+    /// Registers tensors. Returns their number, or `None` if [`REGISTERED_MAX`] are registered.
     pub(crate) fn add(&self, tensors: PagedTensors, on_device: Option<OnDevice>) -> Option<u64> {
         let mut known = lock(&self.known);
         if known.all.len() == REGISTERED_MAX {
@@ -85,7 +85,7 @@ impl Registry {
         Some(id)
     }
 
-    /// The tensors of that number, for a transfer.
+    /// Returns the tensors with this number, for use by a transfer.
     pub(crate) fn find(&self, id: u64) -> Result<InUse, Failure> {
         let known = lock(&self.known);
         let registered = known.all.get(&id).ok_or_else(|| unknown(id))?;
@@ -94,8 +94,8 @@ impl Registry {
         Ok(InUse { registered: Arc::clone(registered), _use })
     }
 
-    /// Makes tensors unknown, and waits until no transfer works on them. Their places are gone then: the last who has
-    /// them is this function.
+    /// Unregisters tensors, and waits until no transfer uses them. Their places are released on return: this
+    /// function holds the last reference.
     pub(crate) fn remove(&self, id: u64) -> Result<(), Failure> {
         let registered = lock(&self.known).all.remove(&id).ok_or_else(|| unknown(id))?;
         let mut transfers = lock(&registered.uses.transfers);
@@ -111,12 +111,12 @@ impl InUse {
         self.registered.id
     }
 
-    /// Their places in each lane of a device; `None` when they lie in host memory.
+    /// Places of the tensors in each lane of a device; `None` for tensors in host memory.
     pub(crate) fn places(&self) -> Option<&[Places; 2]> {
         self.registered.on_device.as_ref().map(|on_device| &on_device.places)
     }
 
-    /// Routes between the tensors and the device's slots of hand-offs, if they have some.
+    /// Routes between the tensors and the device's hand-off slots; `None` if there are none.
     pub(crate) fn handoff_routes(&self) -> Option<&HandOffRoutes> {
         self.registered.on_device.as_ref()?.handoff.as_ref()
     }

@@ -1,4 +1,4 @@
-//! What a call tells: zero and above are outcomes, below zero are failures.
+//! Status codes of calls: zero and above are outcomes, negative values are failures.
 
 use std::ffi::CStr;
 
@@ -14,15 +14,15 @@ pub enum Status {
     Miss = 1,
     /// The block was there already.
     Present = 2,
-    /// No room or bandwidth now; nothing was done.
+    /// No room or no bandwidth now; nothing was done.
     Throttled = 3,
     /// A null pointer, a size of zero, an unknown operation.
     InvalidArgument = -1,
     /// No open store has this handle.
     InvalidHandle = -2,
-    /// The block does not fit into the buffers; the sizes that it needs were written.
+    /// The buffers are smaller than the block; the sizes that it needs were written.
     BufferTooSmall = -3,
-    /// The store never takes blocks of this size.
+    /// The store never accepts blocks of this size.
     TooLarge = -4,
     /// The configuration is wrong.
     Configuration = -5,
@@ -33,7 +33,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// All of them.
+    /// All status codes.
     pub const ALL: [Self; 11] = [
         Self::Ok,
         Self::Miss,
@@ -48,7 +48,7 @@ impl Status {
         Self::Panicked,
     ];
 
-    /// The text of a code, which may be any number.
+    /// Returns the text of a code, which may be any number.
     pub(crate) fn text(code: i32) -> &'static CStr {
         match Self::ALL.into_iter().find(|status| *status as i32 == code) {
             Some(Self::Ok) => c"done",
@@ -87,12 +87,12 @@ impl From<PutOutcome> for Status {
     }
 }
 
-/// A status below zero, and a sentence.
+/// A negative status, and a sentence that explains it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
     pub(crate) text: String,
-    /// What a block needs that did not fit: meta and payload.
+    /// Bytes of meta and payload of the block that did not fit the buffers.
     pub(crate) needed: Option<(usize, usize)>,
 }
 
@@ -101,7 +101,7 @@ impl Failure {
         Self { status, text: text.into(), needed: None }
     }
 
-    /// There is no memory for what the caller handed over.
+    /// The failure of an allocation for data that the caller handed over.
     pub(crate) fn no_memory(what: &str) -> Self {
         Self::new(Status::Failed, format!("no memory for {what}"))
     }

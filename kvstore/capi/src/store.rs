@@ -1,8 +1,9 @@
-//! The product's store behind this interface: host memory over a disk.
+//! [`StoreBackend`]: the product's store, host memory over a disk, as a [`Backend`].
 //!
-//! Calls wait on the calling thread for the store's own, which copies and moves. Blocks of a chain are evicted from its end; one
-//! whose chain the caller does not tell stands for itself. Both a `put` and a `get` copy a block once and take its checksum on the way;
-//! a `put` for which memory has no free slot copies it twice, because the store may still hold it when the call was given up.
+//! A call waits on the calling thread for the store's thread, which copies and moves blocks. The blocks of a
+//! chain are evicted from its end; a block without a chain is evicted by itself. `put` and `get` copy a block
+//! once and compute its checksum in the same pass. A `put` that finds no free slot in memory copies the block
+//! twice, because the store may still hold it after the call has given up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -19,14 +20,14 @@ use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, head, is_block, pack, unpack};
 use crate::turns::{Turn, Turns};
 
-/// Wait for the disk where the caller has set no deadline. Blocks that have not come by then are misses.
+/// Time to wait for the disk if the caller sets no deadline. Blocks not delivered by then are misses.
 pub(crate) const READ_MAX: Duration = Duration::from_secs(10);
-/// Pause before a full queue, or full memory, is tried again.
+/// Pause before retrying a full queue or full memory.
 pub(crate) const QUEUE_PAUSE: Duration = Duration::from_millis(1);
-/// How long a removal waits for room in the queue.
+/// Time that a removal waits for room in the queue.
 const DELETE_MAX: Duration = Duration::from_secs(10);
 
-/// See the module's documentation.
+/// The product's store as a [`Backend`].
 pub(crate) struct StoreBackend {
     store: Store,
     payload_bytes_max: usize,
@@ -35,7 +36,7 @@ pub(crate) struct StoreBackend {
     counters: Counters,
 }
 
-/// What the store does not count itself.
+/// Counters of events that the store does not count itself.
 #[derive(Debug, Default)]
 struct Counters {
     hits: AtomicU64,
@@ -63,7 +64,7 @@ pub(crate) fn failed(operation: &'static str, reason: &str) -> BackendError {
 }
 
 impl StoreBackend {
-    /// A store with slots of `slot_bytes`, which take payloads of `payload_bytes_max`.
+    /// Wraps a store with slots of `slot_bytes`, which accepts payloads of up to `payload_bytes_max`.
     pub(crate) fn new(store: Store, payload_bytes_max: usize, slot_bytes: u64) -> Self {
         Self { store, payload_bytes_max, slot_bytes, turns: Turns::default(), counters: Counters::default() }
     }
@@ -76,7 +77,8 @@ impl StoreBackend {
         self.store.look_up(&[BlockIdentity(*identity)]) > 0
     }
 
-    /// Whether the block is here for good; it counts as used then. One in a pool's memory may be gone in a moment.
+    /// Whether this node keeps the block; if so, this counts as a use of it. A block in a pool's memory does
+    /// not count, since the pool may evict it at any time.
     pub(crate) fn is_there_to_use(&self, identity: &Identity) -> bool {
         let is_there = self.store.is_kept(&BlockIdentity(*identity));
         if is_there {
@@ -85,24 +87,23 @@ impl StoreBackend {
         is_there
     }
 
-    /// Counts blocks that somebody else stored, of so many that were to be.
+    /// Counts `stored` of `wanted` blocks that a device transfer has saved.
     pub(crate) fn count_saved(&self, wanted: usize, stored: usize) {
         self.counters.stored.fetch_add(stored as u64, Ordering::Relaxed);
         self.counters.throttled.fetch_add((wanted - stored) as u64, Ordering::Relaxed);
     }
 
-    /// Counts blocks that somebody else read.
+    /// Counts blocks that a device transfer has read.
     pub(crate) fn count_hits(&self, count: usize) {
         self.counters.hits.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// Counts a block that somebody else looked for in vain.
+    /// Counts a block that a device transfer did not find.
     pub(crate) fn count_miss(&self) {
         count(&self.counters.misses);
     }
 
-    /// Whether a block that is held went whole to where it is wanted; its memory is let go of. One that is damaged is
-    /// thrown away.
+    /// Copies a held block to the destinations and releases its memory. A damaged block is discarded.
     fn unpack(
         &self,
         identity: &Identity,
@@ -136,10 +137,10 @@ impl StoreBackend {
         }
     }
 
-    /// Waits until the store's thread has come to what it was told before.
+    /// Waits until the store's thread has processed all messages sent before this call.
     fn wait_for_turn(&self, operation: &'static str) -> Result<(), BackendError> {
         let deadline = Instant::now() + DELETE_MAX;
-        // Messages are taken in order, and an empty chain is held at once.
+        // The store's thread takes messages in order, and holds an empty chain at once.
         while self.hold(operation, Vec::new(), deadline)?.is_none() {
             if Instant::now() >= deadline {
                 return Err(failed(operation, "too many requests are inside"));
@@ -159,19 +160,20 @@ impl StoreBackend {
         PutOutcome::Throttled
     }
 
-    /// Counts a block that a device found damaged, and throws it away.
+    /// Counts a block that a device found damaged, and discards it.
     pub(crate) fn throw_away_damaged(&self, identity: &Identity) -> Result<(), BackendError> {
         count(&self.counters.damaged);
         self.throw_away(identity)
     }
 
-    /// Throws a block away that a reader found damaged: the reader's caller is going to put it again, and must not hear
-    /// that it is there. One that was put meanwhile is whole, and stays. What memory has damaged may be good on the disk,
-    /// where the next reader finds it; whole bytes that are no block of this library go from all tiers.
+    /// Discards a block that a reader found damaged, so that a later `put` by the reader's caller does not find
+    /// it present. A block that was put again meanwhile is intact and stays. A block damaged in memory may be
+    /// intact on the disk, where the next reader finds it. Intact bytes that are not a block of this library
+    /// are removed from all tiers.
     pub(crate) fn throw_away(&self, identity: &Identity) -> Result<(), BackendError> {
         let _turn = self.turns.take(identity);
         let held = self.hold("get", vec![BlockIdentity(*identity)], Instant::now() + READ_MAX)?;
-        // With too many requests inside it stays, and the next reader finds it.
+        // When too many requests are in flight, the block stays and the next reader finds the damage.
         let condition = held.as_ref().and_then(|held| held.first()).map(Condition::of);
         drop(held);
         match condition {
@@ -183,13 +185,13 @@ impl StoreBackend {
     }
 }
 
-/// How a block of host memory is.
+/// Condition of a block in host memory.
 enum Condition {
-    /// What had been stored, and one of this library's.
+    /// The bytes are as they were stored, and are a block of this library.
     Whole,
-    /// Not what had been stored.
+    /// The bytes differ from what was stored.
     Damaged,
-    /// What had been stored, and none of this library's.
+    /// The bytes are as they were stored, but are not a block of this library.
     Foreign,
 }
 
@@ -205,12 +207,12 @@ impl Condition {
     }
 }
 
-/// A put after its first half.
+/// State of a put after its first half.
 enum BegunPut {
     Over(PutOutcome),
-    /// The store's thread tells whether memory has the block.
+    /// The store's thread reports whether memory has the block.
     UnderWay(Receiver<bool>),
-    /// No slot of memory is free at the moment: the store's thread makes room.
+    /// No slot of memory is free; the store's thread has to make room.
     NoSlot,
 }
 
@@ -226,8 +228,8 @@ impl StoreBackend {
         Ok(())
     }
 
-    /// Copies a block into memory and hands it to the store; without a free slot `needs_slot` says whether it goes there by another copy. The
-    /// caller has the block's turn.
+    /// Copies a block into memory and hands it to the store. Without a free slot, `needs_slot` selects between
+    /// [`BegunPut::NoSlot`] and a second copy. The caller holds the block's turn.
     fn begin_put(
         &self,
         identity: &Identity,
@@ -247,7 +249,7 @@ impl StoreBackend {
         let (block, description) = (BlockIdentity(*identity), place.description());
         let taken = match self.store.reserve(description.tenant) {
             Some(mut slot) => {
-                // No memory for a copy is no room.
+                // A failed allocation counts as lack of room.
                 let Ok(head) = head(meta, 0) else { return throttled() };
                 if !slot.fill(std::iter::once(head.as_slice()).chain(payload.pieces())) {
                     return throttled();
@@ -267,7 +269,7 @@ impl StoreBackend {
         }
     }
 
-    /// Waits until memory has the block, or has refused it.
+    /// Waits until memory has taken or refused the block.
     fn end_put(&self, turn: Turn<'_>, is_stored: &Receiver<bool>) -> Result<PutOutcome, BackendError> {
         let is_stored = self.answer("put", is_stored)?;
         drop(turn);
@@ -278,7 +280,7 @@ impl StoreBackend {
         Ok(PutOutcome::Stored)
     }
 
-    /// The same for several; how many memory has.
+    /// Ends several puts. Returns how many blocks memory has taken.
     fn end_puts(&self, under_way: &mut Vec<(Turn<'_>, Receiver<bool>)>) -> Result<usize, BackendError> {
         let mut stored = 0;
         for (turn, is_stored) in under_way.drain(..) {
@@ -335,7 +337,7 @@ impl Backend for StoreBackend {
             return;
         }
         let bytes = |blocks: usize| blocks as u64 * self.slot_bytes;
-        // Copies are not timed apart from the waits for the disk: only a load without any says how fast host memory is.
+        // Copies are not timed apart from waits for the disk, so only a load without disk reads measures host memory.
         let from_host = if loaded.asked_of_disk == 0 { loaded.blocks } else { 0 };
         self.store.observe_load(&LoadTimes {
             elapsed,
@@ -381,7 +383,7 @@ impl Backend for StoreBackend {
             let begin = |needs_slot| self.begin_put(identity, *place, (&meta, payload), needs_slot);
             let mut begun = self.check_size(&meta, payload).and_then(|()| begin(!under_way.is_empty()));
             if let Ok(BegunPut::NoSlot) = begun {
-                // When those before it are in, the store's thread has made room.
+                // Once the earlier puts have ended, the store's thread has made room.
                 stored += self.end_puts(&mut under_way)?;
                 begun = begin(false);
             }
@@ -395,7 +397,7 @@ impl Backend for StoreBackend {
                 }
             }
         }
-        // Saves before one that failed are waited for all the same.
+        // Puts that began before the failure are still waited for.
         stored += self.end_puts(&mut under_way)?;
         failure.map_or(Ok(stored), Err)
     }
@@ -403,7 +405,7 @@ impl Backend for StoreBackend {
     fn delete(&self, identity: &Identity) -> Result<bool, BackendError> {
         let _turn = self.turns.take(identity);
         let was_there = self.is_there(identity);
-        // It may also be on its way from one tier to another, where a look does not find it.
+        // A block that is moving between tiers is not found by the look-up, but is deleted too.
         self.store.forget(vec![BlockIdentity(*identity)]);
         self.wait_for_turn("delete")?;
         Ok(was_there)
@@ -437,7 +439,7 @@ impl Backend for StoreBackend {
             far_read: of("far_read_blocks"),
             far_written: of("far_written_blocks"),
             far_too_large: of("far_too_large_blocks"),
-            // Filled in by `kvasir_kv_stats`: the queue of events is not part of the backend.
+            // Set by `kvasir_kv_stats`: the event queue is not part of the backend.
             events_lost: 0,
             recomputed: of("recomputed_blocks"),
             late: of("late_blocks"),

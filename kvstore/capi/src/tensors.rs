@@ -1,7 +1,7 @@
-//! An engine's paged tensors, as C describes them, checked: planes whose blocks all lie in memory.
+//! An engine's paged tensors as described by C, checked: planes whose blocks all lie within addressable memory.
 //!
-//! A block has a piece in each plane; its payload is these pieces, one plane after the other. Nothing here looks at the
-//! memory: whoever registered the tensors promised in the header that it is there.
+//! A block has a piece in each plane; its payload is these pieces, one plane after the other. This module never
+//! accesses the memory: the header obliges the engine that registers tensors to keep it mapped.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -13,7 +13,7 @@ use crate::status::{Failure, Status};
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Plane {
-    /// Where block 0 begins.
+    /// Address of block 0.
     pub start: *mut c_void,
     /// Bytes from one block to the next.
     pub block_stride: u64,
@@ -21,27 +21,27 @@ pub struct Plane {
     pub block_bytes: u64,
 }
 
-/// What is registered, `kvasir_kv_tensors` in C.
+/// Tensors to register, `kvasir_kv_tensors` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Tensors {
-    /// 0 host memory, 1 CUDA.
+    /// Kind of memory: 0 host memory, 1 CUDA.
     pub memory: u32,
-    /// The driver's ordinal; 0 for host memory.
+    /// Ordinal of the device in the driver; 0 for host memory.
     pub device: i32,
-    /// Blocks of each plane.
+    /// Number of blocks of each plane.
     pub blocks: u64,
-    /// The planes, in the order in which a payload has them.
+    /// The planes, in their order in a payload.
     pub planes: *const Plane,
-    /// How many.
+    /// Number of planes.
     pub plane_count: usize,
 }
 
-/// Where tensors lie.
+/// Memory that holds tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     Host,
-    /// The device of this ordinal.
+    /// Memory of the device with this ordinal.
     Cuda(u32),
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct PlaneRange {
     pub(crate) bytes: usize,
 }
 
-/// Tensors whose numbers fit together and into memory.
+/// Tensors whose sizes are consistent and whose end is addressable.
 #[derive(Debug)]
 pub(crate) struct PagedTensors {
     memory: Memory,
@@ -69,8 +69,8 @@ pub(crate) struct PagedTensors {
     planes: Vec<PlaneRange>,
 }
 
-// SAFETY: the addresses are the engine's, who promised in the header that any thread may use the memory while a transfer
-// is under way; nothing else in here is tied to a thread.
+// SAFETY: the header obliges the engine to let any thread use the memory while a transfer is in flight; no
+// other field is tied to a thread.
 unsafe impl Send for PagedTensors {}
 // SAFETY: as above; the addresses are only read.
 unsafe impl Sync for PagedTensors {}
@@ -80,7 +80,7 @@ fn wrong(field: impl Into<String>) -> Failure {
 }
 
 impl PagedTensors {
-    /// Checks what C said of them. `planes` are those that `tensors` points to.
+    /// Checks tensors as described by C. `planes` is the array that `tensors` points to.
     pub(crate) fn check(
         tensors: &Tensors,
         planes: &[Plane],
@@ -124,7 +124,7 @@ impl PagedTensors {
         self.blocks
     }
 
-    /// Bytes of a block of all planes.
+    /// Bytes of a block over all planes.
     pub(crate) fn block_bytes(&self) -> usize {
         self.planes.iter().map(|plane| plane.bytes).sum()
     }
@@ -133,11 +133,11 @@ impl PagedTensors {
         &self.planes
     }
 
-    /// Host memory of a block, whose number must be below [`Self::blocks`].
+    /// Returns the host memory of a block. The block's number must be below [`Self::blocks`].
     pub(crate) fn ranges(&self, block: u64, buffers: &mut Vec<Buffer>) -> Result<Ranges, Failure> {
         buffers.clear();
         buffers.extend(self.planes.iter().map(|plane| {
-            // Inside the plane, whose last byte has an address: `PlaneRange::check` has seen to that.
+            // Within the plane, whose end `PlaneRange::check` has found addressable.
             let start = plane.start.as_ptr().wrapping_add(block as usize * plane.stride);
             Buffer { start: start.cast(), bytes: plane.bytes }
         }));
@@ -146,7 +146,7 @@ impl PagedTensors {
 }
 
 impl PlaneRange {
-    /// What planes have in common that one launch copies.
+    /// Stride and bytes of a piece. Planes with equal values can share one kernel launch.
     pub(crate) fn shape(&self) -> (usize, usize) {
         (self.stride, self.bytes)
     }

@@ -1,4 +1,4 @@
-//! For tests of whoever has a double of the driver.
+//! Opens stores over a double of the driver, for tests of other crates.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use dataplane_verbs::Library;
 
 use crate::interface::{Handle, open_with};
 
-/// As `kvasir_kv_open`, with kernels that `kernels` makes instead of the driver's compiler, and with another verbs library than
-/// this machine's if one is given. `Err` has the reason.
+/// As `kvasir_kv_open`, with kernels that `kernels` loads instead of the driver's compiler, and with another
+/// verbs library than this machine's if one is given. `Err` has the reason.
 pub fn open(
     configuration: &str,
     kernels: impl Fn(&Device) -> Result<LayoutKernels, KernelsError>,

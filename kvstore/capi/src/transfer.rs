@@ -1,9 +1,9 @@
-//! Blocks between host tensors and the store: a transfer is carried out in pieces, side by side.
+//! [`Transfer`]: blocks between host tensors and the store, moved in pieces by several threads at once.
 //!
-//! A thread of the queue that comes to a transfer claims the next piece of it and puts the transfer back behind
-//! whatever else waits, so that a long one keeps no other request from its turn, and threads that are idle help. Pieces
-//! are claimed in order. A load's first miss ends it: pieces behind it are not begun, and what those that run have read
-//! there does not count. Who ends the last piece makes the completion.
+//! A thread of the queue that takes a transfer claims its next piece and puts the transfer back at the end of
+//! the queue, so that a long transfer does not delay other requests and idle threads help. Pieces are claimed
+//! in order. The first miss ends a load: later pieces are not begun, and blocks that running pieces have read
+//! behind the miss do not count. The thread that ends the last piece creates the completion.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,11 +15,11 @@ use crate::operation::{Outcome, by_store};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
 
-/// Least blocks of a piece: as many are asked of the disk at a time by one thread.
+/// Least number of blocks of a piece. One thread requests this many from the disk at a time.
 const PIECE_BLOCKS: usize = 8;
-/// Bytes of a piece of a load, where its blocks are small: a disk needs as many under way for its bandwidth.
+/// Bytes of a piece of a load with small blocks: a disk needs this many in flight to reach its bandwidth.
 const LOADED_PIECE_BYTES: usize = 4 << 20;
-/// A load that has so many pieces of [`PIECE_BLOCKS`] is cut into no fewer, for threads that help.
+/// A load of at least this many pieces of [`PIECE_BLOCKS`] is not cut into fewer, so that several threads can help.
 const PIECES_MIN: usize = 16;
 /// Most blocks of a piece.
 const PIECE_BLOCKS_MAX: usize = 64;
@@ -30,19 +30,19 @@ pub(crate) enum Direction {
     Load,
 }
 
-/// What is to be moved, with all numbers checked.
+/// The blocks of a transfer, with all numbers checked.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) direction: Direction,
     pub(crate) tensors: InUse,
     pub(crate) identities: Vec<Identity>,
-    /// One for each identity.
+    /// Block number in the tensors, one for each identity.
     pub(crate) blocks: Vec<u64>,
-    /// The place of the first block, where the identities are a chain; `None`: each stands for itself.
+    /// The place of the first block, if the identities are a chain. `None`: the blocks belong to no chain.
     pub(crate) chain: Option<ChainPlace>,
     /// The tenant of blocks that are saved.
     pub(crate) tenant: u32,
-    /// Blocks of a load that the disk has not given by then are misses.
+    /// Blocks of a load that the disk has not delivered by this time are misses.
     pub(crate) deadline: Instant,
 }
 
@@ -55,32 +55,32 @@ pub(crate) struct Transfer {
 
 #[derive(Debug)]
 struct Progress {
-    /// The first block that is in no piece yet.
+    /// The first block that has not been claimed.
     next: usize,
-    /// Blocks from here on are not wanted any more: there are none, or one before them is a miss.
+    /// Blocks from this number on are not needed: the transfer ends here, or an earlier block is a miss.
     end: usize,
     running: usize,
-    /// When its first piece was begun.
+    /// Time at which the first piece was begun.
     started: Option<Instant>,
     loaded: Loaded,
-    /// Time in which pieces were read.
+    /// Time spent reading, summed over all pieces.
     reading: Duration,
-    /// It waits in the queue for somebody to claim a piece.
+    /// Whether the transfer is in the queue, with pieces left to claim.
     is_queued: bool,
     saved: usize,
     failure: Option<Failure>,
 }
 
-/// What a thread that came to a transfer does with it.
+/// The piece of a transfer that a thread has claimed.
 pub(crate) struct Claim {
-    /// To be carried out, however short.
+    /// The claimed piece; it must be carried out even if it is empty.
     pub(crate) piece: Range<usize>,
-    /// The transfer goes back into the queue.
+    /// Whether the transfer goes back into the queue.
     pub(crate) has_more: bool,
 }
 
 impl Blocks {
-    /// The place of the block of this number in its chain.
+    /// Returns the chain place of the block with index `at`.
     pub(crate) fn place(&self, at: usize) -> ChainPlace {
         let tenant = self.tenant;
         match (self.chain, at.checked_sub(1)) {
@@ -94,7 +94,7 @@ impl Blocks {
         }
     }
 
-    /// How the transfer of all of them ended, by how many were moved.
+    /// Returns the outcome of the whole transfer, given the number of blocks moved.
     pub(crate) fn outcome(&self, moved: usize) -> Outcome {
         let status = match self.direction {
             _ if moved == self.identities.len() => Status::Ok,
@@ -130,17 +130,17 @@ impl Transfer {
         Self { what, piece_blocks, progress: Mutex::new(progress) }
     }
 
-    /// Identities that it keeps.
+    /// Number of identities of the transfer.
     pub(crate) fn identities(&self) -> usize {
         self.what.identities.len()
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next piece, which may be empty, for a thread that took the transfer out of the queue.
+    /// Claims the next piece, which may be empty, for a thread that took the transfer out of the queue.
     pub(crate) fn claim(&self) -> Claim {
         let mut progress = self.progress();
         let start = progress.next.min(progress.end);
@@ -152,7 +152,7 @@ impl Transfer {
         Claim { piece, has_more: progress.is_queued }
     }
 
-    /// Carries out a piece that was claimed. Returns how the transfer ended, if nobody works on it any more.
+    /// Carries out a claimed piece. Returns the outcome of the transfer if no other thread works on it and none will.
     ///
     /// # Safety
     /// The blocks of the tensors must be usable as the header says for the time of the call: a load's for writes, a save's
@@ -193,7 +193,7 @@ impl Transfer {
         progress.reading += reading;
     }
 
-    /// Ends a piece. Returns how the transfer ended, if nobody works on it any more.
+    /// Ends a piece. Returns the outcome of the transfer if no other thread works on it and none will.
     fn finish_piece(
         &self,
         piece: Result<(), Failure>,
@@ -218,7 +218,7 @@ impl Transfer {
         Some(progress.failure.take().map_or_else(|| Ok(self.what.outcome(moved)), Err))
     }
 
-    /// How many of the piece's blocks the store took or had.
+    /// Saves the piece's blocks. Returns the number of blocks that the store took or already had.
     ///
     /// # Safety
     /// As for [`Self::carry_out`].
@@ -234,7 +234,7 @@ impl Transfer {
         Ok(backend.put_all(&blocks)?)
     }
 
-    /// Reads the piece's blocks; tells which came, and from where.
+    /// Reads the piece's blocks. Returns how many were read, and from which tier.
     ///
     /// # Safety
     /// As for [`Self::carry_out`].
@@ -242,7 +242,7 @@ impl Transfer {
         let mut buffers = Vec::new();
         let places = piece.clone().map(|at| {
             let ranges = self.what.tensors.ranges(self.what.blocks[at], &mut buffers)?;
-            // SAFETY: writable and nobody else's for the time of this call, by the contract of this function.
+            // SAFETY: writable and used by no other code for the time of this call, by the contract of this function.
             Ok(unsafe { Destination::new(ranges) })
         });
         let mut places = places.collect::<Result<Vec<_>, Failure>>()?;

@@ -1,9 +1,9 @@
-//! One change of a block at a time.
+//! Per-block locks: changes of one block run one at a time.
 //!
-//! The store takes a put and a removal through different queues, and answers a second put of the same block as it does
-//! the first. So changes of one block wait for each other here: of two puts exactly one stores the block, and a put after
-//! a removal finds it gone. Changes of different blocks do not meet but for the lock, which is held for a look at a set;
-//! the set has an entry for each thread that is changing something.
+//! The store takes a put and a removal through different queues, and answers a second put of the same block
+//! like the first. Changes of one block therefore wait for each other here: of two puts exactly one stores the
+//! block, and a put after a removal finds the block absent. Changes of different blocks share only the lock,
+//! which is held for one look-up in a set; the set has an entry for each thread that is changing a block.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub(crate) struct Turns {
     ended: Condvar,
 }
 
-/// The right to change a block.
+/// The right to change a block. Dropping it releases the block.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
@@ -25,7 +25,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turns {
-    /// Waits until nobody else changes the block.
+    /// Waits until no other thread changes the block.
     pub(crate) fn take(&self, identity: &Identity) -> Turn<'_> {
         let mut busy = self.busy();
         while !busy.insert(*identity) {
@@ -34,13 +34,14 @@ impl Turns {
         Turn { turns: self, identity: *identity }
     }
 
-    /// The same without waiting: whoever has a turn must not wait for another, lest two wait for each other.
+    /// As [`Self::take`], without waiting: a thread that holds a turn must not wait for another, or two threads
+    /// could wait for each other.
     pub(crate) fn try_take(&self, identity: &Identity) -> Option<Turn<'_>> {
         self.busy().insert(*identity).then(|| Turn { turns: self, identity: *identity })
     }
 
     fn busy(&self) -> MutexGuard<'_, HashSet<Identity>> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

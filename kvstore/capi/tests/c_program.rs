@@ -13,7 +13,7 @@ fn a_c_program_does_all_of_it() {
     let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let test = std::env::current_exe().expect("a path");
-    // Cargo puts the shared library two folders above the test's own, and one above when it is only a dependency.
+    // Cargo puts the shared library two folders above the test's own, or one above if it is only a dependency.
     let library = test
         .ancestors()
         .skip(1)
@@ -46,7 +46,7 @@ fn a_c_program_does_all_of_it() {
             .expect("the compiler runs");
         assert!(compiled.status.success(), "{language:?}\n{}", String::from_utf8_lossy(&compiled.stderr));
     }
-    // The program asks for the library by the name of its ABI.
+    // The program loads the library by the name of its ABI.
     let loaded = folder.join("loaded");
     let _there = std::fs::create_dir(&loaded);
     let name = loaded.join("libkvasir_kv.so.0");

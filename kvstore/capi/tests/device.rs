@@ -21,7 +21,7 @@ use kvasir_kv::Status;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The double, a device, and kernels that the emulator runs.
+/// Returns the driver double, a device, and kernels that the emulator runs.
 fn device() -> Option<(Double, Device, String)> {
     let double = Double::load()?;
     let library = harness::build("libkvasir_emulator.so", &["emulator.cpp"], &["-O2", "-shared", "-fPIC"])?;
@@ -80,7 +80,8 @@ fn random_blocks_arrive_in_other_tensors_to_the_byte() {
             target.put(*place, &source.payload(*block));
         }
         assert!(target.read() == target.bytes, "{shapes:?}");
-        // What a device saved is a block like any other: bytes that are got, or loaded into host memory.
+        // A block saved from a device is an ordinary block: `get` returns its bytes, and it can be loaded into
+        // host memory.
         let one = random.below(count as u64) as usize;
         assert!(rig.get(&names[one]) == Some((Vec::new(), source.payload(blocks[one]))));
         let mut host = Engine::on_host(random, &shapes, 3);
@@ -106,11 +107,11 @@ fn a_load_ends_at_what_is_not_there_or_not_of_these_tensors() {
     let (from, to) = (rig.register(&source), rig.register(&target));
     let names: Vec<Identity> = (0..30).map(|at| name(1, at)).collect();
     let blocks: Vec<u64> = (0..30).collect();
-    // Only those that are not there are saved: this one remains.
+    // Only absent blocks are saved: this one stays.
     rig.put(&names[7], &[], &payload(7, 2000));
     assert_eq!(rig.save(from, &names, &blocks), (0, 30));
     assert_eq!(rig.get(&names[7]), Some((Vec::new(), payload(7, 2000))));
-    // The same length in the store, with a longer head: a meta of 62 bytes has one of 64, of 63 bytes one of 128.
+    // Same stored length with a longer head: a meta of 62 bytes has a head of 64, one of 63 bytes a head of 128.
     for (meta, bytes, missing) in
         [(None, 0, 25), (Some(5), 2000, 20), (Some(63), 1936, 15), (Some(0), 2001, 10)]
     {
@@ -133,7 +134,7 @@ fn more_blocks_than_staging_slots_come_in_rounds() {
     let random = &mut Random(seed(510));
     let configuration =
         "[store]\nslot = \"500 KiB\"\n[host_tier]\ncapacity = \"32 MiB\"\n[device]\nstaging = \"1 MiB\"\n";
-    // So many staging slots for saves, and for loads.
+    // Number of staging slots for saves, and for loads.
     for (slots, bytes) in [(1, 400 << 10), (2, 240 << 10), (3, 160 << 10), (11, 44 << 10)] {
         let bytes = bytes - 64;
         let rig = open(&image, configuration);
@@ -176,7 +177,7 @@ fn more_than_host_memory_holds_comes_back_from_the_disk() {
     assert_eq!(rig.load(to, &names, &blocks), (0, 100));
     blocks.iter().for_each(|block| target.put(*block, &source.payload(*block)));
     assert!(target.read() == target.bytes && rig.statistics().disk_read > 70);
-    // Host memory has few blocks: with hardly any time those from the disk are misses, and stay there.
+    // Host memory has few blocks: with almost no time, blocks on the disk are misses, and stay there.
     let (before, started) = (rig.statistics(), Instant::now());
     rig.submit_within(6, 4, to, &names, &blocks, std::ptr::null_mut(), 1);
     let end = rig.poll(Duration::from_secs(30));
@@ -224,7 +225,7 @@ fn who_unregisters_waits_and_the_memory_may_go_then() {
     rig.submit(6, 2, from, &names, &blocks, std::ptr::null_mut());
     assert_eq!(rig.unregister(from), 0);
     assert!(started.elapsed() > Duration::from_millis(10), "{:?}", started.elapsed());
-    // The double ends the process when a kernel reads what was freed.
+    // The double ends the process if a kernel reads freed memory.
     drop(source);
     double.set("delay_us", 0);
     let ends = [rig.poll(PATIENCE), rig.poll(PATIENCE)];
@@ -249,7 +250,7 @@ fn who_closes_waits_for_the_device() {
     while double.get("launches") == launches {
         std::thread::yield_now();
     }
-    // What is under way ends, and what has not begun is forgotten: nothing reads what is freed then.
+    // Work in progress ends, and queued work is dropped: freed memory is not read.
     drop(rig);
     drop(source);
 }
@@ -269,7 +270,7 @@ fn what_an_event_stands_for_is_over_before_blocks_are_read() {
         memory.fill(value).expect("fill");
         memory
     });
-    // The engine computes still when the block is submitted, and for longer than the transfer takes.
+    // The engine still computes when the block is submitted, and for longer than the transfer takes.
     (0..60).for_each(|_| stream.copy(zeros.address(), source.address(), 4 * 4096));
     stream.copy(results.address(), source.address(), 4 * 4096);
     let event = stream.record();
@@ -296,7 +297,7 @@ fn what_an_event_stands_for_is_over_before_blocks_are_written() {
     });
     let stream = engine::EngineStream::new(&device);
     double.set("delay_us", 5_000);
-    // The engine reads the block still when the load is submitted, and for longer than the transfer takes.
+    // The engine still reads the block when the load is submitted, and for longer than the transfer takes.
     (0..60).for_each(|_| stream.copy(target.address(), scratch.address(), 4096));
     stream.copy(target.address(), seen.address(), 4096);
     let event = stream.record();
@@ -343,18 +344,18 @@ fn a_bit_that_flips_on_the_bus_is_found_by_the_device() {
     let names: Vec<Identity> = (0..8).map(|at| name(1, at)).collect();
     let blocks: Vec<u64> = (0..8).collect();
     assert_eq!(rig.save(from, &names, &blocks), (0, 8));
-    // On the way to the device: the block in host memory is whole, and comes again.
+    // Damage on the way to the device: the block in host memory is intact, and is sent again.
     double.set("damage_copies", 1);
     assert_eq!(rig.load(to, &names, &blocks), (0, 8));
     blocks.iter().for_each(|block| target.put(*block, &source.payload(*block)));
     assert!(target.read() == target.bytes);
     assert_eq!((double.get("damage_copies"), rig.statistics().damaged), (0, 1));
-    // A bus that never carries it whole: a miss, and no endless trying.
+    // A bus that damages every copy: a miss, without endless retries.
     double.set("damage_copies", 1 << 40);
     assert_eq!(rig.load(to, &names, &blocks), (Status::Miss as i32, 0));
     double.set("damage_copies", 0);
     assert_eq!(rig.load(to, &names, &blocks), (0, 8));
-    // On the way to the host: found when it is read, and thrown away, also where the head of the block is.
+    // Damage on the way to the host: found when the block is read, and discarded, also if the head is damaged.
     for (at, copies) in [(2, 1), (3, -1)] {
         double.set("damage_copies", copies);
         assert_eq!(rig.save(from, &[name(at, 0)], &[3]), (0, 1));
@@ -375,15 +376,15 @@ fn a_transfer_that_panics_is_told_when_the_device_is_done() {
     let from = rig.register(&source);
     let (launches, calls) = (double.get("launches"), double.get("copy_calls"));
     double.set("delay_us", 100_000);
-    // More blocks than a kernel reads the numbers of in host memory.
+    // Too many blocks for a kernel to read their numbers in host memory: the numbers are copied to the device.
     let (names, blocks): (Vec<Identity>, Vec<u64>) = (0..9).map(|at| (name(1, at), at)).unzip();
     rig.submit(5, 1, from, &names, &blocks, std::ptr::null_mut());
-    // Everything is on the stream, two launches with their arguments and results, and nothing has run.
+    // All work is on the stream, two launches with their arguments and results, and none has run.
     while double.get("copy_calls") < calls + 4 {
         std::thread::yield_now();
     }
     assert_eq!(double.get("launches"), launches);
-    // What the driver answers then is a bug for a build with assertions.
+    // The driver's answer is now one that a build with assertions treats as a bug.
     double.set("wrong_pop", 1);
     let end = rig.poll(PATIENCE);
     assert_eq!((end.user, end.status), (1, Status::Panicked as i32));

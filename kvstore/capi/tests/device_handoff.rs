@@ -30,7 +30,7 @@ use kvasir_kv::{Ending, HandOff, HandOffStatistics, Status};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const LAYERS: u32 = 5;
-/// Of a block in one plane; a layer has two.
+/// Bytes of a block in one plane; a layer has two planes.
 const PIECE: usize = 1200;
 const BLOCKS: usize = 80;
 
@@ -43,7 +43,7 @@ fn device() -> Option<(Double, Arc<Device>, String)> {
 
 /// A software network card that reaches the double's memory by dma-buf, as a card beside a GPU does.
 fn card(device: &Arc<Device>, reach: Reach) -> SoftwareDevice {
-    // Cards are there for as long as the process, and the device is not.
+    // Cards live as long as the process; the device does not.
     struct Memory(Weak<Device>);
     impl Memory {
         fn at(&self, address: u64, bytes: usize) -> Option<DeviceSlab> {
@@ -82,7 +82,7 @@ fn configuration(transport: &str, device: &str, more: &str) -> String {
     )
 }
 
-/// Keys and values of each layer, of different strides.
+/// Keys and values of each layer, with different strides.
 fn on_device(device: &Device, random: &mut Random) -> Engine {
     let strides = [PIECE + 80, PIECE].map(|stride| (stride, PIECE));
     let shapes: Vec<(usize, usize)> = (0..LAYERS).flat_map(|_| strides).collect();
@@ -91,7 +91,7 @@ fn on_device(device: &Device, random: &mut Random) -> Engine {
 
 /// A store with an engine's tensors.
 struct Side {
-    // Closed before the tensors go.
+    // Closed before the tensors are dropped.
     rig: Rig,
     tensors: u64,
     engine: Engine,
@@ -102,7 +102,7 @@ impl Side {
         Self::over(device, image, random, &configuration(transport, ON_DEVICE, more))
     }
 
-    /// Over RDMA of a card that reaches the device's memory, past the host's.
+    /// A store with RDMA over a card that reaches device memory, bypassing host memory.
     fn direct(device: &Arc<Device>, image: &str, random: &mut Random, more: &str) -> Self {
         Self::over(device, image, random, &direct(&card(device, DMA_BUF), more))
     }
@@ -117,7 +117,7 @@ impl Side {
         Self::on_host_with(random, &configuration(transport, "", more), PIECE)
     }
 
-    /// With pieces of so many bytes in each plane.
+    /// As [`Self::on_host`], with pieces of `piece` bytes in each plane.
     fn on_host_with(random: &mut Random, configuration: &str, piece: usize) -> Self {
         let library = Some(SoftwareDevice::library());
         let open = kvasir_kv::testing::open(configuration, |_| unreachable!("no device"), library);
@@ -199,7 +199,7 @@ impl Side {
         assert_eq!(kvasir_kv::kvasir_kv_end_handoff(self.rig.0, transfer), 0);
     }
 
-    /// Status, blocks and ending of the next completion.
+    /// Returns the status, blocks and ending of the next completion.
     fn ended(&self) -> (i32, u64, u64) {
         let end = self.rig.poll(PATIENCE);
         (end.status, end.payload_bytes, end.meta_bytes)
@@ -331,8 +331,8 @@ fn random_blocks_arrive_layer_by_layer_over_each_transport() {
     }
 }
 
-/// Both sides at random: cancelled, declined, late, on a device that takes its time; what arrives is right, whatever else is in the
-/// tensors stays, and nothing is left.
+/// Random actions on both sides: cancelled, declined, late, on a device with delays. Blocks that arrive are
+/// right, the rest of the tensors is unchanged, and no resource stays in use.
 #[test]
 fn random_hand_offs_are_right_or_missing() {
     let Some((double, device, image)) = device() else { return };
@@ -438,8 +438,8 @@ fn a_device_and_a_processor_hand_over_to_each_other() {
     }
 }
 
-/// Of a model's two heads one process has both, and the other one: devices sum bytes in one piece, so what such a process sends
-/// and is sent takes the way through the host's memory.
+/// One process has both heads of a model, the other has one. Devices compute checksums of one contiguous piece,
+/// so transfers of such a process are staged through host memory.
 #[test]
 fn blocks_between_processes_with_other_heads_are_staged() {
     let Some((_double, device, image)) = device() else { return };
@@ -470,7 +470,7 @@ fn blocks_between_processes_with_other_heads_are_staged() {
     assert_eq!(both.expect(received, &one.address(), 0, &[5]), 0);
     assert_eq!(both.ended(), (0, 1, COMPLETE));
     assert_eq!((both.statistics().received_directly, both.statistics().received_staged), (0, 1));
-    // The other head of each row came through the staging slot as it was: from nobody.
+    // The other head of each row is what the staging slot held before: no process sent it.
     let (mut wanted, found) = (both.engine.payload(5), both.engine.payload_now(5));
     for (row, sent) in wanted.chunks_mut(PIECE).zip(host_block(&one.engine, 1).chunks(PIECE / 2)) {
         row[..PIECE / 2].copy_from_slice(sent);
@@ -586,19 +586,19 @@ fn a_card_that_does_not_reach_the_device_is_an_error() {
 fn host_block(engine: &Engine, block: u64) -> Vec<u8> {
     let piece = |plane: &kvasir_kv::Plane| {
         let start = plane.start.cast::<u8>().wrapping_add((block * plane.block_stride) as usize);
-        // SAFETY: a block of the engine's own memory, and nobody writes to it.
+        // SAFETY: a block of the engine's own memory, which is not written to.
         unsafe { std::slice::from_raw_parts(start, plane.block_bytes as usize) }.to_vec()
     };
     engine.planes.iter().flat_map(piece).collect()
 }
 
-/// What is sent waits for staging slots. An expectation of more blocks than half of them is refused, and so is whatever the
-/// device has no slots for; the other side is told.
+/// Pushes wait for staging slots. An expectation of more blocks than half of them is refused, as is any for
+/// which the device has no slots; the other side is told.
 #[test]
 fn less_memory_than_blocks_is_waited_for_or_refused() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(703));
-    // So many staging slots: half of them for what is received.
+    // Number of staging slots, half of them for receiving.
     let capacity =
         |slots: usize| format!("capacity = \"{} B\"\n", slots * (2 * LAYERS as usize * PIECE + 32));
     let prefill = Side::new(&device, &image, random, "shm", &capacity(4));
@@ -636,7 +636,7 @@ fn less_memory_than_blocks_is_waited_for_or_refused() {
     decode.wait_for_rest();
 }
 
-/// A push reads, and an arrival writes, only when the engine's own work on the blocks is over.
+/// A push reads, and an arrival writes, only after the engine's own work on the blocks has ended.
 #[test]
 fn the_engines_work_before_the_event_is_over_when_blocks_are_used() {
     let Some((double, device, image)) = device() else { return };
@@ -739,7 +739,7 @@ fn who_closes_waits_for_the_device() {
     while double.get("launches") == launches {
         std::thread::yield_now();
     }
-    // What is under way ends, and what has not begun is forgotten: the double ends the process when a kernel reads what was freed.
+    // Work in progress ends, and queued work is dropped: the double ends the process if a kernel reads freed memory.
     drop(side.rig);
     drop(side.engine);
     double.set("delay_us", 0);

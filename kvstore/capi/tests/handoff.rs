@@ -1,5 +1,5 @@
-//! Hand-offs between two stores of this process, through the functions that C calls: blocks arrive as they were or not at
-//! all, and nothing is left of those that do not.
+//! Hand-offs between two stores of this process, through the functions that C calls: blocks arrive intact or
+//! not at all, and incomplete hand-offs leave no resource in use.
 
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PUSH: u32 = 7;
 const EXPECT: u32 = 8;
 const LAYERS: usize = 6;
-/// Of a block in one plane; a layer has two.
+/// Bytes of a block in one plane; a layer has two planes.
 const PIECE: usize = 1200;
 const STRIDE: usize = 1280;
 const BLOCKS: usize = 64;
@@ -50,7 +50,7 @@ impl Engine {
         Self::with(transport, seed, &format!("rows = 2\nhead_bytes = \"{PIECE} B\"\n{more}"), PIECE)
     }
 
-    /// With pieces of so many bytes in each plane.
+    /// An engine with pieces of `piece` bytes in each plane.
     fn with(transport: &str, seed: u8, more: &str, piece: usize) -> Self {
         let configuration = format!(
             "[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"1 MiB\"\n[transfer]\ntransport = {transport:?}\n\
@@ -149,7 +149,7 @@ impl Engine {
         })
     }
 
-    /// The arrays must outlive what is returned.
+    /// The arrays must outlive the returned value.
     fn handoff(&self, transfers: &[u64], blocks: &[u64]) -> HandOff {
         HandOff {
             user: transfers[0],
@@ -185,7 +185,7 @@ impl Engine {
         (count == 1).then_some(completion)
     }
 
-    /// Status, blocks and ending of the next completion.
+    /// Returns the status, blocks and ending of the next completion.
     fn ended(&self) -> (Status, u64, Ending) {
         let completion = self.poll().expect("a completion in time");
         let status = Status::ALL.into_iter().find(|&status| status as i32 == completion.status);
@@ -212,7 +212,7 @@ impl Engine {
         statistics
     }
 
-    /// Names and bytes of its transports, asked for as a caller does whose structure is so many bytes long.
+    /// Returns the names and bytes of the transports, as a caller reads them whose structure has `rail_bytes` bytes.
     fn rails(&self, rail_bytes: usize) -> Vec<(String, u64)> {
         let zero = RailStatistics {
             name: [0; RAIL_NAME_BYTES],
@@ -265,7 +265,7 @@ impl Engine {
         }
     }
 
-    /// Stages as they are when these have been seen. The last of a sender's comes after its slots are back.
+    /// Waits for these stages and returns all of them. The sender's last one comes after its slots are released.
     fn wait_for_stages(&self, expected: &[&str]) -> Vec<(String, u64, u64, u64)> {
         let started = Instant::now();
         loop {
@@ -297,7 +297,7 @@ fn blocks_arrive_layer_by_layer_over_each_transport() {
         let before: Vec<Vec<u8>> = decode.planes.clone();
         let transfer = transfer_id();
         let (from, to) = ([9, 3, 60, 17, 4_u64], [40, 41, 2_u64]);
-        // The first two are on the receiver's side already: they are pushed, and not sent.
+        // The first two blocks are already on the receiver's side: they are pushed, and not sent.
         assert_eq!(decode.expect(transfer, &prefill.address(), 2, &to, PATIENCE), 0);
         for (first, count) in [(0, 3), (3, 2)] {
             for layer in 0..LAYERS as u32 {
@@ -375,7 +375,7 @@ fn what_does_not_come_is_a_miss_with_its_reason() {
     assert_eq!(decode.ended(), (Status::Miss, 1, Ending::SenderStopped), "the first block has come");
     assert_eq!(prefill.block(3), decode.block(1));
 
-    // Another content: another prompt under the same number.
+    // Another content: another prompt with the same transfer number.
     let other = transfer_id();
     assert_eq!(decode.expect(other, &address, 0, &[1], PATIENCE), 0);
     let of_other = [other];
@@ -395,7 +395,7 @@ fn what_does_not_come_is_a_miss_with_its_reason() {
     assert_eq!(kvasir_kv_cancel_handoff(decode.handle, cancelled), 0);
     assert_eq!(decode.ended(), (Status::Miss, 0, Ending::Cancelled));
     assert_eq!(prefill.push(cancelled, 0, &[3], 0..1), 0);
-    // Copied, whoever wants it, unless the sender has heard of it already.
+    // Copied, even though no receiver may want it, unless the sender has already been told so.
     assert!(matches!(prefill.ended().0, Status::Ok | Status::Miss));
     prefill.wait_for_rest();
     assert_eq!(prefill.push(cancelled, 0, &[3], 1..2), 0);
@@ -449,7 +449,7 @@ fn without_memory_a_transfer_is_given_up_on_both_sides() {
         prefill.end(transfer);
         decode.wait_for_rest();
         prefill.wait_for_rest();
-        // There is room again.
+        // Slots are free again.
         let next = transfer_id();
         assert_eq!(decode.expect(next, &prefill.address(), 0, &blocks[..4], PATIENCE), 0);
         assert_eq!(prefill.push(next, 0, &blocks[..4], 0..LAYERS as u32), 0);
@@ -527,7 +527,7 @@ fn mistakes_are_told_by_their_field() {
 #[test]
 fn heads_are_shared_out_differently_on_the_two_sides() {
     let of_all = format!("first_head = 0\nheads = 4\nrows = 2\nhead_bytes = \"{} B\"\n", PIECE / 4);
-    // A row is what a block has in one plane: half as long in each of the halves.
+    // A row is the part of a block in one plane; each of the two halves has rows of half the length.
     let of_half = |which: usize| {
         format!("first_head = {}\nheads = 2\nrows = 2\nhead_bytes = \"{} B\"\n", which * 2, PIECE / 4)
     };
@@ -566,7 +566,7 @@ fn heads_are_shared_out_differently_on_the_two_sides() {
                     assert_eq!(half.block(from), heads(to, which));
                 }
             }
-            // One of two senders stops early: only blocks that both have sent count.
+            // One of two senders stops early: a block counts only if both have sent it.
             let transfers = [transfer_id(), transfer_id()];
             assert_eq!(whole.expect_of(&transfers, &addresses, 0, &[1, 2], PATIENCE), 0);
             assert_eq!(halves[0].push(transfers[0], 0, &[10, 11], 0..LAYERS as u32), 0);
@@ -582,7 +582,8 @@ fn heads_are_shared_out_differently_on_the_two_sides() {
     }
 }
 
-/// Both sides at random: cancelled, declined, late, in any order; what arrives is right, and nothing is left.
+/// Random actions on both sides: cancelled, declined, late, in any order. Blocks that arrive are right, and no
+/// resource stays in use.
 #[test]
 fn random_hand_offs_are_right_or_missing() {
     let seed = std::env::var("KVASIR_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11_u64);
@@ -650,7 +651,7 @@ fn random_hand_offs_are_right_or_missing() {
     assert!(whole > 100 && missing > 20, "{whole} whole, {missing} not");
 }
 
-/// A file with a secret that is a letter, many times.
+/// A file with a secret of one repeated letter.
 struct SecretFile(std::path::PathBuf);
 
 impl SecretFile {

@@ -1,5 +1,5 @@
-//! Stores of this process that share blocks through a pool and through objects, by the functions that C calls: a block that one
-//! engine has saved is a hit of the other, and whatever becomes of the pool costs no more than a miss.
+//! Stores of this process that share blocks through a pool and through objects, by the functions that C calls:
+//! a block that one engine has saved is a hit for the other, and a failing pool costs no more than misses.
 
 #[allow(dead_code, reason = "devices' part is for other tests")]
 mod engine;
@@ -29,11 +29,11 @@ use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
 use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, Store, StoreBuilder, StoreConfig, StorePool};
 
 const BLOCKS: usize = 64;
-/// A block of 12 planes; its slot of 20 KiB has the store's head before it.
+/// A block of 12 planes; its slot of 20 KiB has the store's head before the payload.
 const SHAPES: [(usize, usize); 12] = [(1280, 1200); 12];
 const SLOT: usize = 20 << 10;
 
-/// A node that keeps blocks for others.
+/// A node that keeps blocks for other nodes.
 struct Pool {
     // Dropped first: it closes its connections.
     _service: PoolService,
@@ -58,12 +58,12 @@ impl Pool {
         )
     }
 
-    /// A pool whose socket has this name, which a node that is started again keeps.
+    /// Creates a pool with this socket name, which a restarted node keeps.
     fn named(socket: &str, transport: Transport, slots: u32, slot_bytes: usize, listen: SocketAddr) -> Self {
         Self::over(socket, transport, slots, slot_bytes, listen, None)
     }
 
-    /// The same; its blocks outlive it on `disk`.
+    /// As [`Self::named`], with a disk whose blocks outlive the pool.
     fn over(
         socket: &str,
         transport: Transport,
@@ -126,7 +126,7 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// A store with an engine's tensors, and other nodes as `far` says.
+/// Returns a store with an engine's tensors, and with other nodes as in `far`.
 fn store(far: &str, random: &mut Random) -> (Rig, Engine, u64) {
     let configuration =
         format!("[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"{} B\"\n{far}", 2 * BLOCKS * SLOT);
@@ -142,7 +142,7 @@ fn submit_fetch(rig: &Rig, user: u64, names: &[Identity], held: usize) {
     submit_fetch_within(rig, user, names, held, Duration::ZERO);
 }
 
-/// The same; it may take no longer than `deadline`, if that is not zero.
+/// As [`submit_fetch`]; `deadline` limits the fetch, unless it is zero.
 fn submit_fetch_within(rig: &Rig, user: u64, names: &[Identity], held: usize, deadline: Duration) {
     let transfer = Transfer {
         user,
@@ -166,7 +166,7 @@ fn submit_fetch_within(rig: &Rig, user: u64, names: &[Identity], held: usize, de
     assert_eq!(status, 0, "{}", rig.last_error());
 }
 
-/// Blocks of the chain that are here after the fetch, those held included.
+/// Returns the number of blocks of the chain that are here after the fetch, those held included.
 fn fetch(rig: &Rig, names: &[Identity], held: usize) -> usize {
     submit_fetch(rig, 9, names, held);
     let end = rig.poll(Duration::from_secs(30));
@@ -179,7 +179,7 @@ fn nodes(pools: &[&Pool]) -> String {
     format!("[remote_tier]\nnodes = [{}]\ndeadline = \"2s\"\n", nodes.collect::<Vec<_>>().join(", "))
 }
 
-/// Statistics of the nodes that a store shares blocks with, by their names.
+/// Returns the statistics of the nodes that a store shares blocks with, with their names.
 fn states(rig: &Rig) -> Vec<(String, NodeStatistics)> {
     let mut count = 0;
     // SAFETY: no room is asked for, and `count` is writable.
@@ -210,7 +210,7 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
     for transport in [Transport::Shm, Transport::Tcp] {
         let pools =
             [Pool::new(transport, 256, SLOT, loopback(0)), Pool::new(transport, 256, SLOT, loopback(0))];
-        // Three groups of 16, so that both nodes have some, as far as the names want it.
+        // Three groups of 16, so that both nodes probably get some.
         let far = format!("{}group = 16\n", nodes(&[&pools[0], &pools[1]]));
         let (one, saved, of_one) = store(&far, random);
         let (two, mut loaded, of_two) = store(&far, random);
@@ -223,10 +223,10 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
             assert!(Instant::now() < deadline, "{} of 48 are in the pools", all(&pools));
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The first five blocks are the caller's own: they are not fetched.
+        // The caller holds the first five blocks: they are not fetched.
         assert_eq!(fetch(&two, &names, 5), 48, "over {transport:?}");
         assert_eq!(two.statistics().far_read, 43);
-        // A pool's memory of this host is read in place.
+        // The memory of a pool on this host is read in place.
         let copied = if transport == Transport::Shm { 0 } else { 43 };
         assert_eq!(two.statistics().blocks, copied, "over {transport:?}");
         assert_eq!(two.load(of_two, &names[5..], &blocks[5..]), (0, 43));
@@ -235,7 +235,7 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
         }
         assert_eq!(fetch(&two, &names, 0), 48, "and those, when they are wanted");
         assert_eq!(fetch(&two, &names, 48), 48, "nothing is left to ask for");
-        // Blocks that are read in place are asked for again some time after they were read.
+        // Blocks read in place are requested again some time after they were read.
         let (read, damaged) = (two.statistics().far_read, two.statistics().damaged);
         let is_right = if transport == Transport::Shm { read >= 48 } else { read == 48 };
         assert!(is_right && damaged == 0, "{read} read, {damaged} damaged over {transport:?}");
@@ -251,10 +251,10 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
             nodes.iter().map(|(_, node)| of(node)).sum::<u64>()
         };
         assert_eq!(sum(&of_one, |node| node.stored_blocks), 48);
-        // The second fetch asked for the whole chain: blocks that were here already came once more.
+        // The second fetch requested the whole chain: blocks that were already here were read once more.
         let read_there = sum(&of_two, |node| node.read_blocks);
         assert!((read..=43 + 48).contains(&read_there), "{read_there} read over {transport:?}");
-        // The last look-up's lease is given back with its reads.
+        // The last look-up's lease is released with its reads.
         pools.iter().for_each(|pool| pool.wait("leases", |leases| leases == 0));
     }
 }
@@ -279,7 +279,7 @@ fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
     }
     let [(_, dead)] = &states(&two)[..] else { panic!("one node") };
     assert!(dead.is_usable == 0 && dead.failures > 0, "{dead:?}");
-    // The new pool begins empty; blocks that are saved from then on are shared again.
+    // The new pool is empty; blocks saved from now on are shared again.
     let pool = Pool::new(Transport::Tcp, 128, SLOT, listen);
     let mut round = 3;
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -299,7 +299,7 @@ fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
     assert_eq!(states(&two)[0].1.is_usable, 1);
 }
 
-/// A disk of so many slots in memory, which outlives its tier.
+/// Returns a disk of so many slots in memory, which outlives its tier.
 fn disk_over(files: &MemoryFiles) -> DiskTier {
     let files = files.clone();
     let open = move || {
@@ -320,7 +320,8 @@ fn disk_over(files: &MemoryFiles) -> DiskTier {
 
 const DISK_BYTES: usize = 8 << 20;
 
-/// Three chains are found in a pool whose memory has room for one, by its disk; and again in a pool that starts over it.
+/// Three chains are found in a pool whose memory has room for one, through its disk; and again in a pool
+/// started over that disk.
 #[test]
 fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
     let random = &mut Random(seed(2013));
@@ -336,7 +337,7 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
         let (names, blocks) = chain(round, 48);
         assert_eq!(one.save(of_one, &names, &blocks), (0, 48));
         pool.wait("registered_blocks", |count| count == 48 * round);
-        // The pool's memory is written through before others need it.
+        // Wait until the pool's memory is written through, before it is needed for the next chain.
         let deadline = Instant::now() + Duration::from_secs(20);
         while pool.store.blocks()[1] < 48 * round {
             assert!(Instant::now() < deadline, "{} blocks are on its disk", pool.store.blocks()[1]);
@@ -347,7 +348,7 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
         let (two, mut loaded, of_two) = store(&far, random);
         for (round, count) in (1..).zip(blocks_of) {
             let (names, blocks) = chain(round, count);
-            // The store may not be connected yet, or the disk may take longer than a look-up waits.
+            // The store may not be connected yet, or the disk may take longer than the deadline of a look-up.
             let deadline = Instant::now() + Duration::from_secs(20);
             while fetch(&two, &names, 0) < count {
                 assert!(Instant::now() < deadline, "chain {round} is not found");
@@ -362,7 +363,7 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
         pool.wait("leases", |leases| leases == 0);
     };
     read_all(&pool, random, [48; 3]);
-    // The first chain goes on: what it goes on with has been on the disk alone, and came back in the middle of a look-up.
+    // The first chain continues: its blocks were only on the disk, and were onboarded during a look-up.
     let (names, blocks) = chain(1, 56);
     assert_eq!(fetch(&one, &names[..48], 0), 48);
     save_behind(&one, of_one, &names[48..], &blocks[48..], &names[47], 48);
@@ -379,7 +380,7 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
     read_all(&pool, random, [56, 48, 48]);
 }
 
-/// Saves blocks that hang on `parent`, whose chain has `position` blocks before them.
+/// Saves blocks that follow `parent`, whose chain has `position` blocks before them.
 fn save_behind(
     rig: &Rig,
     tensors: u64,
@@ -437,7 +438,7 @@ fn objects_are_shared_as_pools_are() {
 #[test]
 fn a_fetch_ends_at_its_deadline() {
     let random = &mut Random(seed(2009));
-    // A node that is connected to, and never says anything.
+    // A node that accepts connections and never answers.
     let silent = std::net::TcpListener::bind(loopback(0)).expect("binds");
     let address = silent.local_addr().expect("bound");
     let far = format!("[remote_tier]\nnodes = [\"n0=tcp:{address}\"]\ndeadline = \"30s\"\n");
@@ -482,7 +483,7 @@ fn the_tiers_tell_what_they_gain_and_lose() {
     assert_eq!(one.save(tensors, &names, &blocks), (0, 64));
     let mut held: std::collections::HashSet<Identity> = taken().iter().map(|event| event.identity).collect();
     assert_eq!(held, names.iter().copied().collect());
-    // Host memory has room for twice as many: what these three push out is told.
+    // Host memory has room for twice as many: evictions by these three are reported.
     for round in 7..10 {
         let (names, blocks) = chain(round, 64);
         assert_eq!(one.save(tensors, &names, &blocks).0, 0);
@@ -504,7 +505,7 @@ fn the_tiers_tell_what_they_gain_and_lose() {
     assert!(held.len() <= 128);
 }
 
-/// A pool whose slots are too small says so by a counter: its blocks are not tried again.
+/// Blocks that exceed the slots of a pool are counted, and not retried.
 #[test]
 fn blocks_too_large_for_a_pool_are_counted() {
     let random = &mut Random(seed(2006));
@@ -521,11 +522,11 @@ fn blocks_too_large_for_a_pool_are_counted() {
     assert_eq!(fetch(&one, &chain(12, 3).0, 0), 0);
 }
 
-/// A store is closed while fetches wait for a node that does not answer: it waits for none of them.
+/// A store closes while fetches wait for a node that does not answer, without waiting for them.
 #[test]
 fn a_store_closes_while_fetches_are_under_way() {
     let random = &mut Random(seed(2007));
-    // The listener takes connections and says nothing.
+    // The listener accepts connections and never answers.
     let silent = std::net::TcpListener::bind(loopback(0)).expect("a port");
     let address = silent.local_addr().expect("an address");
     let far = format!("[remote_tier]\nnodes = [\"n=tcp:{address}\"]\ndeadline = \"60s\"\n");
@@ -538,7 +539,7 @@ fn a_store_closes_while_fetches_are_under_way() {
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 }
 
-/// Pools that end and come back in the middle of saves and fetches, many times: what is saved afterwards is shared, all of it.
+/// Pools end and restart many times during saves and fetches: all blocks saved afterwards are shared.
 #[test]
 fn pools_that_come_and_go_leave_nothing_behind() {
     let random = &mut Random(seed(2008));
@@ -560,7 +561,7 @@ fn pools_that_come_and_go_leave_nothing_behind() {
         let asked = two.poll(Duration::from_secs(30)).payload_bytes as usize;
         assert!(asked <= 40);
         if asked > 0 {
-            // Blocks in the memory of the pool that was killed may have gone with it.
+            // Blocks in the memory of the killed pool may be lost with it.
             let (status, came) = two.load(of_two, &chain[..asked], &blocks[..asked]);
             assert_eq!(status, i32::from(came < asked as u64), "{came} of {asked}");
             (0..came).for_each(|block| {
@@ -583,7 +584,8 @@ fn pools_that_come_and_go_leave_nothing_behind() {
     pools.iter().flatten().for_each(|pool| pool.wait("leases", |leases| leases == 0));
 }
 
-/// Pools die again and again while blocks come and go, and come back at their addresses: afterwards blocks are shared at once, both ways.
+/// Pools die and restart at their addresses many times during saves and fetches: afterwards blocks are shared
+/// at once, in both directions.
 #[test]
 fn pools_that_died_often_are_shared_as_before() {
     const ROUNDS: u64 = 120;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Of `tests/python`; fewer would be tests that nobody found.
+/// Number of tests in `tests/python`; a lower count would mean that tests were not found.
 const TESTS: usize = 112;
 
 #[test]

@@ -54,7 +54,7 @@ fn pip_installs_all_that_is_needed() {
     ran(Command::new(pip).args(["install", "--quiet", "--no-index"]).arg(&wheel)).expect("installs");
     let installed = environment.join("bin/python");
     let mut command = Command::new(installed);
-    // Nothing of this checkout: no variables, and another folder.
+    // Nothing of this checkout is used: no environment variables, and another folder.
     let opened = ran(command.args(["-I", "-c", SCRIPT]).env_remove("KVASIR_KV_LIBRARY").current_dir(&folder));
     assert_eq!(opened.map(|output| output.stdout), Ok(b"opened\n".to_vec()));
     std::fs::remove_dir_all(&folder).expect("removed");

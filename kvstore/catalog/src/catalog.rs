@@ -1,7 +1,7 @@
-//! The catalog itself, and what its questions and changes speak of. Look-ups are in `lookup`, changes in `changes`.
+//! The catalog, and the types of its queries and changes. Look-ups are in `lookup`, changes in `changes`.
 //!
-//! What a lease keeps alive is reached through one of [`ANCHORS`] reference counts, picked by slot: with a single
-//! one, all threads would pull the same cache line for every block.
+//! A lease keeps the shared part alive through one of [`ANCHORS`] reference counts, picked by slot: with a
+//! single one, all threads would pull the same cache line for every block.
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use crate::tier::{Locked, Tier};
 const ANCHORS: usize = 32;
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Where one block lies.
+/// Slots of one block, by tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places(pub(crate) [u32; TIERS_MAX]);
 
 impl Places {
-    /// Its slot in a tier.
+    /// Returns the block's slot in a tier.
     #[must_use]
     pub fn slot(&self, tier: TierIndex) -> Option<u32> {
         self.0.get(usize::from(tier.0)).copied().filter(|&slot| slot != NOWHERE)
     }
 
-    /// The fastest tier that has it.
+    /// Returns the fastest tier that has the block.
     #[must_use]
     pub fn fastest(&self) -> Option<TierIndex> {
         self.0.iter().position(|&slot| slot != NOWHERE).map(|tier| TierIndex(tier as u8))
@@ -40,17 +40,17 @@ impl Places {
 /// One block of a batch to register.
 #[derive(Debug)]
 pub struct Registration {
-    /// Its slot, filled.
+    /// The slot, filled.
     pub complete: Complete,
-    /// Its name.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// The block before it; `None` for a chain's first.
+    /// Identity of the block before it in its chain; `None` for a chain's first block.
     pub parent: Option<BlockIdentity>,
-    /// What a worker needs to compute it again; only [`PolicyKind::Cost`] asks.
+    /// Seconds that a worker needs to compute the block again; used only by [`PolicyKind::Cost`].
     pub recompute_seconds: f32,
 }
 
-/// What became of a batch.
+/// Result of registering a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Blocks that are new here.
@@ -62,11 +62,11 @@ pub struct Outcome {
 /// A tier in numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierUsage {
-    /// All slots.
+    /// Number of slots.
     pub slots: u32,
-    /// Free ones.
+    /// Number of free slots.
     pub free: u32,
-    /// Blocks that can be found, and those that are being evicted.
+    /// Blocks that can be found, and blocks that are being evicted.
     pub blocks: u32,
     /// Blocks that the policy could pick now.
     pub candidates: u32,
@@ -93,7 +93,7 @@ impl Shared {
     }
 }
 
-/// Which block lies in which slot of which tier.
+/// Map from blocks to their slots in each tier.
 #[derive(Debug)]
 pub struct Catalog {
     pub(crate) shared: Arc<Shared>,

@@ -1,19 +1,19 @@
-//! Where the slots of a tier are, for metrics and tests. Walks over all of them, without a lock.
+//! Use of the slots of a tier, for metrics and tests. Walks over all of them, without a lock.
 
 use crate::catalog::Catalog;
 use crate::config::TierIndex;
 use crate::record::State;
 
-/// The slots of a tier by what they are used for, as seen one after the other while others go on.
+/// The slots of a tier by their use, read one after the other while other threads change them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Census {
     /// On the free list.
     pub free: usize,
     /// Holding a block that can be looked up.
     pub registered: usize,
-    /// Of those, read by somebody.
+    /// Registered slots that are pinned.
     pub pinned: usize,
-    /// Being filled or evicted, or removed while somebody reads them.
+    /// Being filled or evicted, or removed while pinned.
     pub under_way: usize,
 }
 

@@ -16,9 +16,9 @@ use crate::sync::Ordering;
 use crate::tier::{Contents, Locked, Refusal};
 
 impl Catalog {
-    /// Reserves up to `count` slots for the tenant, appends them and returns how many. Evicts what it must,
-    /// which is appended to `evicted`: of the tenant's own when it has its quota, by the policy otherwise. Gives
-    /// fewer when everything else is in use.
+    /// Reserves up to `count` slots for the tenant, appends them and returns their number. Evicts blocks if
+    /// needed and appends them to `evicted`: blocks of the tenant when it has its quota, otherwise by the
+    /// policy. Gives fewer when everything else is in use.
     pub fn reserve(
         &self,
         tier: TierIndex,
@@ -133,7 +133,8 @@ impl Catalog {
         freed
     }
 
-    /// Registers what a slot holds since before this process, as after a warm restart, in any order.
+    /// Registers the block that a slot has held since before this process, as after a warm restart, in any
+    /// order.
     pub fn adopt(
         &self,
         tier: TierIndex,
@@ -175,7 +176,8 @@ impl Catalog {
         removed
     }
 
-    /// Takes every block of a tier out; returns how many. Slots in use are freed when they are let go.
+    /// Removes every block of a tier; returns their number. Slots in use are freed when their last lease
+    /// ends.
     pub fn clear(&self, tier: TierIndex) -> usize {
         let Some(mut locked) = self.lock(tier) else { return 0 };
         let is_block = |record: &Record| matches!(record.state(), State::Registered | State::Evicting);
@@ -188,8 +190,8 @@ impl Catalog {
         removed
     }
 
-    /// Moves a tier's clock on by a tick: what is used from now on counts as more recent. It ticks by itself 64
-    /// times per turnover; a tier that is only read needs somebody to do this now and then.
+    /// Moves a tier's clock on by a tick: uses from now on count as more recent. It ticks by itself 64 times
+    /// per turnover; a tier that is only read needs this call now and then.
     pub fn advance_clock(&self, tier: TierIndex) {
         if let Some(mut locked) = self.lock(tier) {
             locked.advance_clock();
@@ -211,7 +213,7 @@ impl Catalog {
         })
     }
 
-    /// Whose quota a leased block counts against; `None`: nobody's.
+    /// Tenant whose quota a leased block counts against; `None`: the account is shared.
     #[must_use]
     pub fn tenant_of(&self, lease: &Lease) -> Option<TenantId> {
         self.lock(lease.tier())?.tenant_of(lease.slot())

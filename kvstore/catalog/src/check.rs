@@ -125,7 +125,7 @@ mod tests {
 
     use crate::{Catalog, CatalogConfig, Contents, PolicyKind, TenantId, TierConfig, TierIndex};
 
-    /// Everything that a reader does, while somebody sits on the lock.
+    /// Runs every operation of a reader while another thread holds the lock.
     #[test]
     fn readers_take_no_lock() {
         let (tier, identity) = (TierIndex(0), BlockIdentity([7; 16]));

@@ -1,4 +1,4 @@
-//! What a catalog is made of: tiers, their slots and policies, quotas.
+//! Configuration of a catalog: tiers, their slots and policies, quotas.
 
 /// Tiers that one catalog can have.
 pub const TIERS_MAX: usize = 4;
@@ -7,11 +7,11 @@ pub const TIERS_MAX: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TierIndex(pub u8);
 
-/// Who a block is stored for.
+/// Tenant that a block is stored for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TenantId(pub u32);
 
-/// Which block goes first.
+/// Policy that chooses the block to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
     /// The least recently used, to a 64th of the tier's turnover.
@@ -23,7 +23,7 @@ pub enum PolicyKind {
     Cost,
 }
 
-/// Which free slot is taken first.
+/// Order in which free slots are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SlotOrder {
     /// The one freed last, whose memory is warm.
@@ -36,11 +36,11 @@ pub enum SlotOrder {
 /// One tier.
 #[derive(Debug, Clone, Copy)]
 pub struct TierConfig {
-    /// Its slots, 1 to `u32::MAX - 1`.
+    /// Number of slots, 1 to `u32::MAX - 1`.
     pub slots: u32,
-    /// Who is evicted first.
+    /// Policy that chooses the block to evict.
     pub policy: PolicyKind,
-    /// Which free slot is taken first.
+    /// Order in which free slots are taken.
     pub order: SlotOrder,
     /// Slots that a tenant may take here unless it has a quota of its own; `None`: all.
     pub default_quota: Option<u32>,
@@ -57,11 +57,11 @@ impl TierConfig {
 /// The slots that one tenant may take of one tier.
 #[derive(Debug, Clone, Copy)]
 pub struct TenantQuota {
-    /// Whose.
+    /// Tenant that the quota applies to.
     pub tenant: TenantId,
-    /// Where.
+    /// Tier that the quota applies to.
     pub tier: TierIndex,
-    /// How many.
+    /// Most slots that the tenant may take.
     pub slots: u32,
 }
 
@@ -72,9 +72,10 @@ pub struct CatalogConfig {
     pub tiers: Vec<TierConfig>,
     /// Quotas other than the tiers' default.
     pub quotas: Vec<TenantQuota>,
-    /// Tenants with a quota that are told apart in a tier; those beyond share one account under the default.
+    /// Tenants with a quota that are told apart in a tier; further tenants share one account under the
+    /// default.
     pub tenants_max: u16,
-    /// Where the sampling of [`PolicyKind::Cost`] starts.
+    /// Seed of the sampling of [`PolicyKind::Cost`].
     pub seed: u64,
 }
 

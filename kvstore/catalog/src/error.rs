@@ -1,6 +1,6 @@
-//! What can be wrong with a configuration or a recovered slot.
+//! Errors of a configuration or of a recovered slot.
 
-/// Why the catalog refused.
+/// The error with which the catalog refused a configuration or a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CatalogError {
     /// A catalog has 1 to 4 tiers.
@@ -9,9 +9,9 @@ pub enum CatalogError {
     /// A tier's number of slots is out of range.
     #[error("catalog: tier {tier} has {slots} slots, 1 to 4294967294 are possible")]
     SlotCount {
-        /// Which tier.
+        /// Index of the tier.
         tier: u8,
-        /// Its slots.
+        /// Configured number of slots.
         slots: u32,
     },
     /// No such tier.
@@ -20,35 +20,35 @@ pub enum CatalogError {
     /// No such slot.
     #[error("adopt: tier {tier} has no slot {slot}")]
     UnknownSlot {
-        /// Which tier.
+        /// Index of the tier.
         tier: u8,
-        /// Which slot.
+        /// Index of the slot.
         slot: u32,
     },
     /// The slot is not free.
     #[error("adopt: slot {slot} of tier {tier} is not free")]
     SlotTaken {
-        /// Which tier.
+        /// Index of the tier.
         tier: u8,
-        /// Which slot.
+        /// Index of the slot.
         slot: u32,
     },
     /// The tier has this block already.
     #[error("adopt: the block of slot {slot} of tier {tier} is in slot {present} already")]
     Duplicate {
-        /// Which tier.
+        /// Index of the tier.
         tier: u8,
-        /// Which slot was to be adopted.
+        /// Slot that was to be adopted.
         slot: u32,
-        /// Where the block is.
+        /// Slot that has the block already.
         present: u32,
     },
     /// The tenant has as many slots as it may.
     #[error("adopt: tenant {tenant} has its quota of tier {tier} already")]
     Quota {
-        /// Which tier.
+        /// Index of the tier.
         tier: u8,
-        /// Whose quota.
+        /// Tenant whose quota is used up.
         tenant: u32,
     },
 }

@@ -200,7 +200,7 @@ mod tests {
                 seen.insert(slot);
                 ControlFlow::Continue(())
             });
-            // Others of the same tag may be seen as well: the record decides.
+            // Further entries with the same tag may be seen as well: the record decides.
             let mut expected = there.iter().filter(|entry| entry.0 == hash);
             assert!(expected.all(|entry| seen.contains(&entry.1)), "step {step}");
             assert!(seen.iter().all(|slot| there.iter().any(|entry| entry.1 == *slot)), "step {step}");

@@ -33,31 +33,31 @@ impl Lease {
         self.slot
     }
 
-    /// Its tier.
+    /// Tier of the block.
     #[must_use]
     pub fn tier(&self) -> TierIndex {
         TierIndex(self.tier)
     }
 
-    /// Which block.
+    /// Identity of the block.
     #[must_use]
     pub fn identity(&self) -> BlockIdentity {
         self.record().identity()
     }
 
-    /// The block before it.
+    /// Identity of the block before it in its chain.
     #[must_use]
     pub fn parent(&self) -> Option<BlockIdentity> {
         self.record().parent()
     }
 
-    /// The checksum that it was registered with.
+    /// Checksum that the block was registered with.
     #[must_use]
     pub fn checksum(&self) -> u64 {
         self.record().checksum()
     }
 
-    /// Bytes of the block.
+    /// Length of the block in bytes.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.record().bytes()

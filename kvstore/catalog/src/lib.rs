@@ -1,19 +1,19 @@
-//! Which block lies in which slot of which tier, who uses it, and which goes first when room is needed.
+//! Catalog of blocks: the slot of each block in each tier, the leases on it, and the order of eviction.
 //!
-//! [`Catalog`] is shared by all threads. Its life of a block, as types: [`Reserved`] (a free slot, ours) →
-//! [`Filling`] → [`Complete`] (checksum known) → registered (others can look it up and hold a [`Lease`]) →
-//! [`Evicting`] (gone from look-up, bytes still there) → free. Nothing skips a state, and dropping a value
-//! returns its slot or puts the block back.
+//! [`Catalog`] is shared by all threads. The life of a block, as types: [`Reserved`] (a free slot, owned by
+//! the caller) → [`Filling`] → [`Complete`] (checksum known) → registered (look-ups find it, readers hold a
+//! [`Lease`]) → [`Evicting`] (gone from look-up, bytes still there) → free. No state is skipped, and dropping
+//! a value returns its slot or puts the block back.
 //!
 //! Invariants: look-up, match and lease take no lock and allocate nothing; a leased block is never evicted
 //! and its slot never reused; an identity is registered in at most one slot of a tier; a block with a
-//! registered child in its tier is not evicted before it, in whatever order they were registered (chains stay whole from the
-//! root); every structure
-//! is sized at construction and nothing grows. The catalog sees no bytes: it knows slot numbers only.
+//! registered child in its tier is not evicted before it, in whatever order they were registered (chains stay
+//! whole from the root); every structure is sized at construction and nothing grows. The catalog sees no
+//! bytes: it knows slot numbers only.
 //!
-//! Changes take one short lock per tier. The order of the files is that of reading: `record` is the
-//! protocol between readers and evictor, `index` the lock-free map, `tier` what the lock protects, `policy`
-//! who goes first. [`PoolCatalog`] is the older, single-threaded relative over `SlotRef`.
+//! Changes take one short lock per tier. The order of the files is that of reading: `record` is the protocol
+//! between readers and evictor, `index` the lock-free map, `tier` the state that the lock protects, `policy`
+//! the order of eviction. [`PoolCatalog`] is the older, single-threaded relative over `SlotRef`.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the tier's lock protects of each slot, and the lists that are threaded through it.
+//! State of each slot that the tier's lock protects, and the lists that are threaded through it.
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -13,11 +13,11 @@ pub(crate) struct Link {
 /// Whether a slot can be picked by the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// It is not among the candidates: free, not registered, or a child hangs on it.
+    /// Not among the candidates: free, not registered, or with a registered child.
     Away,
-    /// It is a candidate.
+    /// A candidate.
     Candidate,
-    /// It was one, but is pinned; the last reader brings it back.
+    /// A candidate that was found pinned; its last reader makes it a candidate again.
     Parked,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Node {
     pub(crate) children: u32,
     /// Recompute seconds saved per byte.
     pub(crate) density: f32,
-    /// The block stands for itself: its parent, by the caller's account, hangs on it.
+    /// The block counts as a root: the parent that its caller named is one of its own descendants.
     pub(crate) is_cut: bool,
 }
 

@@ -2,9 +2,9 @@
 //! caller's vectors need; one line of the index and one record per block, loaded in batches so that their cache
 //! misses overlap.
 //!
-//! What is counted as a use: a lease, and [`Catalog::touch`]. [`Catalog::contains`] and [`Catalog::match_prefix`]
-//! only ask, as planners and routers do many times for one use; [`Catalog::pin`] holds a block without one, for a store's
-//! own bookkeeping.
+//! A lease and [`Catalog::touch`] count as a use. [`Catalog::contains`] and [`Catalog::match_prefix`] do not,
+//! because planners and routers ask many times for one use; [`Catalog::pin`] holds a block without one, for a
+//! store's own bookkeeping.
 
 use std::ops::ControlFlow;
 
@@ -28,7 +28,7 @@ impl Catalog {
         self.places(identity).is_some()
     }
 
-    /// Where the block lies, if anywhere.
+    /// Returns the block's slots, if it is in any tier.
     #[must_use]
     pub fn places(&self, identity: &BlockIdentity) -> Option<Places> {
         let identity = halves(identity);
@@ -48,8 +48,8 @@ impl Catalog {
         found.then_some(places)
     }
 
-    /// Appends where the blocks of the longest prefix of `chain` lie that is in any tier; returns its length.
-    /// An answer, not a promise: a block may be gone when it is asked for.
+    /// Appends the slots of the blocks of the longest prefix of `chain` that is in any tier; returns its
+    /// length. The answer is not a promise: a block may be gone when it is asked for.
     pub fn match_prefix(&self, chain: &[BlockIdentity], places: &mut Vec<Places>) -> usize {
         let before = places.len();
         for batch in chain.chunks(BATCH) {
@@ -95,8 +95,8 @@ impl Catalog {
         leases.len() - before
     }
 
-    /// Holds the block in its slot of this tier as a lease does, but is no use of it: for whoever moves or watches blocks
-    /// that no request has asked for. The eviction policies see nothing of it.
+    /// Holds the block in its slot of this tier as a lease does, but does not count as a use: for code that
+    /// moves or watches blocks that no request has asked for. The eviction policies do not see it.
     #[must_use]
     pub fn pin(&self, tier: TierIndex, identity: &BlockIdentity) -> Option<Lease> {
         let identity = halves(identity);
@@ -130,7 +130,7 @@ impl Catalog {
         self.count(tier, chain.len());
     }
 
-    /// How often blocks of this tier were asked for lately; only a tier under [`crate::PolicyKind::Cost`] counts.
+    /// Recent request counts of this tier's blocks; only a tier under [`crate::PolicyKind::Cost`] has them.
     #[must_use]
     pub fn sketch(&self, tier: TierIndex) -> Option<&FrequencySketch> {
         self.tier(tier)?.sketch.as_ref()

@@ -44,7 +44,7 @@ impl Orphans {
         self.count -= 1;
     }
 
-    /// Blocks that wait for this parent, among some that wait for others.
+    /// Blocks that wait for this parent, among some that wait for another parent.
     pub(crate) fn candidates<'a>(
         &mut self,
         nodes: &'a [Node],
@@ -53,7 +53,7 @@ impl Orphans {
         self.bucket(parent).iter(nodes)
     }
 
-    /// All of them.
+    /// All orphans.
     pub(crate) fn iter<'a>(&'a self, nodes: &'a [Node]) -> impl Iterator<Item = u32> {
         self.buckets.iter().flat_map(|bucket| bucket.iter(nodes))
     }

@@ -1,7 +1,7 @@
-//! Which slot holds which block: the catalog that one thread owns.
+//! Map from blocks to slots for a single thread.
 //!
-//! A [`PoolCatalog`] maps block identities to slots of one tier and keeps them in least-recently-used order. It
-//! holds one [`SlotRef`] per entry; everybody who uses a block holds another. A block that only the catalog
+//! A [`PoolCatalog`] maps block identities to slots of one tier and keeps them in least-recently-used order.
+//! It holds one [`SlotRef`] per entry; every user of a block holds another. A block that only the catalog
 //! refers to can be evicted, any other cannot: "in use" is read off the reference count and never stored
 //! twice.
 //!
@@ -50,7 +50,7 @@ struct Entry {
     newer: u32,
 }
 
-/// What [`PoolCatalog::register`] did.
+/// Result of [`PoolCatalog::register`].
 #[derive(Debug)]
 pub enum PoolRegistered {
     /// The block is new here.
@@ -88,7 +88,7 @@ impl PoolCatalog {
         self.by_identity.len()
     }
 
-    /// Whether there are none.
+    /// Whether the catalog has no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_identity.is_empty()
@@ -108,8 +108,8 @@ impl PoolCatalog {
         self.entries[index as usize].slot.clone()
     }
 
-    /// Slots of the longest prefix of `chain` that is here, appended to `slots`; returns its length. The prefix
-    /// becomes the most recently used, its root last of all: leaves are evicted before what they hang on.
+    /// Slots of the longest prefix of `chain` that is here, appended to `slots`; returns its length. The
+    /// prefix becomes the most recently used, its root last of all: leaves are evicted before their parents.
     pub fn match_prefix(&mut self, chain: &[BlockIdentity], slots: &mut Vec<SlotRef>) -> usize {
         let found = chain.iter().take_while(|identity| self.contains(identity)).count();
         self.touch(&chain[..found]);
@@ -154,7 +154,7 @@ impl PoolCatalog {
         PoolRegistered::New
     }
 
-    /// Takes out the least recently used block that nobody but this catalog refers to.
+    /// Removes the least recently used block that only this catalog refers to.
     pub fn evict(&mut self) -> Option<(BlockIdentity, SlotRef)> {
         let mut index = self.oldest?;
         loop {
@@ -170,7 +170,7 @@ impl PoolCatalog {
         }
     }
 
-    /// How many blocks could be evicted now; counts no further than `enough`.
+    /// Number of blocks that could be evicted now; counts no further than `enough`.
     #[must_use]
     pub fn evictable(&self, enough: usize) -> usize {
         let mut count = 0;

@@ -29,7 +29,7 @@ const GENERATION_SHIFT: u32 = 24;
 /// Uses are counted to here, as in the S3-FIFO paper (two bits).
 pub(crate) const USES_MAX: u8 = 3;
 
-/// Where a slot is in its life.
+/// State of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// On the free list.
@@ -40,7 +40,7 @@ pub enum State {
     Registered,
     /// Owned by one `Evicting`; the bytes are still there.
     Evicting,
-    /// Removed while pinned or evicting; freed by whoever lets go last.
+    /// Removed while pinned or evicting; freed when the last pin or the `Evicting` goes.
     Doomed,
 }
 
@@ -60,12 +60,12 @@ impl State {
     }
 }
 
-/// How an attempt to take a block away ended.
+/// Outcome of an attempt to take a block for eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taking {
     /// The slot is the caller's.
     Taken,
-    /// Somebody reads the block; the last of them hands it back.
+    /// The block is pinned; its last reader hands it back.
     Pinned,
     /// The block is not registered.
     Gone,
@@ -162,7 +162,7 @@ impl Record {
         }
     }
 
-    /// What a reader must not do: check, then count. The model check has to find out.
+    /// A reader's mistake: check, then count. The model check must find it.
     #[cfg(loom)]
     #[must_use]
     pub fn pin_without_swap(&self, identity: [u64; 2]) -> bool {
@@ -183,8 +183,8 @@ impl Record {
             debug_assert!(word & PINS != 0, "a pin is taken off once");
             let last = word & (PINS | PARKED) == (PARKED | 1);
             let next = if last { (word - 1) & !PARKED } else { word - 1 };
-            // Release pairs with the Acquire of `take`, `doom` and `pins`: our reads of the slot's bytes come
-            // before whatever the next owner writes there.
+            // Release pairs with the Acquire of `take`, `doom` and `pins`: this reader's reads of the slot's
+            // bytes come before the next owner's writes.
             match self.word.compare_exchange_weak(word, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return last,
                 Err(now) => word = now,
@@ -204,7 +204,7 @@ impl Record {
         }
     }
 
-    /// The block's identity. Meaningful to who holds a pin, the slot or the tier's lock.
+    /// The block's identity. Meaningful only to the holder of a pin, of the slot or of the tier's lock.
     #[must_use]
     pub fn identity(&self) -> BlockIdentity {
         joined(&self.identity)
@@ -229,7 +229,7 @@ impl Record {
 
 /// Writer's side: under the tier's lock.
 impl Record {
-    /// Where the slot is.
+    /// State of the slot.
     #[must_use]
     pub fn state(&self) -> State {
         State::of(self.word.load(Ordering::Relaxed))
@@ -250,7 +250,7 @@ impl Record {
         self.set(State::Reserved, Ordering::Relaxed);
     }
 
-    /// Anything that nobody pins → `Free`.
+    /// Any state without pins → `Free`.
     pub fn free(&self) {
         self.set(State::Free, Ordering::Relaxed);
     }
@@ -298,7 +298,7 @@ impl Record {
         self.word.store(generation | State::Registered.bits(), Ordering::Release);
     }
 
-    /// `Registered` → `Evicting` if nobody pins the block, otherwise parks it.
+    /// `Registered` → `Evicting` if the block has no pins, otherwise parks it.
     pub fn take(&self) -> Taking {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
@@ -317,9 +317,9 @@ impl Record {
         }
     }
 
-    /// `Registered` → `Doomed`; parked while pinned. `in_return`: a push of this slot on the stack of returned
-    /// ones is out already, so that there must be no second one. `true`: nobody pins it and no push is out:
-    /// the caller frees it.
+    /// `Registered` → `Doomed`; parked while pinned. `in_return`: a push of this slot on the stack of
+    /// returned ones is out already, so that there must be no second one. Returns `true` if the slot has no
+    /// pins and no push is out: the caller frees it.
     pub fn doom(&self, in_return: bool) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
@@ -335,7 +335,7 @@ impl Record {
         }
     }
 
-    /// Parks a doomed slot that came back while pinned. `false`: nobody pins it any more.
+    /// Parks a doomed slot that came back while pinned. `false`: no pin is left.
     pub(crate) fn park(&self) -> bool {
         let mut word = self.word.load(Ordering::Acquire);
         loop {

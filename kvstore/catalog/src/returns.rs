@@ -1,7 +1,9 @@
-//! Slots that their last reader hands to the writer: a stack that anybody pushes on and one takes whole.
+//! Slots that their last reader hands to the writer: a stack on which any thread pushes, and which the holder
+//! of the tier's lock takes whole.
 //!
-//! A slot is pushed by the one `Record::unpin` that returned `true`, and is on the stack at most once: the flag
-//! that asks for the push is set only when none is out. Taking all at once leaves no room for the ABA problem.
+//! A slot is pushed by the one `Record::unpin` that returned `true`, and is on the stack at most once: the
+//! flag that asks for the push is set only when none is out. Because the whole stack is taken at once, there
+//! is no ABA problem.
 
 use crate::record::Record;
 use crate::sync::{AtomicU32, Ordering};

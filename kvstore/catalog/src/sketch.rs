@@ -1,4 +1,4 @@
-//! How often a block is asked for, roughly, in half a byte per counter: the frequency sketch of TinyLFU.
+//! Approximate request counts of blocks, in half a byte per counter: the frequency sketch of TinyLFU.
 //!
 //! A count-min sketch of four rows with 4-bit counters that age (Einziger, Friedman, Manes: "TinyLFU: A Highly
 //! Efficient Cache Admission Policy", 2017). All four counters of a block lie in one cache line (a blocked
@@ -34,7 +34,7 @@ pub struct FrequencySketch {
 }
 
 impl FrequencySketch {
-    /// A sketch that tells about `entries` blocks apart: 8 bytes for each.
+    /// A sketch for `entries` distinct blocks: 8 bytes for each.
     #[must_use]
     pub fn new(entries: u32) -> Self {
         let lines = u64::from(entries).div_ceil(ENTRIES_PER_LINE).max(1);
@@ -49,7 +49,7 @@ impl FrequencySketch {
         self.step * self.lines.len() as u64
     }
 
-    /// Its size.
+    /// Size of the counters in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of_val(&*self.lines)
@@ -108,7 +108,8 @@ impl FrequencySketch {
         }
     }
 
-    /// How often the block was asked for lately: 0 to 15, never less than the truth of a window that did not age.
+    /// Recent requests for the block: 0 to 15, never less than the true number within a window that did not
+    /// age.
     #[must_use]
     pub fn estimate(&self, identity: &BlockIdentity) -> u8 {
         self.estimate_hash(hash(identity))

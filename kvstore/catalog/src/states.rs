@@ -49,7 +49,7 @@ impl Drop for Claim {
     }
 }
 
-/// A free slot that is ours.
+/// A free slot that is reserved for the caller.
 #[derive(Debug)]
 pub struct Reserved(pub(crate) Claim);
 
@@ -65,7 +65,7 @@ pub struct Complete {
     bytes: u32,
 }
 
-/// What registering did.
+/// Result of registering a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registered {
     /// The block is new here.
@@ -77,15 +77,16 @@ pub enum Registered {
 /// A block that was evicted to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
-    /// Which.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// From where.
+    /// Tier that the block was evicted from.
     pub tier: TierIndex,
-    /// Its slot, which may hold another block by now.
+    /// Slot that the block was evicted from; it may hold another block by now.
     pub slot: u32,
 }
 
-/// A block on its way out: nobody finds it any more, its bytes are still there. Dropped, it is put back.
+/// A block that is being evicted: look-ups do not find it, its bytes are still there. Dropped, it is put
+/// back.
 #[derive(Debug)]
 pub struct Evicting(pub(crate) Claim);
 
@@ -96,13 +97,13 @@ impl Reserved {
         self.0.slot
     }
 
-    /// Its tier.
+    /// Tier of the slot.
     #[must_use]
     pub fn tier(&self) -> TierIndex {
         TierIndex(self.0.tier)
     }
 
-    /// Somebody begins to write the slot.
+    /// Begins to write the slot.
     #[must_use]
     pub fn fill(self) -> Filling {
         Filling(self.0)
@@ -116,7 +117,7 @@ impl Filling {
         self.0.slot
     }
 
-    /// Its tier.
+    /// Tier of the slot.
     #[must_use]
     pub fn tier(&self) -> TierIndex {
         TierIndex(self.0.tier)
@@ -136,7 +137,7 @@ impl Complete {
         self.claim.slot
     }
 
-    /// Its tier.
+    /// Tier of the slot.
     #[must_use]
     pub fn tier(&self) -> TierIndex {
         TierIndex(self.claim.tier)
@@ -150,7 +151,7 @@ impl Complete {
         (self.claim.into_slot(), self.checksum, self.bytes)
     }
 
-    /// Lets everybody find the block. A batch is cheaper: [`crate::Catalog::register`].
+    /// Registers the block, so that look-ups find it. A batch is cheaper: [`crate::Catalog::register`].
     pub fn register(
         self,
         identity: BlockIdentity,
@@ -176,19 +177,19 @@ impl Evicting {
         self.0.slot
     }
 
-    /// Its tier.
+    /// Tier of the block.
     #[must_use]
     pub fn tier(&self) -> TierIndex {
         TierIndex(self.0.tier)
     }
 
-    /// Which block.
+    /// Identity of the block.
     #[must_use]
     pub fn identity(&self) -> BlockIdentity {
         self.0.record().identity()
     }
 
-    /// The block before it.
+    /// Identity of the block before it in its chain.
     #[must_use]
     pub fn parent(&self) -> Option<BlockIdentity> {
         self.0.record().parent()
@@ -200,7 +201,7 @@ impl Evicting {
         self.0.record().checksum()
     }
 
-    /// How many there are.
+    /// Length of the block in bytes.
     #[must_use]
     pub fn bytes(&self) -> u32 {
         self.0.record().bytes()

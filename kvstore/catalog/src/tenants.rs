@@ -1,4 +1,4 @@
-//! Who has how many slots of one tier, and who may have how many.
+//! Slots of one tier that each tenant has, and may have.
 //!
 //! A tenant with a quota has an account, and its candidates form a list of their own, so that it can be made to
 //! evict its own blocks without a search. Tenants without one share account 0 and cost nothing. Own lists follow
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::config::TenantId;
 use crate::list::{List, OWN};
 
-/// The account of all who have none.
+/// The account of all tenants without one of their own.
 pub(crate) const SHARED: u16 = 0;
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Tenants {
             self.accounts.push(added);
             self.accounts.len() - 1
         } else {
-            // Whoever left nothing behind makes room.
+            // The account of a tenant that has no slots is reused.
             let idle = |account: &Account| account.used == 0 && !account.fixed;
             let Some(account) = self.accounts.iter().position(idle) else { return SHARED };
             if let Some(left) = self.accounts[account].tenant {

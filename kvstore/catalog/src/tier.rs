@@ -35,7 +35,7 @@ pub(crate) struct Tier {
     changes: Mutex<Changes>,
 }
 
-/// What the lock protects.
+/// State that the lock protects.
 #[derive(Debug)]
 pub(crate) struct Changes {
     pub(crate) nodes: Box<[Node]>,
@@ -73,18 +73,18 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// What a slot holds.
+/// Contents of a slot.
 #[derive(Debug, Clone, Copy)]
 pub struct Contents {
-    /// Which block.
+    /// Identity of the block.
     pub identity: BlockIdentity,
     /// The block before it in its chain.
     pub parent: Option<BlockIdentity>,
-    /// Of its bytes.
+    /// Checksum of the block's bytes.
     pub checksum: u64,
-    /// How many those are.
+    /// Length of the block in bytes.
     pub bytes: u32,
-    /// What computing it again would cost.
+    /// Seconds to compute the block again.
     pub recompute_seconds: f32,
 }
 
@@ -169,7 +169,8 @@ impl<'a> Locked<'a> {
         &self.tier.records[slot as usize]
     }
 
-    /// Makes the slot a candidate if nothing speaks against it.
+    /// Makes the slot a candidate if it is registered, has no registered child, and is neither a candidate
+    /// nor parked.
     fn link(&mut self, slot: u32, end: End) {
         let node = self.changes.nodes[slot as usize];
         if node.place != Place::Away || node.children > 0 || self.record(slot).state() != State::Registered {
@@ -280,7 +281,8 @@ impl<'a> Locked<'a> {
             if parent == NONE || !self.is_parent(parent, parent_generation) {
                 return false;
             }
-            // The place of a block on its way out may be an old one: it is looked at when that is put back.
+            // The parent of a block that is being evicted may be an old one: it is looked up when the block
+            // is put back.
             if self.record(at).state() != State::Registered {
                 return false;
             }
@@ -291,7 +293,8 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Makes a block stand for itself that callers say hangs on one of its own descendants: in a circle no block could be evicted.
+    /// Makes a block a root that its caller put behind one of its own descendants: in a circle no block could
+    /// be evicted.
     fn cut(&mut self, slot: u32) {
         let node = self.node(slot);
         (node.parent, node.parent_generation, node.is_cut) = (NONE, 0, true);
@@ -316,7 +319,7 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Puts a slot that nobody uses on the free list.
+    /// Puts a slot without users on the free list.
     pub(crate) fn free(&mut self, slot: u32) {
         self.record(slot).free();
         let changes = &mut *self.changes;
@@ -367,7 +370,7 @@ impl<'a> Locked<'a> {
         self.changes.tenants.account(tenant)
     }
 
-    /// Whose quota the slot counts against.
+    /// Tenant whose quota the slot counts against; `None`: the account is shared.
     pub(crate) fn tenant_of(&self, slot: u32) -> Option<TenantId> {
         let account = self.changes.nodes[slot as usize].account;
         self.changes.tenants.accounts[usize::from(account)].tenant
@@ -443,8 +446,8 @@ impl<'a> Locked<'a> {
         self.changes.blocks -= 1;
     }
 
-    /// Ends an eviction: the slot becomes free. `false`: a child that was put back hangs on the block, which
-    /// therefore stays.
+    /// Ends an eviction: the slot becomes free. `false`: a child of the block was put back, so the block
+    /// stays.
     pub(crate) fn finish(&mut self, slot: u32) -> bool {
         if self.record(slot).state() == State::Doomed {
             self.free(slot);
@@ -476,7 +479,7 @@ impl<'a> Locked<'a> {
         let hash = hash_halves(identity);
         let doomed = self.record(slot).state() == State::Doomed;
         if doomed || self.tier.find(self.index, hash, identity).is_some() {
-            // It was removed, or came in anew, while it was on its way out.
+            // The block was removed, or registered in another slot, during its eviction.
             if !doomed {
                 self.unindex(hash, slot);
                 self.with_policy(|policy, field| policy.leave(field, slot, false));
@@ -490,7 +493,8 @@ impl<'a> Locked<'a> {
         self.link(slot, End::Newest);
     }
 
-    /// Registers what a reserved slot holds. `Err`: the block is in that other slot already; this one is free again.
+    /// Registers the block of a reserved slot. `Err`: the block is in that other slot already; this one is
+    /// free again.
     pub(crate) fn register(&mut self, slot: u32, entry: &Contents) -> Result<(), u32> {
         let identity = halves(&entry.identity);
         let hash = hash_halves(identity);
@@ -558,7 +562,7 @@ impl<'a> Locked<'a> {
         self.with_policy(|policy, field| policy.tick(field));
     }
 
-    /// Takes a block out of look-up at once; its slot is freed when nobody uses it any more.
+    /// Takes a block out of look-up at once; its slot is freed when its last user ends.
     pub(crate) fn remove(&mut self, slot: u32) {
         let hash = hash_halves(self.record(slot).halves());
         match self.record(slot).state() {
@@ -584,7 +588,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Why a certain slot cannot be had.
+/// Reason for which a certain slot cannot be reserved.
 pub(crate) enum Refusal {
     Taken,
     Quota,

@@ -1,4 +1,5 @@
-//! What the policies are for: requests by Zipf's law with scans in between, where LRU throws away what it needs.
+//! Hit ratios of the policies: requests by Zipf's law with scans in between, where LRU evicts blocks that it
+//! needs.
 #![cfg(not(loom))]
 
 mod bed;
@@ -62,7 +63,7 @@ fn s3_fifo_and_cost_beat_lru_where_scans_come_by() {
     }
 }
 
-/// What is dear to recompute stays, what is cheap goes, at equal use.
+/// At equal use, blocks that are dear to recompute stay, and cheap ones go.
 #[test]
 fn cost_keeps_what_is_dear() {
     let catalog = catalog(PolicyKind::Cost, SLOTS);

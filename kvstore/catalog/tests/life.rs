@@ -116,7 +116,7 @@ fn leaves_go_first_whatever_the_policy() {
     }
 }
 
-/// What goes first of three blocks after they were held.
+/// Returns the first victim of three blocks after `hold` has run.
 fn first_after(policy: PolicyKind, hold: &dyn Fn(&Catalog)) -> u64 {
     let catalog = catalog(policy, 8);
     (1..=3).for_each(|block| {
@@ -128,7 +128,7 @@ fn first_after(policy: PolicyKind, hold: &dyn Fn(&Catalog)) -> u64 {
     evict(&catalog, 1).pop().expect("nobody holds a block any more")
 }
 
-/// What holds blocks for its own bookkeeping does not change which block goes first; a lease does.
+/// Pins for a holder's own bookkeeping do not change which block goes first; a lease does.
 #[test]
 fn a_pin_is_no_use() {
     for policy in POLICIES {
@@ -364,7 +364,7 @@ fn chains_are_evicted_from_their_leaves_in_whatever_order_they_came() {
             for block in &went {
                 assert!(there.remove(block), "{policy:?}, seed {seed}, step {step}: {block} was not there");
             }
-            // What came in this step came after the eviction.
+            // Blocks that came in this step came after the eviction.
             let orphaned = |&&child: &&u64| {
                 child != block && parent_of(child).is_some_and(|parent| went.contains(&parent))
             };
@@ -414,7 +414,7 @@ fn a_configuration_is_checked() {
     assert!(one.lease(TierIndex(3), &identity(1)).is_none(), "an unknown tier is a miss");
 }
 
-/// Callers who say that blocks hang on each other cannot make them stay for ever.
+/// Callers that name parents in a circle cannot make the blocks stay for ever.
 #[test]
 fn blocks_in_a_circle_are_evicted() {
     for circle in [&[1_u64, 2][..], &[1, 2, 3, 4, 5], &[5, 3, 1, 2, 4]] {

@@ -49,7 +49,7 @@ impl Slot {
         self.bytes.with(|bytes| unsafe { *bytes })
     }
 
-    /// Evicts block 1 and moves block 2 in, if nobody holds it.
+    /// Evicts block 1 and moves block 2 in, if block 1 is not pinned.
     fn replace(&self) -> Taking {
         let taking = self.records[0].take();
         if taking == Taking::Taken {
@@ -62,7 +62,7 @@ impl Slot {
     }
 }
 
-/// Two readers and the evictor: whoever has a pin reads the bytes that it asked for.
+/// Two readers and the evictor: a reader with a pin reads the bytes that it asked for.
 #[test]
 fn a_pin_holds_the_bytes() {
     loom::model(|| {

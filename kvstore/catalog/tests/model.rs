@@ -64,7 +64,7 @@ impl Oracle {
         self.main.retain(|&other| other != block);
     }
 
-    /// What every call that takes the lock does first.
+    /// Links returned blocks, as every call that takes the lock does first.
     fn take_returned(&mut self) {
         while let Some(block) = self.returned.pop() {
             if let Some(found) = self.blocks.get_mut(&block) {
@@ -166,7 +166,7 @@ impl Oracle {
         }
     }
 
-    /// What of the candidates was found in use by the eviction; the order of other policies does not show it.
+    /// Parks the candidates that the eviction found in use; the order of other policies does not show it.
     fn park_pinned(&mut self) {
         let pinned: Vec<u64> =
             self.blocks.iter().filter(|(_, block)| block.pins > 0).map(|(&at, _)| at).collect();
@@ -234,7 +234,7 @@ fn run(policy: PolicyKind, slots: u32, seed: u64) {
                     victim.into_iter().for_each(|victim| oracle.take_out(victim));
                 } else if let Some(victim) = victim {
                     drop(evicting);
-                    // It went and came back: its parent is no candidate again, it is the newest.
+                    // The block was evicted and put back: its parent is no candidate again, it is the newest.
                     let block = oracle.blocks[&victim].clone();
                     oracle.take_out(victim);
                     block.parent.into_iter().for_each(|parent| oracle.unlink(parent));

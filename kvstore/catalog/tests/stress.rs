@@ -15,7 +15,7 @@ const CHAIN: u64 = 6;
 const WORDS: usize = 4;
 const ROUNDS: u64 = 30_000;
 
-/// What the slots hold: the block's number, several times, so that a slot written meanwhile is seen.
+/// Contents of the slots: the block's number, several times, so that a slot written meanwhile is seen.
 type Slots = [[AtomicU64; WORDS]; SLOTS as usize];
 
 fn block(chain: u64, at: u64) -> u64 {
@@ -65,7 +65,7 @@ fn read(catalog: &Catalog, slots: &Slots, mut random: Random, stop: &AtomicBool)
         for (at, lease) in leases[held..].iter().enumerate() {
             assert_eq!(lease.identity(), wanted[at]);
         }
-        // Those of earlier rounds too.
+        // Leases of earlier rounds too.
         for lease in &leases {
             let number = number(&lease.identity());
             for word in &slots[lease.slot() as usize] {

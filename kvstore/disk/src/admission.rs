@@ -1,4 +1,4 @@
-//! Which blocks may be written: frequency, bandwidth, endurance.
+//! Admission of writes by frequency, bandwidth and endurance.
 //!
 //! Everything here is a function of its arguments, time included. [`Usage`] is what the SSD has been made to write:
 //! it travels in every page that the log writes, so a restart keeps it. The day's window rolls: the share of the
@@ -19,13 +19,13 @@ const DAY_S: u64 = 86_400;
 /// Bytes that the device was made to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Since the store was formatted.
+    /// Bytes since the store was formatted.
     pub total_bytes: u64,
-    /// The latest day that something was written, in days since 1970.
+    /// The latest day with a write, in days since 1970.
     pub day: u32,
-    /// On that day.
+    /// Bytes on that day.
     pub day_bytes: u64,
-    /// On the day before it.
+    /// Bytes on the day before it.
     pub previous_day_bytes: u64,
 }
 
@@ -53,9 +53,9 @@ impl Usage {
         };
         let day = day_of(unix_s);
         match day.checked_sub(self.day) {
-            // As `add` would have it.
+            // Counted as `add` would count it.
             None if is_impossible(self.day, day) => share(self.day_bytes),
-            // A clock that was set back: everything of both days counts.
+            // The clock was set back: the bytes of both days count in full.
             None => self.day_bytes.saturating_add(self.previous_day_bytes),
             Some(0) => self.day_bytes.saturating_add(share(self.previous_day_bytes)),
             Some(1) => share(self.day_bytes),
@@ -73,13 +73,13 @@ fn day_of(unix_s: u64) -> u32 {
     u32::try_from(unix_s / DAY_S).unwrap_or(u32::MAX)
 }
 
-/// The bucket of a limit; a rate of 0 never limits, and has none.
+/// Returns the bucket of a limit; `None` for a rate of 0, which never limits.
 pub(crate) fn bucket(bytes_per_second: u64, burst_bytes: u64, now: Instant) -> Option<TokenBucket> {
     let burst = NonZeroU64::new(burst_bytes).unwrap_or(NonZeroU64::MIN);
     NonZeroU64::new(bytes_per_second).map(|rate| TokenBucket::new(rate, burst, now))
 }
 
-/// Whether `bytes` may pass now; they are charged if so.
+/// Returns whether `bytes` may pass now, and charges them if so.
 pub(crate) fn passes(bucket: &mut Option<TokenBucket>, now: Instant, bytes: u64) -> bool {
     bucket.as_mut().is_none_or(|bucket| bucket.take(now, bytes, 0).is_ok())
 }
@@ -87,7 +87,7 @@ pub(crate) fn passes(bucket: &mut Option<TokenBucket>, now: Instant, bytes: u64)
 /// Limits of writes. 0 switches a limit off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionConfig {
-    /// How often a block must have been seen.
+    /// Minimum number of times that a block was seen.
     pub frequency_min: u32,
     /// Bandwidth in bytes per second.
     pub bytes_per_second: u64,
@@ -103,16 +103,16 @@ impl Default for AdmissionConfig {
     }
 }
 
-/// Whether a block may be written.
+/// Decision on the write of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may; its bytes are charged to the bandwidth.
+    /// The block may be written; its bytes are charged to the bandwidth.
     Admit,
-    /// It was not seen often enough.
+    /// The block was seen fewer than `frequency_min` times.
     TooRare,
     /// The bandwidth is used up for now.
     OverBandwidth,
-    /// The last 24 hours' bytes are used up.
+    /// The bytes of the last 24 hours are used up.
     OverEndurance,
 }
 
@@ -124,15 +124,15 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// With a full burst.
+    /// Returns an admission whose bucket holds the full burst.
     #[must_use]
     pub fn new(config: AdmissionConfig, now: Moment) -> Self {
         let bucket = bucket(config.bytes_per_second, config.burst_bytes, now.instant);
         Self { config, bucket }
     }
 
-    /// Whether a block of `bytes` that was seen `frequency` times may be written now. The endurance is judged before
-    /// the bandwidth is charged, so a refusal costs nothing.
+    /// Decides whether a block of `bytes` that was seen `frequency` times may be written now. The endurance is
+    /// checked before the bandwidth is charged, so a refusal costs nothing.
     pub fn decide(&mut self, frequency: u32, bytes: u64, usage: &Usage, now: Moment) -> Verdict {
         let limit = self.config.bytes_per_day;
         if frequency < self.config.frequency_min {

@@ -1,11 +1,11 @@
-//! What a store is made of and how it behaves. The defaults exist here only.
+//! Areas and settings of a store. The defaults exist here only.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::DiskError;
 use crate::format::PAGE_BYTES;
 
-/// Most areas of a row.
+/// Maximum number of areas of a row.
 pub const STRIPES_MAX: u32 = 64;
 
 /// One contiguous range that becomes one segment.
@@ -29,7 +29,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// The present.
+    /// Returns the present time of both clocks.
     #[must_use]
     pub fn now() -> Self {
         let unix_s =
@@ -47,26 +47,26 @@ pub struct DiskConfig {
     pub slot_bytes: u32,
     /// Longest opaque bytes (token ids) kept beside a block, 0 to 1024.
     pub meta_bytes_max: u16,
-    /// Number of areas that form a row: slot n of a row lies in its area n mod `stripes`, so that blocks which are written one after
-    /// the other use one device each. 1 to [`STRIPES_MAX`], and a divisor of the number of areas. Decides the numbers of slots alone,
-    /// and may be another one the next time.
+    /// Number of areas that form a row: slot n of a row lies in its area n mod `stripes`, so that consecutive
+    /// slots are on different devices. 1 to [`STRIPES_MAX`], and a divisor of the number of areas. Only the
+    /// numbering of slots depends on it, so it may change between starts.
     pub stripes: u32,
-    /// Whether areas that hold something else are formatted anew. Blank areas always are.
+    /// Whether areas with other contents are formatted anew. Blank areas always are.
     pub reformat: bool,
-    /// Reads and writes of blocks that may be under way, 1 to 65536.
+    /// Maximum number of reads and writes of blocks in flight, 1 to 65536.
     pub operations_max: u32,
-    /// Longest time a record waits for others to share its table write, 0 to 10 s.
+    /// Maximum time that a record waits for more records to share its table write, 0 to 10 s.
     pub table_delay: Duration,
-    /// Table writes that may be under way, 1 to 1024.
+    /// Maximum number of table writes in flight, 1 to 1024.
     pub table_writes_max: u32,
     /// A request without an answer for this long makes the log unavailable, 10 ms to 10 min.
     pub operation_timeout: Duration,
     /// First pause before an unavailable device is tried again; doubles up to 32 times itself.
     pub probe_interval: Duration,
-    /// Bytes that one `poll` checksums at most before it returns, at least 64 KiB.
+    /// Maximum number of bytes that one `poll` checksums, at least 64 KiB.
     pub checksum_bytes_per_poll: usize,
-    /// Shortest run of forgotten slots that is told to the device (TRIM); 0: never. On a file this punches a hole,
-    /// which undoes preallocation, so it is meant for raw devices.
+    /// Minimum length in bytes of a run of forgotten slots that is discarded (TRIM); 0: never. On a file this
+    /// punches a hole, which undoes preallocation, so it is meant for raw devices.
     pub trim_bytes_min: u64,
     /// Rate limit of TRIM in bytes per second.
     pub trim_bytes_per_second: u64,
@@ -93,7 +93,7 @@ impl Default for DiskConfig {
 }
 
 impl DiskConfig {
-    /// The first setting that is out of range, named with its value.
+    /// Checks the ranges of the settings. The error names the first one that is out of range, and its value.
     pub fn validate(&self) -> Result<(), DiskError> {
         let check = |object: &str, valid: bool, value: String, range: &str| {
             if valid {

@@ -1,17 +1,17 @@
-//! What goes into a log and what comes out: blocks, refusals, outcomes.
+//! Inputs and results of a log: blocks, refusals, outcomes.
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_io::IoErrorKind;
 
-/// What is stored beside a payload.
+/// Description of a block, stored beside its payload.
 #[derive(Debug, Clone, Copy)]
 pub struct Block<'a> {
     /// The block.
     pub identity: BlockIdentity,
-    /// The block before it.
+    /// Identity of the preceding block of the chain.
     pub parent: BlockIdentity,
-    /// Whose quota.
+    /// Tenant whose quota the block counts against.
     pub tenant: u32,
     /// `dataplane-checksum` of the payload, as it was when the block was made: bytes that were damaged since then are found when they
     /// are read.
@@ -20,29 +20,30 @@ pub struct Block<'a> {
     pub meta: &'a [u8],
 }
 
-/// An operation was not begun; the memory comes back.
+/// A refused operation, with the memory that was passed in.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
+    /// Reason of the refusal.
     pub reason: RefusedReason,
-    /// What was given.
+    /// The memory that was passed in.
     pub memory: SlotRef,
 }
 
-/// Why an operation was not begun.
+/// Reason why an operation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedReason {
-    /// As many as are allowed are under way: poll, then try again.
+    /// The maximum number of operations is in flight: poll, then try again.
     Full,
-    /// An earlier write to this slot is under way.
+    /// An earlier write to this slot is in flight.
     SlotBusy,
-    /// The device failed and is being probed; for a write also: its writes fail, and it rests from them.
+    /// The device failed and is being probed; for a write also: writes failed in a row and are refused for a
+    /// while.
     Unavailable,
     /// No such slot, or lengths that do not fit into it or into the memory: a fault of the caller.
     Invalid,
 }
 
-/// Why a read is a miss.
+/// Reason of a read miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissReason {
     /// The bytes are not what was written: torn, lost, misdirected or rotten. The block was forgotten.
@@ -64,7 +65,7 @@ pub enum ReadCheck {
     Caller,
 }
 
-/// How a read ended.
+/// Result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
     /// The memory holds the block.
@@ -77,44 +78,44 @@ pub enum ReadOutcome {
         /// Bytes of the payload.
         bytes: u32,
     },
-    /// It does not; its contents are undefined.
+    /// The block could not be read; the contents of the memory are undefined.
     Miss(MissReason),
 }
 
-/// How a write ended.
+/// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteOutcome {
     /// The block can be read. Its record follows with the next table write.
     Stored,
-    /// The slot was forgotten meanwhile; it is free.
+    /// The slot was forgotten during the write; it is free.
     Superseded,
-    /// It could not be written; the slot is free.
+    /// The write failed; the slot is free.
     Failed(IoErrorKind),
 }
 
-/// Something is over.
+/// A completed operation.
 #[derive(Debug)]
 pub enum Done {
     /// A write.
     Written {
         /// The caller's number.
         token: u64,
-        /// Where.
+        /// Slot of the block.
         slot: u32,
         /// The payload's memory; `None` when the device still holds it after a timeout.
         memory: Option<SlotRef>,
-        /// How.
+        /// Result of the write.
         outcome: WriteOutcome,
     },
     /// A read.
     Read {
         /// The caller's number.
         token: u64,
-        /// Where.
+        /// Slot of the block.
         slot: u32,
         /// The target's memory; `None` when the device still holds it after a timeout.
         memory: Option<SlotRef>,
-        /// How.
+        /// Result of the read.
         outcome: ReadOutcome,
     },
     /// A flush: the records of all writes that were reported before it are on the disk.
@@ -128,11 +129,11 @@ pub enum Done {
     },
 }
 
-/// How a log was closed.
+/// Result of closing a log.
 #[derive(Debug)]
 pub struct Closed {
     /// Whether every record is on stable storage.
     pub is_clean: bool,
-    /// What was over by then.
+    /// Operations that completed before the log was closed.
     pub done: Vec<Done>,
 }

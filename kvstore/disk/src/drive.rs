@@ -1,7 +1,8 @@
-//! What `poll` does: hand over, collect, verify, write tables, notice what does not answer.
+//! The work of `poll`: submit requests, collect completions, verify, write tables, check timeouts.
 //!
-//! Bounded: [`COMPLETIONS_PER_POLL`] completions, `checksum_bytes_per_poll` bytes of checksums, `table_writes_max` table
-//! pages, one TRIM. A payload of several MiB is verified over several polls, with others' completions in between.
+//! Bounded: [`COMPLETIONS_PER_POLL`] completions, `checksum_bytes_per_poll` bytes of checksums,
+//! `table_writes_max` table pages, one TRIM. A payload of several MiB is verified over several polls, between
+//! which other operations complete.
 
 use std::time::Instant;
 
@@ -14,11 +15,11 @@ use crate::operation::{OperationId, Purpose};
 use crate::table::TableWrite;
 use crate::{DiskCounters, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, WriteOutcome};
 
-/// Completions that one `poll` takes from the engine.
+/// Maximum number of completions that one `poll` takes from the engine.
 pub(crate) const COMPLETIONS_PER_POLL: usize = 64;
 
 impl DiskLog {
-    /// Does what can be done now and appends what is over to `done`; returns how many that were.
+    /// Does the work that can be done now and appends completed operations to `done`; returns their number.
     pub fn poll(&mut self, now: Moment, done: &mut Vec<Done>) -> usize {
         self.now = now;
         self.hand_over();
@@ -38,7 +39,7 @@ impl DiskLog {
         count
     }
 
-    /// When `poll` has something to do even if nothing completes.
+    /// Time at which `poll` has work to do even if nothing completes.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let now = self.now.instant;
@@ -61,7 +62,7 @@ impl DiskLog {
         [tables, timeout, probe, trim].into_iter().flatten().min()
     }
 
-    /// Gives the engine what it has room for.
+    /// Submits queued requests as long as the engine has room, and flushes the engine.
     pub(crate) fn hand_over(&mut self) {
         for _ in 0..self.unsubmitted.len() {
             let Some(id) = self.unsubmitted.pop_front() else { break };
@@ -73,20 +74,20 @@ impl DiskLog {
         if std::mem::take(&mut self.is_unflushed)
             && let Err(error) = self.engine.flush()
         {
-            // What the engine has not handed over is tried again at the next call.
+            // Flush again at the next call: the engine may not have handed all requests over.
             self.is_unflushed = true;
             self.note_failure(error.kind, Direction::Read);
         }
     }
 
-    /// Queues an operation behind those that wait already.
+    /// Submits an operation, or queues it behind the operations that wait already.
     pub(crate) fn submit(&mut self, id: OperationId) {
         if !self.unsubmitted.is_empty() || !self.submit_pieces(id) {
             self.unsubmitted.push_back(id);
         }
     }
 
-    /// Whether the engine has all of it.
+    /// Submits the operation's requests. Returns whether the engine has accepted all of them.
     fn submit_pieces(&mut self, id: OperationId) -> bool {
         let transfer_bytes_max = self.engine.geometry().transfer_bytes_max;
         let Some(operation) = self.operations.get(id) else { return true };
@@ -114,7 +115,7 @@ impl DiskLog {
         }
     }
 
-    /// All of an operation's requests are over.
+    /// Called when all requests of an operation have completed.
     pub(crate) fn end_io(&mut self, id: OperationId) {
         let Some(operation) = self.operations.get(id) else { return };
         let has_failed = operation.failure.is_some();

@@ -1,24 +1,26 @@
+//! Errors of the disk log.
+
 use kvstore_io::IoError;
 
-/// Why a store could not be opened, formatted, inspected or closed.
+/// Errors of opening, formatting, inspecting and closing a store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiskError {
     /// The configuration cannot work on these areas.
     #[error("disk tier: {object}: {reason}")]
     Configuration {
-        /// Which key or area.
+        /// The configuration key or area.
         object: String,
-        /// What is wrong with it, with the numbers.
+        /// The fault, with the numbers.
         reason: String,
     },
     /// The area holds a store of another layout. Nothing was written.
     #[error("segment {segment} holds {found}, but {wanted} was configured; `reformat` would discard it")]
     Mismatch {
-        /// Which segment.
+        /// Number of the segment.
         segment: u32,
-        /// What is there.
+        /// Description of the store that the segment holds.
         found: String,
-        /// What was asked for.
+        /// Description of the store that the configuration asks for.
         wanted: String,
     },
     /// The area holds bytes that are no store. Nothing was written.
@@ -26,29 +28,29 @@ pub enum DiskError {
         "segment {segment} at {offset:#x} of file {file} holds bytes that are no store; `reformat` would overwrite them"
     )]
     NotAStore {
-        /// Which segment.
+        /// Number of the segment.
         segment: u32,
-        /// Its file.
+        /// Number of the segment's file.
         file: u32,
-        /// Where it starts.
+        /// First byte of the segment in the file.
         offset: u64,
     },
     /// The engine failed.
     #[error("disk tier: {operation}: {source}")]
     Io {
-        /// What the store was doing.
+        /// The step that failed.
         operation: &'static str,
-        /// What the engine said.
+        /// Error of the engine.
         source: IoError,
     },
     /// The engine did not complete a request in time.
     #[error("disk tier: {operation}: {in_flight} requests without an answer after {waited_ms} ms")]
     Timeout {
-        /// What the store was doing.
+        /// The step that timed out.
         operation: &'static str,
-        /// How many requests are missing.
+        /// Number of requests without an answer.
         in_flight: usize,
-        /// For how long.
+        /// Time waited, in milliseconds.
         waited_ms: u128,
     },
 }

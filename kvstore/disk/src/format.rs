@@ -34,15 +34,16 @@ pub use record::{
 
 /// Bytes of a page, and the unit of every request.
 pub const PAGE_BYTES: usize = 4096;
-/// Where records begin in a table page.
+/// Offset of the first record in a table page.
 pub const RECORDS_AT: usize = 64;
 /// Bytes of a record before its meta bytes.
 pub const RECORD_BYTES: usize = 72;
 
-/// Sequences and generations beyond this are nobody's: a store that wrote a page each nanosecond would need 146 years.
+/// Maximum valid sequence and generation; larger ones are damage. At one page each nanosecond a store needs 146
+/// years to get there.
 const COUNTER_MAX: u64 = 1 << 62;
 
-/// Whether nothing was ever written there.
+/// Whether all bytes are zero, as in an area that was never written.
 #[must_use]
 pub fn is_blank(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)

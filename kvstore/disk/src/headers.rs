@@ -1,8 +1,9 @@
-//! The headers of segments: written, found, judged, restored.
+//! The headers of segments: writing, finding, checking, restoring.
 //!
-//! Segment 0's header is written last when a store is formatted, so a store whose segment 0 names it is complete. A
-//! segment that names another store, or whose header is lost, takes part all the same: its pages and records say
-//! themselves where they belong. What is not ours, or of another layout, is refused and left as it is.
+//! Segment 0's header is written last when a store is formatted, so a store whose segment 0 names it is
+//! complete. A segment that names another store, or whose header is lost, takes part all the same: its pages
+//! and records carry the store id, segment and slot that they belong to. Foreign bytes, and stores of another
+//! layout, are refused and left as they are.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -67,13 +68,13 @@ fn header_pages(
     })
 }
 
-/// What one header page said; `None` when the medium kept it.
+/// Result of decoding one header page; `None` when it could not be read.
 type FoundHeader = Option<Result<(PageHeader, SegmentHeader), PageError>>;
 
-/// What one segment's two header pages said.
+/// State of a segment, by its two header pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum HeaderState {
-    /// And which of the copies do not say so.
+    /// The newest valid header, and for each copy whether it has to be written again.
     Valid(PageHeader, SegmentHeader, [bool; 2]),
     Version(u16),
     Blank,
@@ -90,14 +91,15 @@ pub(crate) struct Headers {
 }
 
 impl Headers {
-    /// Reads them; `None` when the areas are to be formatted.
+    /// Reads the headers; `None` when the areas are to be formatted.
     pub(crate) fn find(
         engine: &mut dyn IoEngine,
         config: &DiskConfig,
         segments: &[SegmentLayout],
     ) -> Result<Option<Self>, DiskError> {
         let (states, failure) = read_headers(engine, config.operation_timeout, segments)?;
-        // A device that gives back no header, and does not say that it lost them, is not to be formatted.
+        // A device that returns no header, and does not report them as lost by the medium, must not be
+        // formatted.
         if let Some(kind) = failure {
             let (engine, operation) =
                 (engine.name(), format!("read the headers of {} segments", segments.len()));
@@ -105,7 +107,7 @@ impl Headers {
             let source = IoError { engine, operation, kind, reason };
             return Err(DiskError::Io { operation: "open", source });
         }
-        // The first segment decides. If its header is lost, the others still know.
+        // The first segment decides. If its header is lost, the other segments still carry the store id.
         let valid = states.iter().find_map(|state| match state {
             HeaderState::Valid(page, ..) => Some(*page),
             _ => None,
@@ -127,7 +129,7 @@ impl Headers {
         Ok(Some(headers))
     }
 
-    /// What forbids to use these areas as they are.
+    /// The first reason why these areas cannot be used as they are.
     fn problem(
         config: &DiskConfig,
         segments: &[SegmentLayout],
@@ -152,7 +154,7 @@ impl Headers {
                         "a store of format {version}, which this program does not read"
                     ));
                 }
-                // No damage makes both copies look like this, as they lie far apart.
+                // Damage cannot make both copies look foreign, as they lie far apart.
                 HeaderState::Foreign => {
                     let Area { file, offset, .. } = layout.area;
                     return Some(DiskError::NotAStore { segment: layout.segment, file, offset });
@@ -166,8 +168,8 @@ impl Headers {
         None
     }
 
-    /// Writes the headers that are not as they should be, and no others; how many copies. A copy that the medium
-    /// refuses stays lost: the other one serves.
+    /// Writes only the headers that are missing or differ; returns the number of copies written. A copy that
+    /// the medium refuses stays lost: the other copy serves.
     pub(crate) fn restore(
         &self,
         engine: &mut dyn IoEngine,
@@ -209,8 +211,8 @@ pub(crate) fn later(one: Usage, other: Usage) -> Usage {
     if other.total_bytes > one.total_bytes { other } else { one }
 }
 
-/// What the headers say; and how reading them failed, when none could be read and one for another reason than that the
-/// medium lost it.
+/// Reads the headers. Also returns the kind of the last failure if no header could be read and one failed for
+/// another reason than a media error.
 pub(crate) fn read_headers(
     engine: &mut dyn IoEngine,
     timeout: Duration,
@@ -243,7 +245,7 @@ pub(crate) fn read_headers(
 
 fn judge_headers(segment: u32, copies: [FoundHeader; 2]) -> HeaderState {
     let valid = || copies.iter().flatten().filter_map(|copy| copy.as_ref().ok());
-    // One copy that names another segment was written here by mistake. Two are another segment.
+    // One copy that names another segment was misdirected to this place. Two copies are another segment's area.
     let here = || valid().filter(|(page, _)| page.segment == segment);
     let newest = here().max_by_key(|(page, _)| page.sequence);
     if let Some((page, header)) = newest.or_else(|| valid().max_by_key(|(page, _)| page.sequence)) {

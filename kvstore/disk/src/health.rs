@@ -1,12 +1,13 @@
-//! Whether the device answers, and what happens when it does not.
+//! Health of the device: detection of failures, outages and probing.
 //!
-//! An engine that reports a failed device, or that does not answer for `operation_timeout`, makes the log unavailable:
-//! everything then ends at once as a miss or is refused, until a read of the first header succeeds. So does one whose
-//! reads fail one after the other, whatever it calls that: no medium loses all that is asked for. Memory that the
-//! engine still holds is not given back, since the device may yet write into it.
+//! An engine that reports a failed device, or that does not answer for `operation_timeout`, makes the log
+//! unavailable: every operation then ends at once as a miss or is refused, until a read of the first header
+//! succeeds. So do failures of reads in a row, whatever their kind: a medium does not lose everything that is
+//! read. Memory that the engine still holds is not given back, since the device may yet write into it.
 //!
-//! Writes are judged apart. A device that is full, worn out or write protected still reads: when only its writes fail,
-//! they are refused for a while, and those that come after that show whether it takes them again.
+//! Writes are judged apart. A device that is full, worn out or write protected still reads: when only its
+//! writes fail, they are refused for a while, and the writes after that pause show whether the device accepts
+//! them again.
 
 use std::time::{Duration, Instant};
 
@@ -16,28 +17,28 @@ use crate::layout::Copy2;
 use crate::operation::{OperationId, Purpose};
 use crate::{DiskCounters, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
 
-/// Failures of reads in a row that make the log unavailable, and of writes that make it refuse them.
+/// Consecutive failures of reads that make the log unavailable, and of writes that make it refuse writes.
 const FAILURES_MAX: u32 = 8;
-/// The pause between probes doubles until it is this many times the first.
+/// Maximum pause between probes, as a multiple of the first; the pause doubles until then.
 const PROBE_BACKOFF_MAX: u32 = 32;
 
 /// Whether the device answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Available,
-    /// The next probe, and the pause after it in units of the first.
+    /// Time of the next probe, and the pause after it in units of the first.
     Unavailable {
         probe_at: Instant,
         backoff: u32,
     },
 }
 
-/// How writes go while reads do not fail.
+/// Health of writes while reads succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WriteHealth {
-    /// Failures in a row.
+    /// Consecutive failures of writes.
     failures: u32,
-    /// They are refused until then.
+    /// End of the pause during which writes are refused.
     pub(crate) refused_until: Option<Instant>,
     /// The next pause in units of the first.
     backoff: u32,
@@ -76,7 +77,7 @@ impl DiskLog {
             }
             (_, Direction::Write) => {
                 self.writes.failures += 1;
-                // Those that were under way when a pause began say nothing new.
+                // Failures of writes that were in flight when the pause began do not extend it.
                 if self.writes.failures >= FAILURES_MAX && self.can_write() {
                     let pause = self.config.probe_interval * self.writes.backoff;
                     self.writes.refused_until = Some(self.now.instant + pause);
@@ -86,7 +87,8 @@ impl DiskLog {
         }
     }
 
-    /// The device is gone: what the engine has not got ends now, the rest when the engine says so or time is up.
+    /// Makes the log unavailable. Operations that the engine has none of end now, the rest when the engine
+    /// answers or times out.
     fn suspend(&mut self) {
         if !self.is_available() {
             return;
@@ -127,12 +129,12 @@ impl DiskLog {
         is_due
     }
 
-    /// Reports an operation that the engine does not answer. Its place stays taken until it does.
+    /// Reports an operation that timed out. Its entry stays in use until the engine answers.
     fn abandon(&mut self, id: OperationId) {
         let Some(operation) = self.operations.get(id) else { return };
         DiskCounters::add(&self.counters.timeouts, 1);
         if operation.withdraw(IoErrorKind::Device) {
-            // The engine never got it.
+            // The engine holds none of its requests.
             self.end_io(id);
         } else {
             operation.is_abandoned = true;
@@ -170,7 +172,7 @@ impl DiskLog {
 
     pub(crate) fn end_probe(&mut self, id: OperationId) {
         let Some(operation) = self.operations.get(id) else { return };
-        // A page that the medium says it lost is an answer too.
+        // A media error is an answer too.
         let is_answered = matches!(operation.failure, None | Some(IoErrorKind::Media));
         self.spare_pages.extend(operation.page.take());
         self.operations.end(id);

@@ -1,4 +1,4 @@
-//! What lies in segments, for people: `kvasir inspect segments`. Reads only; never the hot path.
+//! Contents of segments, for people: `kvasir inspect segments`. Reads only; never the hot path.
 
 use std::time::Duration;
 
@@ -10,39 +10,39 @@ use crate::layout::{SegmentLayout, check_area, check_engine};
 use crate::scan::scan_tables;
 use crate::{Area, DiskError, Usage};
 
-/// Whether a segment can be read.
+/// State of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
-    /// At least one copy of its header is whole.
+    /// At least one copy of the header is whole.
     Valid,
-    /// Nothing was ever written to either.
+    /// Neither copy of the header was ever written.
     Blank,
-    /// Both are lost, or describe a segment that cannot be in this area.
+    /// Both copies of the header are lost, or describe a segment that cannot be in this area.
     Damaged,
-    /// Bytes that are no store.
+    /// The area holds bytes that are no store.
     Foreign,
-    /// A store of a version that this program does not know.
+    /// A store of a format version that this program does not know.
     Version(u16),
 }
 
-/// What one area holds. The counts are zero unless it is valid.
+/// Contents of one area. The counts are zero unless the segment is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentSummary {
-    /// Where.
+    /// The area.
     pub area: Area,
-    /// Whether it can be read.
+    /// State of the segment.
     pub state: SegmentState,
-    /// Its header.
+    /// Header of the segment, if one was read.
     pub header: Option<SegmentHeader>,
-    /// Its number.
+    /// Number of the segment.
     pub segment: u32,
-    /// Which formatting it belongs to.
+    /// Id of the store, new with each formatting.
     pub store_id: u64,
     /// Copies of the header that are not whole.
     pub headers_damaged: u32,
     /// Copies of table pages that are whole.
     pub pages_valid: u64,
-    /// Copies that are damaged or cannot be read.
+    /// Copies of table pages that are damaged or cannot be read.
     pub pages_damaged: u64,
     /// Slots with a block, by the newest whole pages.
     pub live: u32,
@@ -54,18 +54,18 @@ pub struct SegmentSummary {
     pub records_damaged: u32,
     /// Seconds since 1970 of the oldest block.
     pub oldest_written_at_s: Option<u32>,
-    /// And of the newest.
+    /// Seconds since 1970 of the newest block.
     pub newest_written_at_s: Option<u32>,
     /// The latest sequence number.
     pub sequence: u64,
 }
 
-/// What all areas hold.
+/// Contents of all areas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// One for each area.
     pub segments: Vec<SegmentSummary>,
-    /// What the device was made to write.
+    /// Bytes that the device was made to write.
     pub usage: Usage,
 }
 
@@ -75,7 +75,7 @@ pub fn inspect(engine: &mut dyn IoEngine, areas: &[Area], timeout: Duration) -> 
     let mut summary = Summary { segments: Vec::with_capacity(areas.len()), usage: Usage::default() };
     for (&area, segment) in areas.iter().zip(0..) {
         check_area(&area, segment, engine.geometry())?;
-        // Where the headers lie depends on the area only.
+        // The place of the headers depends on the area only.
         let place = SegmentLayout::new(area, segment, PAGE_BYTES as u32, 0).ok_or_else(|| {
             DiskError::Configuration {
                 object: format!("area {segment}"),

@@ -1,11 +1,12 @@
-//! Where things lie in a segment: two copies of the header page, two copies of the table, slots.
+//! Layout of a segment: two copies of the header page, two copies of the table, slots.
 //!
 //! ```text
 //! header A | table A: n pages | table B: n pages | slot 0 | slot 1 | ... | header B
 //! ```
 //!
-//! No one misdirected write reaches both copies of a header. The copies of a table page lie a whole table apart: a
-//! device that keeps 16 KiB together loses at most neighbours of the same copy when power fails in a write.
+//! A single misdirected write cannot reach both copies of a header. The copies of a table page lie a whole
+//! table apart: a device that writes units of 16 KiB loses at most neighbours of the same copy when power fails
+//! in a write.
 
 use std::ops::Range;
 
@@ -16,7 +17,7 @@ use crate::{Area, DiskConfig, DiskError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Which of two copies.
+/// One of the two copies of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copy2 {
     A,
@@ -32,7 +33,7 @@ impl Copy2 {
     }
 }
 
-/// The arithmetic of one segment.
+/// Offsets and numbers of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentLayout {
     pub(crate) area: Area,
@@ -51,8 +52,9 @@ pub(crate) struct SegmentLayout {
 }
 
 impl SegmentLayout {
-    /// As many slots as the area has room for; `None` when that is not even one. The table takes at most a thirteenth
-    /// of the area with the longest meta bytes and the smallest slots, whatever a header on the disk says.
+    /// Returns a layout with as many slots as fit into the area; `None` when not even one does. The table takes
+    /// at most a thirteenth of the area with the longest meta bytes and the smallest slots, whatever a header
+    /// on the disk says.
     pub(crate) fn new(area: Area, segment: u32, slot_bytes: u32, meta_bytes_max: u16) -> Option<Self> {
         if slot_bytes == 0 || !slot_bytes.is_multiple_of(PAGE_BYTES as u32) || area.bytes < 2 * PAGE {
             return None;
@@ -83,7 +85,7 @@ impl SegmentLayout {
         })
     }
 
-    /// Number in the store of one of its slots.
+    /// Returns the number in the store of a slot of this segment.
     pub(crate) fn slot_number(&self, slot: u32) -> u32 {
         self.row_first + slot * self.stripes + self.column
     }
@@ -114,13 +116,13 @@ impl SegmentLayout {
         slot / self.records_per_page
     }
 
-    /// The slots whose records a page holds.
+    /// Slots whose records a page holds.
     pub(crate) fn slots_of(&self, page: u32) -> Range<u32> {
         let first = page * self.records_per_page;
         first..(first + self.records_per_page).min(self.slots)
     }
 
-    /// Where a slot's record lies in one copy of the table.
+    /// Range of a slot's record in one copy of the table.
     pub(crate) fn record_range(&self, slot: u32) -> Range<usize> {
         let page = self.page_of(slot) as usize;
         let index = (slot % self.records_per_page) as usize;
@@ -143,7 +145,7 @@ impl SegmentLayout {
     }
 }
 
-/// Lays out every area, or says which one cannot be used.
+/// Computes the layout of every area; the error names an area that cannot be used.
 pub(crate) fn plan(
     config: &DiskConfig,
     areas: &[Area],
@@ -208,7 +210,7 @@ pub(crate) fn check_engine(geometry: &Geometry) -> Result<(), DiskError> {
     Err(DiskError::Configuration { object: "engine".to_owned(), reason })
 }
 
-/// Whether an area lies in its file, on pages.
+/// Checks that an area lies in its file and is aligned to pages.
 pub(crate) fn check_area(area: &Area, segment: u32, geometry: &Geometry) -> Result<(), DiskError> {
     let refused = |reason: String| DiskError::Configuration { object: format!("area {segment}"), reason };
     let Some(&file_bytes) = geometry.files.get(area.file as usize) else {

@@ -1,18 +1,24 @@
 //! The SSD tier: blocks in fixed slots of segments, with the checksums that their makers took.
 //!
 //! * [`DiskLog`]: reads and writes of slots over any [`kvstore_io::IoEngine`]; one thread, driven by `poll`.
-//! * [`Recovered`], [`Report`]: what opening a store finds. Payloads are not read then.
-//! * [`Admission`], [`Usage`]: which blocks may be written: frequency, bandwidth, endurance.
-//! * [`inspect`]: what lies in segments, for people.
+//! * [`Recovered`], [`Report`]: result of opening a store. Opening does not read payloads.
+//! * [`Admission`], [`Usage`]: admission of writes by frequency, bandwidth and endurance.
+//! * [`inspect`]: contents of segments, for people.
 //! * [`mod@format`]: the bytes on the disk.
 //!
-//! Invariants: a read is `Verified` only if its bytes have the checksum that the record says, so torn, lost, misdirected, stale and
-//! rotten bytes are misses, and so are bytes that were damaged in memory before they were written; a record counts only in its own
-//! place (its CRC begins with store, segment and slot) and is written after its payload; the newest whole copy of a table page is never written over; nothing that lies on the disk
-//! can make this crate panic or allocate more than the areas' size implies.
+//! Invariants: a read is `Verified` only if its bytes have the checksum of the record, so torn, lost,
+//! misdirected,
+//! stale and rotten bytes are misses, and so are bytes that were damaged in memory before they were written; a
+//! record
+//! counts only in its own place (its CRC begins with store, segment and slot) and is written after its payload;
+//! the
+//! newest whole copy of a table page is never written over; no contents of the disk can make this crate panic
+//! or
+//! allocate more than the areas' size implies.
 //!
 //! A read is one request of the payload rounded up to 4 KiB: the record is in memory, so a block costs what the
-//! same request costs `fio`. A record header in front of each payload would also have served recovery, but makes
+//! same request costs `fio`. A record header in front of each payload would also have served recovery, but
+//! makes
 //! every read 4 KiB longer: twice the bytes for a block of 4 KiB.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! [`DiskLog`]: what its owner calls. `drive.rs` is what happens in `poll`.
+//! [`DiskLog`]: the public calls. `drive.rs` holds what `poll` does.
 //!
 //! One thread. `read`, `write` and `forget` queue and return; `poll` hands over to the engine, collects, verifies,
 //! writes tables and reports. Hot path (`read`, `write`, `poll`): no lock, no allocation, no system call but the
@@ -22,18 +22,18 @@ use crate::{
     Refused, RefusedReason, Usage,
 };
 
-/// What a slot is used for.
+/// State of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotUse {
-    /// Its old bytes are still on the device.
+    /// Holds no block; the device was not told to discard the old bytes.
     Free,
-    /// The device was told to forget them, or there were none.
+    /// Holds no block; the old bytes were discarded (TRIM), or none were written.
     Blank,
     Writing,
     Live,
 }
 
-/// A flush that was asked for.
+/// A flush that was requested.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flush {
     pub(crate) token: u64,
@@ -47,12 +47,12 @@ pub struct DiskLog {
     pub(crate) tables: Tables,
     pub(crate) slots: Vec<SlotUse>,
     pub(crate) operations: Operations,
-    /// Block operations under way, of `operations_max`.
+    /// Reads and writes of blocks in flight, at most `operations_max`.
     pub(crate) block_operations: u32,
     pub(crate) table_writes: u32,
-    /// Operations with pieces that the engine has not got.
+    /// Operations with requests that the engine has not accepted yet.
     pub(crate) unsubmitted: VecDeque<OperationId>,
-    /// Reads whose payload is to be verified.
+    /// Reads whose payload is yet to be verified.
     pub(crate) unverified: VecDeque<OperationId>,
     pub(crate) ready: VecDeque<Done>,
     pub(crate) completions: Vec<Completion>,
@@ -60,7 +60,7 @@ pub struct DiskLog {
     pub(crate) is_unflushed: bool,
     pub(crate) flush: Option<Flush>,
     pub(crate) health: Health,
-    /// Failures of reads in a row.
+    /// Consecutive failures of reads.
     pub(crate) failures: u32,
     pub(crate) writes: WriteHealth,
     pub(crate) timeouts_checked: Instant,
@@ -69,7 +69,7 @@ pub struct DiskLog {
     pub(crate) usage: Usage,
     pub(crate) now: Moment,
     pub(crate) counters: Arc<DiskCounters>,
-    /// A test's fault: whatever was read counts as verified.
+    /// Fault injected by tests: every payload that was read counts as verified.
     #[cfg(test)]
     pub(crate) trusts_device: bool,
 }
@@ -114,7 +114,7 @@ impl DiskLog {
         }
     }
 
-    /// Slots are used as the tables say.
+    /// Sets the state of each slot from the tables.
     pub(crate) fn adopt_tables(&mut self) {
         for slot in 0..self.tables.slots() {
             self.slots[slot as usize] = match self.tables.record(slot).map(|record| record.state) {
@@ -125,18 +125,18 @@ impl DiskLog {
         }
     }
 
-    /// Tells the engine of memory that payloads lie in.
+    /// Registers memory that holds payloads with the engine.
     pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), DiskError> {
         self.engine.register(slab).map_err(|source| DiskError::Io { operation: "register memory", source })
     }
 
-    /// Slots of the store.
+    /// Number of slots of the store.
     #[must_use]
     pub fn slot_count(&self) -> u32 {
         self.tables.slots()
     }
 
-    /// The block that a slot holds, as it was written; `None` when it holds none.
+    /// Returns the block that a slot holds, as it was written; `None` when the slot is empty.
     #[must_use]
     pub fn block(&self, slot: u32) -> Option<Block<'_>> {
         let record = (slot < self.slot_count()).then(|| self.tables.live(slot)).flatten()?;
@@ -144,13 +144,13 @@ impl DiskLog {
         Some(Block { identity, parent, tenant, checksum, meta: self.tables.meta(slot) })
     }
 
-    /// What it did.
+    /// Counters of this log.
     #[must_use]
     pub fn counters(&self) -> &Arc<DiskCounters> {
         &self.counters
     }
 
-    /// What the device was made to write, for admission.
+    /// Bytes that the device was made to write, for admission.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.usage
@@ -175,9 +175,9 @@ impl DiskLog {
         self.block_operations as usize
     }
 
-    /// Begins to write the first `bytes` of `payload` into a slot. What the slot held is forgotten at once. Up to the
-    /// next 4 KiB, bytes behind the payload reach the disk as well; they are never given out. Nobody may write the
-    /// payload until it comes back.
+    /// Begins to write the first `bytes` of `payload` into a slot. The slot's previous block is forgotten at
+    /// once. Up to the next 4 KiB, bytes behind the payload reach the disk as well; reads never return them.
+    /// The payload must not be written to until it comes back.
     pub fn write(
         &mut self,
         slot: u32,
@@ -291,8 +291,8 @@ impl DiskLog {
         self.submit(id);
     }
 
-    /// The slot's block is not wanted any more; whether there was one. The tombstone follows with the next table
-    /// write of its page. A write that is under way ends as superseded.
+    /// Forgets the block in a slot; returns whether there was one. The tombstone follows with the next table
+    /// write of its page. A write in flight ends as superseded.
     pub fn forget(&mut self, slot: u32) -> bool {
         match self.slots.get(slot as usize) {
             Some(SlotUse::Live) => {
@@ -314,8 +314,8 @@ impl DiskLog {
         !std::mem::replace(&mut operation.is_superseded, true)
     }
 
-    /// Writes all records that are not on the disk, without waiting for more to share a page. With `sync` the files
-    /// are then put on stable storage, which blocks. False when an earlier flush is under way.
+    /// Writes all records that are not on the disk, without waiting for more to share a page. With `sync` the
+    /// files are then put on stable storage, which blocks. Returns false when an earlier flush is in flight.
     pub fn flush(&mut self, token: u64, sync: bool) -> bool {
         if self.flush.is_some() {
             return false;
@@ -331,7 +331,7 @@ impl DiskLog {
         self.engine.waker()
     }
 
-    /// Sleeps until `poll` would find something, until woken, or until the moment given; may return early.
+    /// Sleeps until `poll` has something to do, until woken, or until the given time; may return early.
     pub fn wait(&mut self, until: Option<Instant>) -> Result<(), DiskError> {
         let deadline = [until, self.next_deadline()].into_iter().flatten().min();
         if deadline.is_some_and(|deadline| deadline <= self.now.instant) {
@@ -341,11 +341,12 @@ impl DiskLog {
         self.engine.wait(deadline).map_err(|source| DiskError::Io { operation: "wait", source })
     }
 
-    /// Finishes what is under way, writes and syncs all records. Gives up after `within`; only a sync that hangs in the
-    /// kernel holds it for longer.
+    /// Completes the operations in flight, then writes and syncs all records. Gives up after `within`; only a
+    /// sync that hangs in the kernel takes longer.
     ///
-    /// Dropping an engine waits for its requests, so one that still has some then is leaked: its memory is never used
-    /// again, and its files stay open and locked until the process ends. Dropping a log does wait.
+    /// Dropping an engine waits for its requests, so an engine that still has some then is leaked: its memory
+    /// is never used again, and its files stay open and locked until the process ends. Dropping a log waits for
+    /// them.
     #[must_use]
     pub fn close(mut self, within: Duration) -> Closed {
         let deadline = Instant::now() + within;
@@ -382,7 +383,7 @@ pub(crate) fn release(mut engine: Box<dyn IoEngine>, deadline: Instant) {
             return;
         }
         if Instant::now() >= deadline || engine.wait(Some(deadline)).is_err() {
-            // It owns the memory of what is in flight, which the device may yet write to.
+            // The engine owns the memory of requests in flight, which the device may still write to.
             std::mem::forget(engine);
             return;
         }

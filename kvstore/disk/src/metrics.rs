@@ -1,6 +1,8 @@
+//! Counters of the disk log.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a log has done so far. Each counter only grows. The log's thread writes, any thread may read.
+/// Counters of a log. Each only grows. Written by the log's thread, readable by any thread.
 #[derive(Debug, Default)]
 pub struct DiskCounters {
     pub(crate) writes: AtomicU64,

@@ -1,8 +1,8 @@
-//! Random operations on a failing disk against an oracle that knows what was written.
+//! Random operations on a failing disk, compared with a model of what was written.
 //!
-//! Each block's bytes follow from its identity and version, so any wrong byte that a read calls verified is seen.
-//! Power is cut and the store reopened in between. The same harness with verification switched off has to find
-//! wrong blocks: a check that cannot fail proves nothing.
+//! Each block's bytes follow from its identity and version, so any wrong byte that a read calls verified is
+//! seen. Power is cut and the store reopened in between. The same harness with verification switched off has to
+//! find wrong blocks: a check that cannot fail proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -34,9 +34,9 @@ struct Outcome {
     reopened: u64,
     recovered: u64,
     lost_stores: u64,
-    /// Reads that had to be verified and were not.
+    /// Reads that should have been verified and were not.
     failed_reads: u64,
-    /// Blocks that a clean restart had to bring back and did not.
+    /// Blocks that a clean restart should have recovered and did not.
     forgotten: u64,
 }
 
@@ -59,13 +59,13 @@ struct World {
     disk: SharedDisk,
     log: Option<DiskLog>,
     memory: Arc<SlotPool>,
-    /// Slots that nothing was put into, and where the search for the next one begins.
+    /// Empty slots, and the slot at which the search for the next one begins.
     free: BTreeSet<u32>,
     next_slot: u32,
     random: Random,
-    /// What each slot holds: block, and version where this process wrote it.
+    /// Contents of each slot: the block, and its version if this process wrote it.
     stored: BTreeMap<u32, (u64, Option<u64>)>,
-    /// Versions that each block ever had.
+    /// Number of versions that each block has had.
     versions: HashMap<u64, u64>,
     pending: HashMap<u64, Pending>,
     next_token: u64,
@@ -139,7 +139,7 @@ impl World {
     fn open(&mut self) -> Vec<Recovered> {
         let store_id = self.random.next();
         let now = self.now();
-        // Headers that a fault destroyed twice cost the store, not the run.
+        // Losing both copies of a header loses the store, but does not end the run.
         let opened = DiskLog::open(config(), &AREAS, self.disk.engine(), store_id, now).or_else(|error| {
             println!("seed {}, step {}: {error}; formatted anew", self.run.seed, self.step);
             self.outcome.lost_stores += 1;
@@ -188,7 +188,7 @@ impl World {
             return;
         }
         let id = self.random.below(IDENTITIES);
-        // The catalog's part: a block is written where it is not, and something else makes room.
+        // As a catalog does: a block has one slot, and an older block is evicted to make room.
         let before = self.stored.iter().find(|(_, (other, _))| *other == id).map(|(&slot, _)| slot);
         if let Some(slot) = before {
             self.forget(slot);
@@ -227,7 +227,7 @@ impl World {
         let memory = self.memory();
         let checksum = self.log().block(slot).map(|block| block.checksum);
         let token = self.token(Pending::Read { id, expected, checksum });
-        // Without verification only the log's own is switched off.
+        // With `trusts_device` only the log's own verification is switched off.
         let by_caller = !self.run.trusts_device && self.random.below(4) == 0;
         let check = if by_caller { ReadCheck::Caller } else { ReadCheck::Log };
         assert!(self.log().read(slot, identity(id), memory, check, token).is_ok());
@@ -278,8 +278,8 @@ impl World {
         }
     }
 
-    /// Compares what was read with the checksum that the block had when the read began, as the log does with others. A damaged block is
-    /// forgotten.
+    /// Compares the bytes that were read with the checksum that the block had when the read began, as the log
+    /// does for [`ReadCheck::Log`]. A damaged block is forgotten.
     fn verify(&mut self, slot: u32, bytes: u32, checksum: Option<u64>, memory: &SlotRef) -> ReadOutcome {
         let mut found = vec![0; bytes as usize];
         memory.slab().read(memory.slot(), 0, &mut found);

@@ -1,7 +1,7 @@
-//! Making a store and finding it again.
+//! Formatting and opening a store.
 //!
-//! Formatting writes headers only: the pages of a table carry the store's id, which is new each time, so those of an
-//! earlier store are nobody's.
+//! Formatting writes headers only: the pages of a table carry the store's id, which is new each time, so the
+//! pages of an earlier store do not match.
 //!
 //! Opening reads headers and tables, never payloads: those are verified when they are read. There is no checkpoint
 //! of the index, as the tables are one already, read in order at full depth: 39 MB for 100 GB in slots of 1 MiB with
@@ -24,33 +24,33 @@ use crate::scan::{Extent, read_extents, scan_tables};
 use crate::table::{SegmentTable, Tables};
 use crate::{Area, DiskConfig, DiskCounters, DiskError, DiskLog, Moment, Usage};
 
-/// A block that was found.
+/// A block that was recovered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recovered {
-    /// Its slot.
+    /// Slot of the block.
     pub slot: u32,
     /// The block.
     pub identity: BlockIdentity,
-    /// The block before it.
+    /// Identity of the preceding block of the chain.
     pub parent: BlockIdentity,
-    /// Whose quota.
+    /// Tenant whose quota the block counts against.
     pub tenant: u32,
-    /// Number of its write.
+    /// Number of the write that stored the block.
     pub generation: u64,
-    /// Bytes of its payload.
+    /// Bytes of the payload.
     pub bytes: u32,
-    /// What its payload has to hash to.
+    /// Expected checksum of the payload.
     pub checksum: u64,
-    /// When it was written, in seconds since 1970.
+    /// Time of the write, in seconds since 1970.
     pub written_at_s: u32,
-    /// What the writer put beside it.
+    /// Opaque bytes that the writer stored with the block.
     pub meta: Box<[u8]>,
 }
 
-/// What opening found.
+/// Result of opening a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Whether the areas held no store and hold an empty one now.
+    /// Whether the areas held no store and were formatted.
     pub is_formatted: bool,
     /// Bytes of tables that were read.
     pub table_bytes: u64,
@@ -68,11 +68,11 @@ pub struct Report {
     pub duplicates: u64,
     /// Blocks found.
     pub recovered: u64,
-    /// Time that it took.
+    /// Time that opening took.
     pub elapsed: Duration,
 }
 
-/// What is on the disk, before anything is made of it.
+/// Tables as read from the disk, before they are indexed.
 struct Found {
     tables: Vec<SegmentTable>,
     usage: Usage,
@@ -81,9 +81,9 @@ struct Found {
 }
 
 impl DiskLog {
-    /// Makes an empty store. Whatever the areas held is lost, but for the account of what the device was made to
-    /// write. `store_id` must differ from that of every store that was ever there: draw it at random. An engine with a
-    /// request that hangs is leaked, as in [`DiskLog::close`].
+    /// Formats the areas as an empty store. Their contents are lost, except for the count of bytes that the
+    /// device was made to write. `store_id` must differ from the id of every earlier store in these areas: draw
+    /// it at random. An engine with a request that hangs is leaked, as in [`DiskLog::close`].
     pub fn format(
         config: DiskConfig,
         areas: &[Area],
@@ -129,7 +129,7 @@ impl DiskLog {
     }
 }
 
-/// What is on the disk and the store's id, its headers whole again; `None` when the areas are to be formatted.
+/// Reads the store's tables and id, and restores its headers; `None` when the areas are to be formatted.
 fn find(
     engine: &mut dyn IoEngine,
     config: &DiskConfig,
@@ -142,7 +142,8 @@ fn find(
     Ok(Some((found, headers.store_id)))
 }
 
-/// Writes the headers of an empty store; its tables, and what earlier stores there had made the device write.
+/// Writes the headers of an empty store. Returns its tables, and the bytes that earlier stores made the device
+/// write.
 fn plan_and_format(
     engine: &mut dyn IoEngine,
     config: &DiskConfig,
@@ -156,8 +157,7 @@ fn plan_and_format(
     Ok((tables, usage))
 }
 
-/// Lets go of an engine that could not be used: without waiting when it has not answered, else for no longer than
-/// that takes to know.
+/// Releases an engine that could not be used. Does not wait after a timeout, else at most `operation_timeout`.
 fn give_up(engine: Box<dyn IoEngine>, config: &DiskConfig, error: DiskError) -> DiskError {
     let patience = match error {
         DiskError::Timeout { .. } => Duration::ZERO,
@@ -175,7 +175,7 @@ fn scan(
     headers: &Headers,
 ) -> Result<Found, DiskError> {
     let mut tables: Vec<SegmentTable> = segments.iter().copied().map(SegmentTable::new).collect();
-    // The sequence of the copy taken; 0 where none was.
+    // Sequence of the copy that was taken for each page; 0 if none.
     let mut taken: Vec<Vec<u64>> = segments.iter().map(|segment| vec![0; segment.pages as usize]).collect();
     let mut damaged = Vec::new();
     let mut report = Report::default();
@@ -245,7 +245,8 @@ fn salvage(
     Ok(())
 }
 
-/// Judges each record, drops the older of two of the same block, and lists the rest. Also the latest generation.
+/// Checks each record, drops the older of two records of the same block, and lists the rest. Also returns the
+/// latest generation.
 fn index(tables: &mut Tables, report: &mut Report, now: Moment) -> (Vec<Recovered>, u64) {
     let mut generation = 0;
     let mut newest: HashMap<BlockIdentity, (u32, u64)> = HashMap::new();

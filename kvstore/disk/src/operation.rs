@@ -1,7 +1,7 @@
-//! Reads and writes under way: a fixed number of places, each with all that its operation needs.
+//! Operations in flight: a table with a fixed number of entries, each with all that its operation needs.
 //!
-//! A request's id is its place and the place's serial number, so an answer that comes for an earlier operation is
-//! known as such. Nothing allocates after `new`.
+//! A request's id is the index of its entry and the entry's serial number, so that a late completion of an
+//! earlier operation is recognised. Nothing allocates after `new`.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::format::{PAGE_BYTES, Record, RecordState};
 use crate::layout::Copy2;
 use crate::table::PageNumber;
 
-/// What an operation is for.
+/// Purpose of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Idle,
@@ -24,7 +24,7 @@ pub(crate) enum Purpose {
     Probe,
 }
 
-/// One place.
+/// One entry of the table.
 pub(crate) struct Operation {
     serial: u32,
     pub(crate) purpose: Purpose,
@@ -36,28 +36,28 @@ pub(crate) struct Operation {
     outstanding: u32,
     pub(crate) failure: Option<IoErrorKind>,
     pub(crate) is_io_over: bool,
-    /// Reported as failed already; the engine still has the memory.
+    /// Already reported as failed; the engine still holds the memory.
     pub(crate) is_abandoned: bool,
-    /// The slot was forgotten meanwhile.
+    /// The slot was forgotten during the operation.
     pub(crate) is_superseded: bool,
-    /// The first look at it: the clock between two polls is not known.
+    /// Time of the first timeout check that saw the operation; `None` before.
     pub(crate) started: Option<Instant>,
     pub(crate) memory: Option<SlotRef>,
     pub(crate) page: Option<PageBuffer>,
-    /// What is written, or what a read has to find.
+    /// Record of the block that is written, or that a read expects.
     pub(crate) record: Record,
     pub(crate) meta: Vec<u8>,
     pub(crate) checksum: PartialChecksum,
 }
 
-/// Names an operation, not only its place.
+/// Identifies an operation: the index of its entry, and the entry's serial number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OperationId {
     pub(crate) index: u32,
     serial: u32,
 }
 
-/// All places.
+/// The table of operations.
 pub(crate) struct Operations {
     places: Vec<Operation>,
     free: Vec<u32>,
@@ -69,7 +69,7 @@ impl Operations {
         Self { places, free: (0..count).rev().collect() }
     }
 
-    /// A free place, with nothing of its last operation in it.
+    /// Takes a free entry and resets it. `None` when all are in use.
     pub(crate) fn start(&mut self, purpose: Purpose, range: (u32, u64, usize)) -> Option<OperationId> {
         let index = self.free.pop()?;
         let place = &mut self.places[index as usize];
@@ -89,7 +89,7 @@ impl Operations {
         self.free.push(id.index);
     }
 
-    /// The operation, unless it is over.
+    /// Returns the operation, or `None` once it has ended.
     pub(crate) fn get(&mut self, id: OperationId) -> Option<&mut Operation> {
         self.places
             .get_mut(id.index as usize)
@@ -159,7 +159,7 @@ impl Operation {
         }
     }
 
-    /// Which way its bytes go.
+    /// Returns the direction of the operation's requests.
     pub(crate) fn direction(&self) -> Direction {
         match self.purpose {
             Purpose::Write { .. } | Purpose::Table { .. } => Direction::Write,
@@ -167,7 +167,7 @@ impl Operation {
         }
     }
 
-    /// The next piece that the engine has to be given; `None` when it has all, or when one has failed.
+    /// Returns the next request for the engine; `None` when all bytes were submitted or a request has failed.
     pub(crate) fn next_request(&mut self, id: OperationId, transfer_bytes_max: usize) -> Option<Request> {
         if self.failure.is_some() {
             self.submitted = self.bytes;
@@ -187,7 +187,7 @@ impl Operation {
         Some(Request { id: id.request_id(), operation, file: self.file, offset, buffer })
     }
 
-    /// The engine had no room for it.
+    /// Takes back a request that the engine refused for lack of room.
     pub(crate) fn take_back(&mut self, request: Request) {
         self.submitted -= request.buffer.len();
         self.outstanding -= 1;
@@ -196,7 +196,7 @@ impl Operation {
         }
     }
 
-    /// A piece is over; whether it was the last.
+    /// Records the completion of a request. Returns whether the operation's I/O is over.
     pub(crate) fn complete(&mut self, buffer: Buffer, failure: Option<IoErrorKind>) -> bool {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.failure = self.failure.or(failure);
@@ -207,7 +207,7 @@ impl Operation {
         self.is_io_over
     }
 
-    /// Nothing of it is with the engine, and the rest shall not go there either. Whether it is over thereby.
+    /// Fails the operation and submits nothing more of it. Returns whether none of its requests is in flight.
     pub(crate) fn withdraw(&mut self, failure: IoErrorKind) -> bool {
         self.failure.get_or_insert(failure);
         self.submitted = self.bytes;

@@ -1,7 +1,7 @@
-//! Reads and writes that somebody waits for: opening, formatting, inspection. Never the hot path.
+//! Blocking reads and writes for opening, formatting and inspection. Never the hot path.
 //!
-//! Reads keep [`DEPTH_MAX`] requests of [`CHUNK_BYTES`] under way, as tables are long and contiguous. An engine that
-//! does not answer is given up after the time that the caller says.
+//! Reads keep [`DEPTH_MAX`] requests of [`CHUNK_BYTES`] in flight, as tables are long and contiguous. An engine
+//! that does not answer is given up after the caller's timeout.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::layout::{Copy2, SegmentLayout};
 
 const DEPTH_MAX: usize = 32;
 const CHUNK_BYTES: usize = 128 << 10;
-/// Failures in a row that may be the medium's, and are the device's when they are more: a bad chunk and all its pages.
+/// Maximum number of consecutive failures that count as the medium's: a bad chunk and all its pages. One more
+/// is taken as a failed device.
 const UNCERTAIN_MAX: u32 = 64;
 
 /// A range of a file.
@@ -25,8 +26,9 @@ pub(crate) struct Extent {
     pub(crate) bytes: usize,
 }
 
-/// Reads every extent, in any order, and hands over each with its bytes or the kind of its failure. A failed device
-/// ends it, and so do more than [`UNCERTAIN_MAX`] failures in a row that do not say what failed (EIO).
+/// Reads every extent, in any order, and passes each with its bytes or the kind of its failure to `on_read`.
+/// Stops at a failed device, and at more than [`UNCERTAIN_MAX`] failures in a row that do not say what failed
+/// (EIO).
 pub(crate) fn read_extents(
     engine: &mut dyn IoEngine,
     operation: &'static str,
@@ -81,7 +83,7 @@ pub(crate) fn write_pages(
 
 type OnDone<'a> = &'a mut dyn FnMut(Extent, PageBuffer, Result<(), IoErrorKind>);
 
-/// Requests under way for somebody who waits.
+/// Requests in flight of a blocking call.
 struct Transact<'a> {
     engine: &'a mut dyn IoEngine,
     operation: &'static str,
@@ -90,7 +92,7 @@ struct Transact<'a> {
     next_id: u64,
     pending: BTreeMap<u64, Extent>,
     completions: Vec<Completion>,
-    /// Failures in a row that do not say what failed.
+    /// Consecutive failures that do not say what failed.
     uncertain: u32,
 }
 
@@ -166,19 +168,19 @@ impl<'a> Transact<'a> {
     }
 }
 
-/// One copy of one table page, as it was found.
+/// One copy of one table page, as read from the disk.
 pub(crate) struct FoundPage<'a> {
     /// Index of the segment in the list given.
     pub(crate) segment: usize,
     pub(crate) page: u32,
     pub(crate) copy: Copy2,
-    /// Its bytes, unless the medium kept them.
+    /// Bytes of the page; `None` when it could not be read.
     pub(crate) bytes: Option<&'a [u8]>,
-    /// A valid table page of this store and place, or why not.
+    /// Header of a valid table page of this store and place, or the reason why it is none.
     pub(crate) state: Result<PageHeader, PageError>,
 }
 
-/// Reads both copies of all tables, and hands over each page. Returns the bytes read.
+/// Reads both copies of all tables, and passes each page to `on_page`. Returns the number of bytes read.
 pub(crate) fn scan_tables(
     engine: &mut dyn IoEngine,
     timeout: Duration,
@@ -196,7 +198,7 @@ pub(crate) fn scan_tables(
         };
         let chunks = [Copy2::A, Copy2::B].into_iter().flat_map(|copy| chunks_of(segment, copy, chunk));
         let unreadable = read_pages(engine, timeout, segment, chunks, &mut on_chunk)?;
-        // What the medium refused is asked for page by page: one bad page must not hide its neighbours.
+        // Read refused chunks again page by page: one bad page must not hide its neighbours.
         let pages = unreadable.into_iter().flat_map(pages_of);
         for extent in read_pages(engine, timeout, segment, pages, &mut on_chunk)? {
             let (copy, page) = place_of(segment, extent.offset);
@@ -207,10 +209,10 @@ pub(crate) fn scan_tables(
     Ok(bytes_read)
 }
 
-/// Takes the place and the bytes of a page.
+/// Callback that takes the position and the bytes of a page.
 type OnPage<'a> = dyn FnMut((Copy2, u32), &[u8]) + 'a;
 
-/// Reads whole pages of a segment's tables; returns the extents that the medium refused.
+/// Reads whole pages of a segment's tables; returns the extents that could not be read.
 fn read_pages(
     engine: &mut dyn IoEngine,
     timeout: Duration,
@@ -248,7 +250,7 @@ fn pages_of(extent: Extent) -> impl Iterator<Item = Extent> {
     })
 }
 
-/// Which copy and page an offset in the tables belongs to.
+/// Returns the copy and the page that an offset in the tables belongs to.
 fn place_of(segment: &SegmentLayout, offset: u64) -> (Copy2, u32) {
     let page = ((offset - segment.table_offset(Copy2::A, 0)) / PAGE_BYTES as u64) as u32;
     if page < segment.pages { (Copy2::A, page) } else { (Copy2::B, page - segment.pages) }

@@ -20,21 +20,21 @@ use crate::format::{
 };
 use crate::layout::{Copy2, SegmentLayout};
 
-/// A page whose write failed this often is given up until its next change.
+/// Number of failed writes after which a page is given up until its next change.
 const ATTEMPTS_MAX: u8 = 3;
 
-/// What is known about one page.
+/// State of one page of a table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageState {
-    /// Where its newest copy is.
+    /// The copy that holds the newest whole version of the page.
     pub(crate) newest: Copy2,
     dirty: bool,
     in_flight: bool,
-    /// Given up: the disk has not got what is here.
+    /// Given up: the page on the disk is older than the one in memory.
     stale: bool,
     attempts: u8,
     dirty_since: Option<Instant>,
-    /// Writes that a flush still waits for.
+    /// Writes of this page that a flush still waits for.
     awaited: u8,
 }
 
@@ -46,14 +46,14 @@ pub(crate) struct SegmentTable {
     pub(crate) pages: Vec<PageState>,
 }
 
-/// A page of the store.
+/// Number of a page: its segment, and its index in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageNumber {
     pub(crate) segment: u32,
     pub(crate) page: u32,
 }
 
-/// All tables.
+/// The tables of all segments.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) segments: Vec<SegmentTable>,
@@ -63,7 +63,7 @@ pub(crate) struct Tables {
     dirty: VecDeque<PageNumber>,
     /// Pages that a flush waits for.
     pub(crate) awaited_pages: usize,
-    /// Pages that were given up while a flush waited for them.
+    /// Number of pages that were given up while a flush waited for them.
     pub(crate) given_up: u32,
 }
 
@@ -90,16 +90,16 @@ impl Tables {
         Self { segments, store_id, sequence, dirty, awaited_pages: 0, given_up: 0 }
     }
 
-    /// Slots of the store.
+    /// Number of slots of the store.
     pub(crate) fn slots(&self) -> u32 {
         self.segments
             .last()
             .map_or(0, |segment| segment.layout.row_first + segment.layout.slots * segment.layout.stripes)
     }
 
-    /// Segment and slot in it; `slot` exists.
+    /// Returns the segment of a slot and the slot's index in it; `slot` must exist.
     pub(crate) fn locate(&self, slot: u32) -> (usize, u32) {
-        // The last area of the slot's row.
+        // The index of the last area of the slot's row.
         let index = self.segments.partition_point(|segment| segment.layout.row_first <= slot) - 1;
         let SegmentLayout { row_first, column, stripes, .. } = self.segments[index].layout;
         let in_row = slot - row_first;
@@ -116,7 +116,7 @@ impl Tables {
         self.record(slot).filter(|record| record.state == RecordState::Live)
     }
 
-    /// The meta bytes beside a record.
+    /// Returns the meta bytes beside a record.
     pub(crate) fn meta(&self, slot: u32) -> &[u8] {
         let (segment, local) = self.locate(slot);
         let segment = &self.segments[segment];
@@ -125,7 +125,7 @@ impl Tables {
         record.get(RECORD_BYTES..RECORD_BYTES + bytes).unwrap_or(&[])
     }
 
-    /// Puts a record in place; its page is dirty from now on.
+    /// Stores a record and marks its page as dirty.
     pub(crate) fn put(&mut self, slot: u32, record: &Record, meta: &[u8], now: Instant) {
         let (index, local) = self.locate(slot);
         let segment = &mut self.segments[index];
@@ -136,7 +136,7 @@ impl Tables {
         self.touch(PageNumber { segment: index as u32, page }, now);
     }
 
-    /// Replaces a live record by its tombstone; whether there was one.
+    /// Replaces a live record by its tombstone; returns whether there was one.
     pub(crate) fn bury(&mut self, slot: u32, now: Instant) -> bool {
         let Some(record) = self.live(slot) else { return false };
         self.put(slot, &Record { state: RecordState::Tombstone, meta_bytes: 0, ..record }, &[], now);
@@ -168,13 +168,14 @@ impl Tables {
         !page.dirty && !page.in_flight && !page.stale
     }
 
-    /// When the oldest waiting page became dirty.
+    /// Time at which the oldest waiting page became dirty.
     pub(crate) fn oldest_dirty(&self) -> Option<Instant> {
         let number = self.dirty.front()?;
         self.segments[number.segment as usize].pages[number.page as usize].dirty_since
     }
 
-    /// Takes the oldest waiting page and fills `buffer` with what is to be written; where, and under which copy.
+    /// Takes the oldest waiting page and fills `buffer` with its contents. Returns the page, the copy and the
+    /// file offset to write to.
     pub(crate) fn start_write(
         &mut self,
         usage: Usage,
@@ -202,8 +203,8 @@ impl Tables {
         Some((number, copy, segment.layout.table_offset(copy, number.page)))
     }
 
-    /// A page's write is over. A failed one is tried again a few times, unless the device is what failed: then it
-    /// stays dirty. Whether the page was given up.
+    /// Records the end of a page's write. A failed write is repeated up to [`ATTEMPTS_MAX`] times, unless the
+    /// device failed: the page then stays dirty. Returns whether the page was given up.
     pub(crate) fn end_write(
         &mut self,
         number: PageNumber,
@@ -247,7 +248,7 @@ impl Tables {
         } else if outcome == TableWrite::Done {
             page.awaited -= 1;
         } else {
-            // The next write carries what this one should have.
+            // The next write of the page replaces this one.
             page.awaited = 1;
         }
         if page.awaited == 0 {
@@ -256,7 +257,7 @@ impl Tables {
         }
     }
 
-    /// Pages that were given up are dirty again.
+    /// Marks the pages that were given up as dirty again.
     pub(crate) fn revive_stale(&mut self, now: Instant) {
         for (index, segment) in (0..).zip(&mut self.segments) {
             for (page, state) in (0..).zip(&mut segment.pages) {
@@ -268,7 +269,7 @@ impl Tables {
         }
     }
 
-    /// Everything that is dirty, under way or was given up is awaited from here on.
+    /// Makes the flush wait for every page that is dirty, in flight or given up.
     pub(crate) fn await_all(&mut self, now: Instant) {
         self.revive_stale(now);
         self.given_up = 0;
@@ -278,14 +279,14 @@ impl Tables {
         }
     }
 
-    /// Nothing is awaited any more; how many pages were.
+    /// Ends the wait of the flush; returns the number of pages it still waited for.
     pub(crate) fn await_none(&mut self) -> u32 {
         self.segments.iter_mut().flat_map(|segment| &mut segment.pages).for_each(|page| page.awaited = 0);
         std::mem::take(&mut self.awaited_pages) as u32
     }
 }
 
-/// How a table write went.
+/// Result of a table write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TableWrite {
     Done,

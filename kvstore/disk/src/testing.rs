@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// How often what goes wrong, per thousand requests.
+/// Probability of each fault, per thousand requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Faults {
     pub(crate) lost_write: u32,
@@ -44,7 +44,7 @@ pub(crate) struct Faults {
     pub(crate) media: u32,
 }
 
-/// How many of each happened.
+/// Number of faults of each kind that occurred.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Happened {
     pub(crate) lost: u32,
@@ -66,7 +66,7 @@ pub(crate) struct Disk {
     pub(crate) is_gone: bool,
     /// Every request of this direction fails in this way.
     pub(crate) failing: Option<(Operation, IoErrorKind)>,
-    /// So many calls of `flush` fail.
+    /// Number of `flush` calls that will fail.
     pub(crate) flushes_to_fail: u32,
     pub(crate) flushes: u32,
     /// Engines that were dropped.
@@ -79,7 +79,7 @@ pub(crate) struct Disk {
     pub(crate) transfer_bytes_max: usize,
 }
 
-/// The disk outlives the engines that use it.
+/// A handle to the disk, which outlives the engines that use it.
 #[derive(Clone)]
 pub(crate) struct SharedDisk(pub(crate) Arc<Mutex<Disk>>);
 
@@ -137,7 +137,7 @@ impl Disk {
         self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Somewhere else in the file, on a block.
+    /// Returns a random block-aligned offset with room for `len` bytes.
     fn astray(&mut self, len: usize) -> usize {
         let places = (self.bytes.len() - len) / 512 + 1;
         self.random.below(places as u64) as usize * 512
@@ -208,7 +208,7 @@ impl Disk {
         }
     }
 
-    /// Power fails: some of what was not synced is gone, and what was under way arrives in part, in any order.
+    /// Cuts the power: some unsynced writes are lost, and requests in flight are applied in part, in any order.
     pub(crate) fn cut_power(&mut self) {
         while !self.queued.is_empty() {
             let index = self.random.below(self.queued.len() as u64) as usize;
@@ -344,14 +344,14 @@ impl IoEngine for MemoryEngine {
     fn discard(&mut self, _file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
         self.disk.with(|disk| {
             disk.discards.push((offset, bytes));
-            // Undefined, so the worst: what looks like somebody's bytes.
+            // The contents after a discard are undefined; the worst case are bytes that look like data.
             disk.bytes[offset as usize..(offset + bytes) as usize].fill(0xDD);
             Ok(true)
         })
     }
 }
 
-/// Slots in memory to write from and read into.
+/// Returns a pool of memory slots to write from and read into.
 pub(crate) fn pool(slot_bytes: usize, slot_count: u32) -> Arc<SlotPool> {
     let layout = SlabLayout { slot_bytes, slot_count };
     SlotPool::new(Arc::new(Slab::create("blocks", layout, PageSize::Standard).expect("slab")))

@@ -1,8 +1,9 @@
-//! Telling the device which slots it may forget (TRIM).
+//! Discarding forgotten slots (TRIM).
 //!
-//! Only runs of neighbouring slots of at least `trim_bytes_min`, since short discards cost a device more than they
-//! give, and only slots whose tombstone is on the disk, since a record must not outlive its payload without need. A
-//! slot is told once. The engine's discard blocks, so it is rate limited and one `poll` makes at most one.
+//! Only runs of neighbouring slots of at least `trim_bytes_min`, since short discards cost a device more than
+//! they gain, and only slots whose tombstone is on the disk, since a record must not outlive its payload
+//! without need. Each slot is discarded once. The engine's discard blocks, so it is rate limited and one `poll`
+//! makes at most one.
 
 use std::time::{Duration, Instant};
 
@@ -13,18 +14,18 @@ use crate::admission;
 use crate::log::SlotUse;
 use crate::{DiskConfig, DiskCounters, DiskLog};
 
-/// Slots looked at in one go.
+/// Maximum number of slots that one scan looks at.
 const SLOTS_PER_SCAN: u32 = 16_384;
 const SCAN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is left to tell.
+/// State of the search for slots to discard.
 pub(crate) struct Trim {
     bytes_min: u64,
     slot_bytes: u64,
     bucket: Option<TokenBucket>,
     next_scan: Instant,
     cursor: u32,
-    /// Slots that are free and were not told.
+    /// Number of free slots that were not discarded.
     untold: u64,
     is_supported: bool,
 }
@@ -43,12 +44,12 @@ impl Trim {
         }
     }
 
-    /// Slots became free.
+    /// Counts slots that became free.
     pub(crate) fn freed(&mut self, slots: u64) {
         self.untold += slots;
     }
 
-    /// A free slot is used again without having been told.
+    /// Counts a free slot that is used again without having been discarded.
     pub(crate) fn reused(&mut self) {
         self.untold = self.untold.saturating_sub(1);
     }
@@ -63,7 +64,7 @@ impl Trim {
 }
 
 impl DiskLog {
-    /// Looks for one run and tells the device of it.
+    /// Searches for one run of free slots and discards it.
     pub(crate) fn trim_some(&mut self) {
         if !self.trim.has_enough() || self.now.instant < self.trim.next_scan || !self.can_write() {
             return;
@@ -94,7 +95,7 @@ impl DiskLog {
         }
     }
 
-    /// The next run of at least `slots_min` slots in one segment, within the budget of one scan.
+    /// Returns the next run of at least `slots_min` slots in one segment, within the budget of one scan.
     fn find_run(&mut self, slots_min: u32) -> Option<(u32, u32)> {
         let slots = self.slot_count();
         let mut run: Option<(u32, u32)> = None;
@@ -119,7 +120,7 @@ impl DiskLog {
         let found = run.filter(|&(_, count)| count >= slots_min);
         self.trim.cursor = match (found, run) {
             (Some((first, count)), _) => first + count,
-            // A run that the budget cut: it is looked at again as a whole.
+            // The scan ended inside this run; the next scan starts at its beginning.
             (None, Some((first, _))) if end < slots && first > from => first,
             (None, _) => end,
         };

@@ -26,7 +26,7 @@ const SLOT_BYTES: u32 = 128 << 10;
 const SEGMENT_BYTES: u64 = 40 << 20;
 const SEGMENTS: u32 = 2;
 const DEPTH: usize = 24;
-/// How far the child may write ahead of what it has reported.
+/// Maximum number of blocks that the child may write beyond its last report.
 const AHEAD_MAX: u64 = 200;
 /// Slots that the child keeps free, for writes under way.
 const SPARE: u32 = 32;
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     }
     let mut is_good = run(&options);
     if !options.planted {
-        // The same check has to fail where it should.
+        // The planted fault must make the same check fail.
         let folder = options.folder.with_extension("planted");
         is_good &= run(&Options { planted: true, kills: 3, folder, ..options });
     }
@@ -140,7 +140,7 @@ fn open(options: &Options) -> (DiskLog, Vec<Recovered>, Report) {
         fingerprint: 77,
         slot_bytes: SLOT_BYTES,
         meta_bytes_max: 32,
-        // Decides numbers alone: each start may have another one.
+        // Only the numbering of slots depends on it, so each start may have another value.
         stripes: 1 + std::process::id() % SEGMENTS,
         operations_max: DEPTH as u32,
         table_delay: Duration::from_millis(2),
@@ -168,7 +168,7 @@ fn child(options: &Options) {
         recovered.iter().map(|block| (id_of(block.identity), block.slot)).collect();
     let mut free: BTreeSet<u32> = (0..log.slot_count()).collect();
     free.retain(|slot| recovered.iter().all(|block| block.slot != *slot));
-    // Free slots in turn, so that records go into all pages of the tables.
+    // Rotates over the free slots, so that records go into all pages of the tables.
     let mut next_slot = 0;
     let mut writing: BTreeMap<u64, u32> = BTreeMap::new();
     let (mut next, mut reported, mut flushing) = (options.first_id, options.first_id, None);
@@ -191,7 +191,7 @@ fn child(options: &Options) {
             }
             slot.slab().write(slot.slot(), 0, &stored_bytes);
             let meta = next.to_le_bytes();
-            // Of what is written: with a planted fault wrong bytes have a good checksum.
+            // Taken over the bytes written: a planted fault stores wrong bytes under a good checksum.
             let checksum = dataplane_checksum::checksum(&stored_bytes);
             let (identity, parent) = (identity(next), identity(next - 1));
             let block = Block { identity, parent, tenant: 1, checksum, meta: &meta };
@@ -261,7 +261,7 @@ fn run(options: &Options) -> bool {
         sum.wrong += judged.wrong;
         sum.lost += judged.lost;
         sum.required += judged.required;
-        // What the child began and did not report must not be begun again with the same number.
+        // Ids of blocks that the child began and did not report must not be used again.
         first_id = begun.max(first_id) + AHEAD_MAX + 1;
     }
     recoveries.sort_unstable();
@@ -279,7 +279,7 @@ fn run(options: &Options) -> bool {
     if options.planted { has_worked && sum.wrong > 0 } else { has_worked && sum.wrong == 0 && sum.lost == 0 }
 }
 
-/// Runs a child for a while and kills it; its last report.
+/// Runs a child for a while and kills it. Returns its last report.
 fn run_child(options: &Options, first_id: u64, seed: u64, run_for: Duration) -> (u64, u64) {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);
@@ -299,7 +299,8 @@ fn run_child(options: &Options, first_id: u64, seed: u64, run_for: Duration) -> 
         }
         last
     });
-    // Some die while they start, the others under load, however slow the machine is.
+    // A quarter of the children may be killed during start-up, the rest under load, however slow the machine
+    // is.
     if options.planted || !seed.is_multiple_of(4) {
         running.recv_timeout(Duration::from_secs(30)).expect("a report");
     }
@@ -314,14 +315,14 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// `F a b`; a line that the kill cut short is none.
+/// Parses `F a b`; a line that the kill cut short is `None`.
 fn parse_report(line: &str) -> Option<(u64, u64)> {
     let mut fields = line.strip_prefix("F ")?.split(' ');
     let report = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     fields.next().is_none().then_some(report)
 }
 
-/// Reads every block that was recovered.
+/// Reads every recovered block and checks it.
 fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged, Report) {
     let (mut log, recovered, report) = open(options);
     let memory = memory(&mut log);
@@ -359,7 +360,7 @@ fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged,
             verified.insert(token);
         }
     }
-    // Everything of this child that was reported and that it cannot have evicted since.
+    // Every block of this child that was reported and cannot have been evicted since must be there.
     let evictable = (begun + AHEAD_MAX).saturating_sub(u64::from(log.slot_count() - SPARE - DEPTH as u32));
     let first = evictable.max(first_id);
     judged.required = (flushed + 1).saturating_sub(first);

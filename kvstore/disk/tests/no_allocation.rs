@@ -123,7 +123,7 @@ struct Bench {
     done: Vec<Done>,
     start: Instant,
     round: u64,
-    /// Of a block of memory that nobody has written.
+    /// Checksum of a block of memory that was never written.
     checksum: u64,
 }
 
@@ -158,7 +158,7 @@ impl Bench {
 }
 
 fn allocations(mut work: impl FnMut()) -> u64 {
-    // Before, for what is made lazily.
+    // Warm up first, for allocations that are made lazily.
     (0..100).for_each(|_| work());
     count(|| (0..ROUNDS).for_each(|_| work())).allocations
 }

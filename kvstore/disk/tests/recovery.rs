@@ -1,4 +1,4 @@
-//! How long opening a store takes, on sparse files with real tables.
+//! Time that opening a store takes, on sparse files with real tables.
 //!
 //! `RECOVERY_GB=100 cargo test --release -p kvstore-disk --test recovery -- --nocapture` makes segments of 100 GB in
 //! the temporary folder. Payloads are 4 KiB in slots of 1 and 5 MiB, so the files stay sparse; every record is

@@ -1,4 +1,4 @@
-//! Clause 5 of the contract, in one place: every engine asks here before it does I/O.
+//! Checks of clause 5 of the contract, in one place: every engine calls them before it does I/O.
 //!
 //! Hot path: comparisons only.
 
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use crate::{Geometry, Request};
 
 impl Geometry {
-    /// The address of the request's buffer, or why the request breaks the contract.
+    /// Returns the address of the request's buffer, or the reason why the request violates the contract.
     pub fn check(&self, request: &Request) -> Result<NonNull<u8>, &'static str> {
         let len = request.buffer.len();
         if len == 0 {
@@ -24,7 +24,7 @@ impl Geometry {
         Ok(address)
     }
 
-    /// Whether a range is aligned and inside of its file; why not.
+    /// Checks that a range is aligned and inside of its file; the error is the reason why not.
     pub fn check_range(&self, file: u32, offset: u64, bytes: u64) -> Result<(), &'static str> {
         let Some(&file_bytes) = self.files.get(file as usize) else { return Err("no such file") };
         let block = self.block_bytes as u64;

@@ -1,22 +1,24 @@
+//! Errors of reads and writes, with the request that failed.
+
 use crate::{Operation, Request};
 
-/// What went wrong.
+/// Kind of a failure, as callers of an engine distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoErrorKind {
-    /// The request breaks the contract: alignment, length or range.
+    /// The request violates the contract: alignment, length or range.
     Invalid,
-    /// The medium cannot give these bytes back, and says so: the range is lost, the rest is not.
+    /// The medium reports that it cannot return these bytes: the range is lost, other ranges are not.
     Media,
-    /// The device is gone, was reset under the request, or does not answer.
+    /// The device was removed, was reset during the request, or does not answer.
     Device,
-    /// The buffer's memory is not registered, and this engine needs it to be.
+    /// The buffer's memory is not registered, and this engine requires that.
     Unmapped,
     /// No room on the device or the file system.
     NoSpace,
     /// Not supported or not permitted here.
     Unsupported,
-    /// Anything else. A plain EIO too: it may be the medium, a dead device or a file system that shut down, so
-    /// nobody may take the bytes for lost.
+    /// Any other failure. Includes a plain EIO: the cause may be the medium, a dead device or a file system
+    /// that shut down, so the bytes must not be taken for lost.
     Other,
 }
 
@@ -26,16 +28,16 @@ pub enum IoErrorKind {
 pub struct IoError {
     /// Name of the engine.
     pub engine: &'static str,
-    /// What was tried, and on what: "read 1048576 bytes at 0x100000 of file 2".
+    /// The operation and its object: "read 1048576 bytes at 0x100000 of file 2".
     pub operation: String,
-    /// What it means for the caller.
+    /// Kind of the failure.
     pub kind: IoErrorKind,
     /// The errno or NVMe status, in words and as a number.
     pub reason: String,
 }
 
 impl IoError {
-    /// A request that breaks clause 5 of the contract.
+    /// Returns the error for a request that violates clause 5 of the contract.
     #[must_use]
     #[cold]
     pub fn invalid(engine: &'static str, request: &Request, reason: &str) -> Self {
@@ -47,7 +49,7 @@ impl IoError {
         }
     }
 
-    /// A system call or a request that failed with an errno.
+    /// Returns the error for a system call or a request that failed with an errno.
     #[must_use]
     #[cold]
     pub fn from_errno(engine: &'static str, operation: String, errno: i32) -> Self {
@@ -65,8 +67,8 @@ pub(crate) fn describe(operation: Operation, bytes: usize, offset: u64, file: u3
     format!("{verb} {bytes} bytes at {offset:#x} of file {file}")
 }
 
-/// What an errno of a read, a write or a sync means. The block layer's own translation is `blk_errors` in
-/// `block/blk-core.c`: a bad medium is ENODATA, a failed integrity check EILSEQ, a failed target EREMOTEIO;
+/// Returns the kind of an errno of a read, a write or a sync. The block layer's own translation is `blk_errors`
+/// in `block/blk-core.c`: a bad medium is ENODATA, a failed integrity check EILSEQ, a failed target EREMOTEIO;
 /// EIO is everything that has no errno of its own, and so says nothing of the medium.
 #[must_use]
 pub fn kind_of_errno(errno: i32) -> IoErrorKind {

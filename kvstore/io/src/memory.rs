@@ -1,7 +1,7 @@
-//! An engine over memory, for tests: fast, deterministic, and what it holds outlives it.
+//! An engine over memory, for tests: fast, deterministic, with contents that outlive it.
 //!
-//! Requests happen when they are flushed, in order, and complete in that order. No allocation per request once the queues
-//! have their size.
+//! Requests are carried out by `flush`, in order, and complete in that order. No allocation per request once
+//! the queues have their size.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,24 +15,24 @@ use crate::{
 
 const NAME: &str = "memory";
 
-/// The files of a [`MemoryEngine`]: clones share their bytes, so that an engine can be opened anew over them.
+/// Files of a [`MemoryEngine`]: clones share their bytes, so that an engine can be opened again over them.
 #[derive(Debug, Clone)]
 pub struct MemoryFiles(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl MemoryFiles {
-    /// Files full of zeros.
+    /// Returns files full of zeros.
     #[must_use]
     pub fn new(sizes: &[usize]) -> Self {
         Self(Arc::new(Mutex::new(sizes.iter().map(|&bytes| vec![0; bytes]).collect())))
     }
 
-    /// Their bytes, to look at or to spoil; engines over them stand still meanwhile.
+    /// Locks the bytes of the files, to inspect or to damage them; engines over the files block meanwhile.
     pub fn bytes(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// See the module.
+/// An engine over [`MemoryFiles`].
 pub struct MemoryEngine {
     files: MemoryFiles,
     geometry: Geometry,
@@ -42,10 +42,10 @@ pub struct MemoryEngine {
 }
 
 impl MemoryEngine {
-    /// An engine over these files. `block_bytes` must be a power of two.
+    /// Returns an engine over these files. `block_bytes` must be a power of two.
     ///
     /// # Panics
-    /// When it is not.
+    /// When `block_bytes` is not a power of two.
     #[must_use]
     pub fn new(files: &MemoryFiles, block_bytes: usize, transfer_bytes_max: usize, depth_max: usize) -> Self {
         assert!(block_bytes.is_power_of_two());

@@ -1,7 +1,8 @@
-//! pread(2) and pwrite(2) on a few threads: works everywhere, also where io_uring is forbidden (seccomp in containers).
+//! pread(2) and pwrite(2) on a few threads: works everywhere, also where io_uring is forbidden (seccomp in
+//! containers).
 //!
-//! Each request costs a system call and two hand-overs between threads. Channels are bounded by the depth, so nothing
-//! blocks and nothing is allocated for a request.
+//! Each request costs a system call and two hand-overs between threads. Channels are bounded by the depth, so a
+//! request neither blocks nor allocates.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -19,17 +20,17 @@ use crate::files::Files;
 use crate::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Operation, Request, Waker};
 
 const NAME: &str = "pread";
-/// Tries without progress after which a request fails, as in the ring.
+/// Number of retries without progress after which a request fails, as in the ring.
 const RETRIES_MAX: u32 = 10_000;
 
 /// Options of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreadConfig {
-    /// Threads, each with one request at a time.
+    /// Number of threads, each with one request at a time.
     pub threads: usize,
-    /// Requests that may be queued or in flight.
+    /// Maximum number of requests queued or in flight.
     pub depth: usize,
-    /// The longest request.
+    /// Maximum length of a request, in bytes.
     pub transfer_bytes_max: usize,
 }
 
@@ -39,7 +40,7 @@ impl Default for PreadConfig {
     }
 }
 
-/// A request with the place of its bytes.
+/// A request with the address of its buffer.
 struct Job {
     request: Request,
     address: NonNull<u8>,
@@ -53,14 +54,14 @@ enum Event {
     Woken,
 }
 
-/// See the module.
+/// An engine over pread(2) and pwrite(2).
 pub struct PreadEngine {
     files: Arc<Files>,
     geometry: Geometry,
     queued: VecDeque<Job>,
-    /// Completed, and not polled.
+    /// Completions that were not polled yet.
     ready: VecDeque<Completion>,
-    /// Handed to the threads, and not back.
+    /// Number of requests at the threads.
     running: usize,
     /// `None` once the engine is being dropped, which ends the threads.
     jobs: Option<Sender<Job>>,
@@ -77,9 +78,10 @@ struct ChannelWaker {
 
 impl Waker for ChannelWaker {
     fn wake(&self) {
-        // One at a time, so that the channel has room for it beside every completion. AcqRel: pairs with `take`.
+        // One wake-up at a time, so that the channel has room for it beside every completion. AcqRel: pairs
+        // with `take`.
         if !self.pending.swap(true, Ordering::AcqRel) {
-            // Fails only once the engine is gone.
+            // Fails only after the engine was dropped.
             let _gone = self.events.try_send(Event::Woken);
         }
     }
@@ -136,7 +138,7 @@ impl PreadEngine {
                 self.ready.push_back(completion);
             }
             Event::Woken => {
-                // Pairs with the swap in `wake`: what the waker did before it is seen after this.
+                // Pairs with the swap in `wake`: stores of the waker before it are visible after this.
                 self.waker.pending.swap(false, Ordering::AcqRel);
                 self.woken = true;
             }
@@ -171,7 +173,8 @@ fn perform(files: &Files, job: Job) -> Completion {
     Completion { id: request.id, buffer: request.buffer, result: Err(error) }
 }
 
-/// Calls `transfer` for what is left until all is moved. Else how much was, and the errno; `None` at the file's end.
+/// Calls `transfer` until all bytes are moved. The error has the number of bytes moved, and the errno; `None`
+/// at the file's end.
 fn move_all(
     len: usize,
     mut transfer: impl FnMut(usize) -> Result<usize, i32>,
@@ -191,7 +194,7 @@ fn move_all(
     Ok(())
 }
 
-/// One pread or pwrite of what is left; its result.
+/// Makes one pread or pwrite of the remaining bytes; returns its result.
 fn transfer(files: &Files, request: &Request, address: NonNull<u8>, done: usize) -> Result<usize, i32> {
     // `submit` checked the file.
     let descriptor = files.descriptor(request.file).map_or(-1, |file| file.as_raw_fd());
@@ -200,7 +203,8 @@ fn transfer(files: &Files, request: &Request, address: NonNull<u8>, done: usize)
     // SAFETY: `done` is less than the buffer's length, so the place is inside of the buffer.
     let place = unsafe { address.add(done) }.as_ptr();
     let moved = match request.operation {
-        // SAFETY: `left` bytes from `place` belong to the buffer that this request owns, so nobody else uses them.
+        // SAFETY: `left` bytes from `place` belong to the buffer that this request owns, so no other code uses
+        // them.
         Operation::Read => unsafe { libc::pread64(descriptor, place.cast(), left, at) },
         // SAFETY: as above.
         Operation::Write => unsafe { libc::pwrite64(descriptor, place.cast(), left, at) },
@@ -300,7 +304,7 @@ impl Drop for PreadEngine {
     fn drop(&mut self) {
         self.jobs = None;
         for thread in self.threads.drain(..) {
-            // The channel of events has room for everything that is running, so no thread waits for us.
+            // The channel of events has room for every running request, so no thread blocks here.
             let _ended = thread.join();
         }
     }
@@ -321,7 +325,7 @@ mod tests {
         };
         assert_eq!(move_all(8, &mut always), Err((0, Some(libc::EAGAIN))));
         assert_eq!(calls, RETRIES_MAX + 1);
-        // Progress grants new tries.
+        // Progress resets the number of retries.
         let mut tries = 0;
         let mut slow = |_| {
             tries += 1;

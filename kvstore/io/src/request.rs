@@ -1,3 +1,5 @@
+//! Requests of the I/O engines and the memory that they read into and write from.
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
@@ -5,10 +7,10 @@ use dataplane_memory::SlotRef;
 
 use crate::IoError;
 
-/// Alignment of [`PageBuffer`]s: no device in use wants more.
+/// Alignment of [`PageBuffer`]s: no device in use requires more.
 const PAGE_BYTES: usize = 4096;
 
-/// Which way the bytes go.
+/// Direction of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// From the file into the buffer.
@@ -17,7 +19,7 @@ pub enum Operation {
     Write,
 }
 
-/// Heap memory that starts on a page: for headers and tables, not for blocks.
+/// Page-aligned heap memory: for headers and tables, not for blocks.
 #[derive(Debug)]
 pub struct PageBuffer {
     start: NonNull<u8>,
@@ -28,7 +30,7 @@ pub struct PageBuffer {
 unsafe impl Send for PageBuffer {}
 
 impl PageBuffer {
-    /// Zeroed memory; `bytes` is rounded up to whole pages.
+    /// Returns zeroed memory; `bytes` is rounded up to whole pages.
     #[must_use]
     pub fn zeroed(bytes: usize) -> Self {
         let layout = Self::layout(bytes.max(1).next_multiple_of(PAGE_BYTES));
@@ -75,17 +77,17 @@ pub enum Buffer {
     Slot {
         /// The slot.
         slot: SlotRef,
-        /// First byte in it.
+        /// First byte in the slot.
         offset: usize,
-        /// How many.
+        /// Number of bytes.
         len: usize,
     },
-    /// Memory of its own.
+    /// Separate memory.
     Pages(PageBuffer),
 }
 
 impl Buffer {
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -94,13 +96,14 @@ impl Buffer {
         }
     }
 
-    /// Whether it has no bytes.
+    /// Whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where it starts, or `None` when the range leaves its slot. Valid for `len` bytes as long as the buffer lives.
+    /// Address of the first byte, or `None` when the range leaves its slot. Valid for `len` bytes as long as
+    /// the buffer lives.
     #[must_use]
     pub fn address(&self) -> Option<NonNull<u8>> {
         match self {
@@ -110,26 +113,26 @@ impl Buffer {
     }
 }
 
-/// One read or write.
+/// A read or write request.
 #[derive(Debug)]
 pub struct Request {
     /// The caller's number; comes back with the completion.
     pub id: u64,
-    /// Which way.
+    /// Direction of the transfer.
     pub operation: Operation,
-    /// Which file.
+    /// Number of the file.
     pub file: u32,
     /// First byte in the file.
     pub offset: u64,
-    /// The bytes, owned by the engine until the completion.
+    /// Memory of the bytes, owned by the engine until the completion.
     pub buffer: Buffer,
 }
 
-/// The engine has no room; the request comes back.
+/// The engine has no room; holds the refused request.
 #[derive(Debug)]
 pub struct Full(pub Request);
 
-/// A request is over.
+/// Completion of a request.
 #[derive(Debug)]
 pub struct Completion {
     /// The caller's number.

@@ -1,8 +1,8 @@
-//! Two ways to end an engine's sleep: a condition variable for engines that sleep in user space, and an eventfd for those
-//! that sleep in the kernel.
+//! Two ways to end an engine's sleep: a condition variable for engines that sleep in user space, and an eventfd
+//! for engines that sleep in the kernel.
 //!
-//! Both remember one wake-up that comes when nobody sleeps. `wake` may be called from any thread, also after the engine is
-//! gone.
+//! Both remember one wake-up that comes when no thread sleeps. `wake` may be called from any thread, also after
+//! the engine was dropped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub struct Parking {
 }
 
 impl Parking {
-    /// Sleeps until woken or until the moment given. Returns at once when it was woken since the last sleep.
+    /// Sleeps until woken or until the given time. Returns at once if it was woken since the last sleep.
     pub fn sleep(&self, until: Option<Instant>) {
         let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         while !*woken {
@@ -48,7 +48,7 @@ impl Waker for Parking {
     }
 }
 
-/// An eventfd that is written once for any number of wake-ups until somebody has seen them.
+/// An eventfd that is written once for any number of wake-ups until they are seen.
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     event: OwnedFd,
@@ -56,7 +56,7 @@ pub(crate) struct EventWaker {
 }
 
 impl EventWaker {
-    /// Blocking for readers: io_uring reads it, and would report EAGAIN at once for one that is not.
+    /// The eventfd blocks its readers: io_uring would report EAGAIN at once for a non-blocking one.
     pub(crate) fn new() -> Result<Self, Errno> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self { event, pending: AtomicBool::new(false) })
@@ -66,26 +66,26 @@ impl EventWaker {
         self.event.as_fd()
     }
 
-    /// Whether somebody has woken and nobody has seen it. Pairs with the swap in `wake`.
+    /// Whether a wake-up is unseen. Pairs with the swap in `wake`.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// To be called after the eventfd was read, before looking for what the wake-up was about. Pairs with `wake`.
+    /// Call after the eventfd was read, before looking for the reason of the wake-up. Pairs with `wake`.
     pub(crate) fn seen(&self) {
         self.pending.swap(false, Ordering::AcqRel);
     }
 
-    /// Writes the eventfd without condition: ends a read that is under way.
+    /// Writes the eventfd unconditionally: ends a read in flight.
     pub(crate) fn ring(&self) {
-        // The counter cannot be full: it is read before it is written again. Nothing else can fail here.
+        // The counter cannot be full: it is read before it is written again. No other error is possible.
         let _written = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 }
 
 impl Waker for EventWaker {
     fn wake(&self) {
-        // AcqRel: what was done before is seen by whoever calls `seen` after this.
+        // AcqRel: stores before this are visible to the thread that calls `seen` afterwards.
         if !self.pending.swap(true, Ordering::AcqRel) {
             self.ring();
         }

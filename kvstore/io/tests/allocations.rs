@@ -15,7 +15,7 @@ static ALLOCATOR: Counting = Counting;
 
 const DEPTH: u64 = 16;
 
-/// So many requests, always as many under way as the depth; the number of calls of io_uring_enter.
+/// Runs `count` requests, with up to `DEPTH` in flight.
 fn run(
     engine: &mut UringEngine,
     pool: &Arc<SlotPool>,

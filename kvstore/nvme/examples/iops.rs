@@ -8,7 +8,7 @@ use kvstore_io::{Buffer, IoEngine, Operation, Request};
 use kvstore_nvme::{NvmeConfig, NvmeEngine};
 
 const BLOCK_BYTES: usize = 4096;
-/// As much of the device is read.
+/// Maximum number of bytes of the device that are read.
 const BYTES_MAX: u64 = 256 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,3 +1,5 @@
+//! PCI addresses of NVMe devices.
+
 use std::fmt;
 use std::str::FromStr;
 

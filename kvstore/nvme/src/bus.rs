@@ -1,15 +1,15 @@
-//! How the driver reaches a controller: its registers, and memory that it reads and writes by itself.
+//! Access to a controller: its registers, and the memory that the device accesses.
 //!
-//! Everything above knows only this trait, so that the whole driver runs over a device behind VFIO and over the
-//! software controller of `testing` alike.
+//! The driver above uses only this trait, so that it runs unchanged over a device behind VFIO and over the
+//! software controller of `testing`.
 
 use std::ptr::NonNull;
 
 use crate::NvmeError;
 
-/// The way to one controller.
+/// Access to one controller.
 pub trait Bus: Send {
-    /// What the device is called in errors: its PCI address.
+    /// Name of the device in errors: its PCI address.
     fn device(&self) -> &str;
 
     /// Bytes of the register space that can be accessed.
@@ -26,18 +26,18 @@ pub trait Bus: Send {
     /// device names them.
     ///
     /// # Safety
-    /// The memory stays allocated, and its bytes are accessed by nobody who minds the device's accesses, until
-    /// [`Bus::unmap`] returned or this value is dropped.
+    /// The memory must stay allocated, and every access to it must allow for concurrent accesses of the device,
+    /// until [`Bus::unmap`] returned or this value is dropped.
     unsafe fn map(&mut self, start: NonNull<u8>, bytes: usize) -> Result<u64, NvmeError>;
 
-    /// Takes back a mapping that [`Bus::map`] made.
+    /// Removes a mapping that [`Bus::map`] made.
     fn unmap(&mut self, address: u64, bytes: usize) -> Result<(), NvmeError>;
 
-    /// Resets the function from outside, for a controller that no longer obeys its registers. It accesses no memory
-    /// until it is enabled again. An error when the device has no such reset.
+    /// Resets the function from outside, for a controller that no longer obeys its registers. The controller
+    /// then accesses no memory until it is enabled again. An error when the device has no such reset.
     fn reset(&mut self) -> Result<(), NvmeError>;
 
-    /// Ends the device's access to memory for good.
+    /// Ends the device's access to memory permanently.
     fn isolate(&mut self);
 }
 

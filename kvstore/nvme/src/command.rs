@@ -26,7 +26,7 @@ pub(crate) mod nvm {
 /// Bits 14 and 15 of word 0: the data pointer is a scatter-gather descriptor.
 const DATA_POINTER_IS_SGL: u32 = 1 << 14;
 
-/// Where a command's bytes are.
+/// Location of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataPointer {
     /// One or two pages, or a page and a list of pages.
@@ -64,7 +64,7 @@ impl Command {
         Self::new(admin::IDENTIFY, namespace).long(6, address).word(10, structure)
     }
 
-    /// Asks for this many pairs. Both numbers count from zero.
+    /// Requests this number of queue pairs. Both counts in the command are zero-based.
     pub(crate) fn set_queue_count(pairs: u16) -> Self {
         let last = u32::from(pairs) - 1;
         Self::new(admin::SET_FEATURES, 0).word(10, admin::FEATURE_QUEUES).word(11, last << 16 | last)

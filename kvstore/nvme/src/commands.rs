@@ -1,12 +1,12 @@
-//! Who owns which command id of a queue pair. Fixed size, no allocation after start-up.
+//! Table of the command ids of a queue pair and their owners. Fixed size, no allocation after start-up.
 
 use std::time::Instant;
 
-/// What a command in flight belongs to.
+/// Owner of a command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// A piece of the request in this place of the request table: its first byte and length there, and the bounce
-    /// buffer that it goes through.
+    /// A part of the request with this index in the request table: offset of its first byte and its length, and
+    /// the bounce buffer that it is copied through.
     Piece { request: u16, offset: usize, bytes: usize, bounce: Option<u16> },
     /// The one command that `sync` or `discard` waits for.
     Blocking,
@@ -19,7 +19,7 @@ pub(crate) struct InFlight {
     pub(crate) deadline: Instant,
 }
 
-/// The ids of one pair: one less than its queue has entries, so that neither ring can overflow.
+/// Command ids of one pair: one less than its queue has entries, so that neither ring can overflow.
 #[derive(Debug)]
 pub(crate) struct Commands {
     slots: Box<[Option<InFlight>]>,
@@ -41,7 +41,7 @@ impl Commands {
         self.slots.len() - self.free.len()
     }
 
-    /// A free id, which is taken from now on.
+    /// Takes a free id.
     #[inline]
     pub(crate) fn begin(&mut self, in_flight: InFlight) -> Option<u16> {
         let id = self.free.pop()?;
@@ -57,13 +57,13 @@ impl Commands {
         Some(ended)
     }
 
-    /// A command whose time is over.
+    /// Returns the id of a command past its deadline.
     pub(crate) fn overdue(&self, now: Instant) -> Option<u16> {
         let overdue = |slot: &Option<InFlight>| slot.is_some_and(|in_flight| in_flight.deadline <= now);
         self.slots.iter().position(overdue).map(|id| id as u16)
     }
 
-    /// Some command in flight.
+    /// Returns the id of any command in flight.
     pub(crate) fn any(&self) -> Option<u16> {
         self.slots.iter().position(Option::is_some).map(|id| id as u16)
     }

@@ -1,4 +1,4 @@
-//! What can be set.
+//! Settings of the driver.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! The controller's life: disabled, enabled, its queues made; and the same again after a failure.
+//! State machine of the controller: disabled, enabled, queues created; the same again after a failure.
 //!
-//! One state machine does both, in steps that never wait ([`Controller::advance`]): the engine's `poll` must return
-//! at once even while a reset takes seconds. Order and bounds are those of the Base Specification 2.0, 3.5.1
-//! (initialisation), 3.6 (shutdown), 3.7.2 (reset); `CAP.TO` bounds enabling and disabling.
+//! Start and restart share it, in steps that never wait ([`Controller::advance`]): the engine's `poll` must
+//! return at once even while a reset takes seconds. Order and bounds are those of the Base Specification 2.0,
+//! 3.5.1 (initialisation), 3.6 (shutdown), 3.7.2 (reset); `CAP.TO` bounds enabling and disabling.
 //!
 //! Once [`Controller::is_quiet`] after [`Controller::restart`], the controller has dropped every command and accesses
 //! no memory, so that buffers can be given back.
@@ -21,21 +21,21 @@ use crate::registers::{self, Capabilities, ControllerStatus};
 use crate::{NvmeConfig, NvmeError};
 use configure::Step;
 
-/// How long a shutdown may take; the controller's own wish (RTD3E) is at most this on the drives known.
+/// Maximum duration of a shutdown; the controller's own value (RTD3E) is at most this on the drives known.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between looks at a register, where waiting is allowed.
+/// Pause between reads of a register, where waiting is allowed.
 const LOOK_PAUSE: Duration = Duration::from_micros(100);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Disabling,
     Enabling,
-    /// The step's command is in the admin queue.
+    /// The command of this step is in the admin queue.
     Configuring(Step),
     Ready,
 }
 
-/// What was found at the first start. A later start must find the same, or offsets would mean other bytes.
+/// Identities read at the first start. A later start must read the same, or offsets would mean other bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) controller: ControllerIdentity,
@@ -45,10 +45,10 @@ pub(crate) struct Found {
 pub(crate) struct Controller<B: Bus> {
     pub(crate) bus: B,
     pub(crate) memory: DmaMemory,
-    /// The address by which the device names the memory.
+    /// Address of the memory for the device.
     pub(crate) memory_address: u64,
     pub(crate) layout: Layout,
-    /// The pairs that exist; empty until the controller said how many it grants.
+    /// The I/O queue pairs; empty until the controller said how many it grants.
     pub(crate) pairs: Vec<QueuePair>,
     admin: QueuePair,
     admin_id: u16,
@@ -118,7 +118,7 @@ impl<B: Bus> Controller<B> {
         })
     }
 
-    /// What was found; from the first time on that it was ready.
+    /// Identities of controller and namespace; `None` until the controller was first ready.
     pub(crate) fn found(&self) -> Option<&Found> {
         self.found.as_ref()
     }
@@ -127,12 +127,13 @@ impl<B: Bus> Controller<B> {
         self.stage == Stage::Ready
     }
 
-    /// Whether a restart has come so far that the controller accesses no memory of commands before it.
+    /// Whether a restart has passed disabling, so that the controller no longer accesses memory of earlier
+    /// commands.
     pub(crate) fn is_quiet(&self) -> bool {
         self.stage != Stage::Disabling
     }
 
-    /// CSTS, or an error when the device is gone.
+    /// Returns CSTS, or an error when the device was removed.
     pub(crate) fn status(&self) -> Result<ControllerStatus, NvmeError> {
         let status = ControllerStatus(self.bus.read(registers::CSTS));
         if status.is_removed() {
@@ -141,7 +142,7 @@ impl<B: Bus> Controller<B> {
         Ok(status)
     }
 
-    /// As [`Self::status`], and a fatal status is an error too.
+    /// Like [`Self::status`], but a fatal status is an error too.
     pub(crate) fn healthy_status(&self) -> Result<ControllerStatus, NvmeError> {
         let status = self.status()?;
         if status.is_fatal() {
@@ -150,7 +151,7 @@ impl<B: Bus> Controller<B> {
         Ok(status)
     }
 
-    /// Begins to disable the controller; [`Self::advance`] goes on from there to ready.
+    /// Begins to disable the controller; [`Self::advance`] continues from there until it is ready.
     pub(crate) fn restart(&mut self, now: Instant) {
         let configuration = self.bus.read(registers::CC);
         self.bus.write(registers::CC, configuration & !(registers::CC_ENABLE | registers::CC_SHUTDOWN_MASK));
@@ -158,7 +159,8 @@ impl<B: Bus> Controller<B> {
         self.deadline = now + self.timeout;
     }
 
-    /// Does what can be done now. An error says that the controller cannot be made ready this way.
+    /// Takes the next step if it can be taken now. An error means that the controller cannot be made ready this
+    /// way.
     pub(crate) fn advance(&mut self, now: Instant) -> Result<(), NvmeError> {
         match self.stage {
             Stage::Ready => Ok(()),
@@ -184,7 +186,7 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// Goes on until it is ready. Blocks; for start-up.
+    /// Restarts the controller and waits until it is ready. Blocks; for start-up.
     pub(crate) fn run_to_ready(&mut self) -> Result<(), NvmeError> {
         self.restart(Instant::now());
         while !self.is_ready() {
@@ -222,7 +224,7 @@ impl<B: Bus> Controller<B> {
         self.deadline = now + self.timeout;
     }
 
-    /// One admin command is under way at a time.
+    /// At most one admin command is in flight.
     fn admin_submit(&mut self, command: &Command) {
         self.admin_id = self.admin_id.wrapping_add(1);
         self.admin.push(&self.memory, &command.with_id(self.admin_id));
@@ -239,18 +241,18 @@ impl<B: Bus> Controller<B> {
         Ok(Some(completion))
     }
 
-    /// Asks to abort a command, by the index of its pair. Only when ready.
+    /// Submits an abort of a command of the pair with this index. Only when ready.
     pub(crate) fn abort(&mut self, pair: usize, id: u16) {
         self.admin_submit(&Command::abort(pair as u16 + 1, id));
     }
 
-    /// Whether the abort was answered, and then whether the command is aborted.
+    /// Result of the abort: `None` without an answer yet, else whether the command was aborted.
     pub(crate) fn abort_answer(&mut self) -> Result<Option<bool>, NvmeError> {
         let answer = self.admin_completion()?;
         Ok(answer.map(|completion| completion.status.is_success() && completion.result & 1 == 0))
     }
 
-    /// Tells the controller that its power may go: it writes its cache back. Blocks, within bounds.
+    /// Tells the controller to prepare for loss of power: it writes its cache back. Blocks for a bounded time.
     fn shut_down(&mut self) {
         let wait = |controller: &Self, limit: Duration, over: fn(ControllerStatus) -> bool| {
             let until = Instant::now() + limit;

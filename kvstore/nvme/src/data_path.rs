@@ -1,4 +1,4 @@
-//! From requests to commands, and from completions back to requests. The hot path.
+//! Translation of requests into commands, and of completions into results. The hot path.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::status::Status;
 use crate::{ENGINE_NAME, NvmeError};
 
 impl<B: Bus> NvmeEngine<B> {
-    /// Makes commands of what is pending, as far as there is room, and rings the doorbells.
+    /// Makes commands of pending requests, as far as there is room, and rings the doorbells.
     pub(crate) fn issue(&mut self) {
         if self.queue.first().is_none() || !self.health.may_issue() {
             return;
@@ -116,7 +116,7 @@ impl<B: Bus> NvmeEngine<B> {
         self.push_pointed((*command, None), owner, now);
     }
 
-    /// Takes a command id of the next pair that has one; the callers made sure of that.
+    /// Takes a command id of the next pair that has one; callers have checked that there is one.
     fn begin(&mut self, owner: Owner, now: Instant) -> Option<(usize, u16)> {
         let in_flight = InFlight::new(owner, now, self.command_timeout);
         let count = self.commands.len();
@@ -131,7 +131,7 @@ impl<B: Bus> NvmeEngine<B> {
         None
     }
 
-    /// One doorbell for each pair that has something new.
+    /// Rings one doorbell for each pair that has new commands.
     pub(crate) fn ring(&mut self) {
         for pair in &mut self.controller.pairs {
             self.counters.doorbells += u64::from(pair.ring_tail(&self.controller.bus));
@@ -145,7 +145,7 @@ impl<B: Bus> NvmeEngine<B> {
         }
         let mut found = false;
         for pair in 0..self.controller.pairs.len() {
-            // A completion that begins a reset is the last that is believed.
+            // A completion that begins a reset is the last one that is trusted.
             while self.queue.finished.len() < budget && self.health.may_issue() {
                 let Some(entry) = self.controller.pairs[pair].pop(&self.controller.memory) else { break };
                 found = true;
@@ -166,7 +166,7 @@ impl<B: Bus> NvmeEngine<B> {
         self.end(ended.owner, failure.map(Failure::Status));
     }
 
-    /// A command is over, and its memory is not with the device any more.
+    /// Ends a command whose memory the device no longer accesses.
     pub(crate) fn end(&mut self, owner: Owner, failure: Option<Failure<'_>>) {
         let Owner::Piece { request: index, offset, bytes, bounce } = owner else {
             let device = || self.controller.bus.device().to_owned();
@@ -203,12 +203,12 @@ impl<B: Bus> NvmeEngine<B> {
     }
 }
 
-/// Why a command failed.
+/// Reason why a command failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Failure<'a> {
-    /// The controller said so.
+    /// Status of its completion.
     Status(Status),
-    /// The controller was reset under it.
+    /// The controller was reset while the command was in flight.
     Reset(&'a NvmeError),
 }
 

@@ -16,7 +16,7 @@ use crate::NvmeError;
 pub(crate) const PAGE_BYTES: usize = 4096;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Pinned once it is mapped for a device.
+/// Memory that is pinned once it is mapped for a device.
 #[derive(Debug)]
 pub(crate) struct DmaMemory {
     start: NonNull<u8>,
@@ -24,7 +24,8 @@ pub(crate) struct DmaMemory {
     has_huge_pages: bool,
 }
 
-// SAFETY: it owns its mapping; words are accessed by atomics, and bytes by whoever owns them at that time.
+// SAFETY: it owns its mapping; words are accessed by atomics, and bytes only by the side that owns them at that
+// time.
 unsafe impl Send for DmaMemory {}
 
 impl DmaMemory {
@@ -41,7 +42,7 @@ impl DmaMemory {
             object: format!("{bytes} bytes for queues"),
             errno: errno.raw_os_error(),
         })?;
-        // The IOMMU's mapping pins the pages too; where a limit forbids the lock, that one still holds.
+        // The IOMMU's mapping pins the pages too; if a limit forbids the lock, that pin still holds.
         // SAFETY: the range was just mapped, and locking changes no contents.
         let _ = unsafe { rustix::mm::mlock(start.as_ptr().cast(), bytes) };
         Ok(Self { start, bytes, has_huge_pages: false })

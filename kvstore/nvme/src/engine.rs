@@ -1,9 +1,9 @@
 //! The I/O engine over one controller: requests in, commands out, completions back.
 //!
-//! A request becomes as many commands as the controller's limits ask for, in order; what finds no free command id or
-//! bounce buffer waits in `pending`. A slot in a registered slab is read and written by the device itself. Memory of
-//! its own ([`Buffer::Pages`]: headers, tables) goes through bounce buffers, which are mapped once, since mapping
-//! memory costs a system call and an IOMMU flush per request.
+//! A request becomes as many commands as the controller's limits ask for, in order; bytes without a free
+//! command id or bounce buffer wait in `pending`. The device itself reads and writes slots of registered slabs.
+//! Requests with their own memory ([`Buffer::Pages`]: headers, tables) go through bounce buffers, which are
+//! mapped once, since mapping memory costs a system call and an IOMMU flush per request.
 //!
 //! Hot path, run by the one thread that drives the engine: no allocation, no lock, no system call; a doorbell per
 //! batch. The clock is read once per batch, through the vDSO. Failures are in `recovery`.
@@ -29,23 +29,23 @@ use crate::volatile_cache::VolatileCache;
 use crate::wake::{Alarm, Pause};
 use crate::{ENGINE_NAME, NvmeConfig, NvmeError, PciAddress};
 
-/// Empty polls between two looks at the clock.
+/// Number of empty polls after which the clock is read.
 const POLLS_PER_LOOK: u32 = 16;
 
-/// What an engine did since it was opened.
+/// Counters of an engine since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NvmeCounters {
     /// Commands given to I/O queues.
     pub commands: u64,
     /// Writes of submission doorbells.
     pub doorbells: u64,
-    /// Commands that took too long and that the controller was asked to abort.
+    /// Commands that exceeded their timeout and that the controller was asked to abort.
     pub aborts: u64,
     /// Resets of the controller after the first.
     pub resets: u64,
 }
 
-/// The command that `sync` or `discard` waits for.
+/// State of the command that `sync` or `discard` waits for.
 #[derive(Debug)]
 pub(crate) enum Blocking {
     None,
@@ -128,21 +128,22 @@ impl<B: Bus> NvmeEngine<B> {
         })
     }
 
-    /// What the controller says about itself.
+    /// Identity of the controller.
     #[must_use]
     pub fn identity(&self) -> &ControllerIdentity {
         &self.identity
     }
 
-    /// The first bytes of the namespace, for a look at what is on it before something else is written there: `bytes`,
-    /// or all that it has in whole pages of 4 KiB where that is less. Blocks. For an engine that is not in use yet: while
-    /// requests are queued or in flight it fails with [`IoErrorKind::Invalid`](kvstore_io::IoErrorKind::Invalid).
+    /// Reads the first bytes of the namespace, so that its contents can be checked before something else is
+    /// written there: `bytes`, or all whole pages of 4 KiB if that is less. Blocks. Must be called before the
+    /// engine is in use: while requests are queued or in flight it fails with
+    /// [`IoErrorKind::Invalid`](kvstore_io::IoErrorKind::Invalid).
     pub fn first_bytes(&mut self, bytes: usize) -> Result<Vec<u8>, IoError> {
         crate::start::first_bytes(self, bytes)
     }
 
-    /// Resets the controller. What is in flight completes with a device error, what is queued goes on afterwards. Does
-    /// not wait; nothing happens while it is being reset already, or is dead.
+    /// Resets the controller. Commands in flight complete with a device error, queued requests are issued
+    /// afterwards. Does not wait. Has no effect during a reset or after the engine has failed for good.
     pub fn reset(&mut self) {
         if self.health.may_issue() {
             let device = self.controller.bus.device().to_owned();
@@ -150,13 +151,13 @@ impl<B: Bus> NvmeEngine<B> {
         }
     }
 
-    /// What it did since it was opened.
+    /// Counters since the engine was opened.
     #[must_use]
     pub fn counters(&self) -> NvmeCounters {
         self.counters
     }
 
-    /// Queue pairs that the controller granted.
+    /// Number of queue pairs that the controller granted.
     #[must_use]
     pub fn queue_pairs(&self) -> usize {
         self.controller.pairs.len()
@@ -168,12 +169,13 @@ impl<B: Bus> NvmeEngine<B> {
         self.controller.memory.has_huge_pages()
     }
 
-    /// Commands that the device has.
+    /// Number of commands that the device has not completed.
     pub(crate) fn commands_in_flight(&self) -> usize {
         self.commands.iter().map(Commands::count).sum()
     }
 
-    /// Looks once at everything: completions, what can be issued with the room they left, the clock.
+    /// Takes completions and issues requests into the room they left; checks timeouts when none were found.
+    /// Returns whether there were completions.
     fn turn(&mut self, budget: usize) -> bool {
         if self.reap(budget) {
             self.idle_polls = 0;
@@ -188,7 +190,7 @@ impl<B: Bus> NvmeEngine<B> {
         false
     }
 
-    /// Whether `poll` would find something. What the device left in queues that are gone is never taken.
+    /// Whether `poll` would find a completion. Entries in queues that no longer exist are ignored.
     fn has_news(&self) -> bool {
         let has_completion =
             |pair: &crate::queue_pair::QueuePair| pair.has_completion(&self.controller.memory);
@@ -196,7 +198,7 @@ impl<B: Bus> NvmeEngine<B> {
             || (self.health.may_issue() && self.controller.pairs.iter().any(has_completion))
     }
 
-    /// Runs one command, while those in flight go on, and waits for it.
+    /// Issues one command while others are in flight, and waits for it.
     fn run_blocking(&mut self, operation: &str, command: Command) -> Result<(), IoError> {
         let mut pause = Pause::new();
         while !(self.health.is_running() && self.commands.iter().any(Commands::has_room)) {
@@ -233,7 +235,7 @@ impl<B: Bus> Drop for NvmeEngine<B> {
         }
         while let Some((address, bytes, slab)) = self.queue.registrations.pop() {
             if self.controller.bus.unmap(address, bytes).is_err() {
-                // The device could still reach it: this memory must not be used again.
+                // The device can still reach the memory: it must never be reused.
                 std::mem::forget(slab);
             }
         }

@@ -1,39 +1,41 @@
+//! Errors of NVMe commands and of the driver.
+
 use kvstore_io::{IoError, IoErrorKind};
 
 use crate::PciAddress;
 use crate::status::Status;
 
-/// What can go wrong between here and a device.
+/// Errors of the driver and of the device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeError {
     /// Not a PCI address.
     #[error("{0:?} is not a PCI address (0000:01:00.0)")]
     Address(String),
-    /// A key is out of range.
+    /// A setting is out of range.
     #[error("nvme: {key} = {value}: {expected}")]
     Config {
-        /// Which.
+        /// Name of the setting.
         key: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: u64,
-        /// What is possible.
+        /// The range that is allowed.
         expected: &'static str,
     },
-    /// No such PCI function.
+    /// There is no such PCI function.
     #[error("{address}: there is no such PCI function; `lspci -D -d ::0108` lists NVMe controllers")]
     Absent {
-        /// Which.
+        /// Address that was given.
         address: PciAddress,
     },
-    /// Another class of device.
+    /// The PCI function is another class of device.
     #[error("{address} is not an NVMe controller: its PCI class is {class}, not 0x0108xx")]
     NotNvme {
-        /// Which.
+        /// Address of the function.
         address: PciAddress,
-        /// As sysfs says it.
+        /// PCI class as sysfs shows it.
         class: String,
     },
-    /// A kernel driver has it. It is never taken away from there: there may be a mounted file system on it.
+    /// A kernel driver holds the device. It is never taken away from there: a file system on it may be mounted.
     #[error(
         "{address} is bound to {driver}, not to vfio-pci. If nothing on it is in use, hand it over as root: \
          `modprobe vfio-pci; echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; \
@@ -41,9 +43,9 @@ pub enum NvmeError {
          echo {address} > /sys/bus/pci/drivers_probe`"
     )]
     Driver {
-        /// Which.
+        /// Address of the function.
         address: PciAddress,
-        /// The driver, or "no driver".
+        /// Name of the driver, or "no driver".
         driver: String,
     },
     /// The function is in no IOMMU group.
@@ -52,7 +54,7 @@ pub enum NvmeError {
          the firmware (VT-d, AMD-Vi, SMMU), and on Intel boot with intel_iommu=on"
     )]
     NoIommu {
-        /// Which.
+        /// Address of the function.
         address: PciAddress,
     },
     /// Another driver holds a device of the same group.
@@ -61,132 +63,132 @@ pub enum NvmeError {
          or to no driver"
     )]
     NotViable {
-        /// Which function.
+        /// Address of the function.
         address: PciAddress,
-        /// Its group.
+        /// Number of its IOMMU group.
         group: String,
         /// All functions of the group.
         members: String,
     },
-    /// The process may not.
+    /// The process lacks the permission.
     #[error("{operation} {object}: permission denied; run as root, or `chown $USER {object}`")]
     Permission {
-        /// The call.
+        /// The system call.
         operation: &'static str,
-        /// On what.
+        /// Path of the device node.
         object: String,
     },
-    /// Somebody else has it.
+    /// Another process holds the device.
     #[error("{object} is in use by another process")]
     Busy {
-        /// The group's node.
+        /// Device node of the IOMMU group.
         object: String,
     },
-    /// Pinning exceeds a limit.
+    /// The memory cannot be pinned within the limit of locked memory.
     #[error(
         "VFIO_IOMMU_MAP_DMA of {bytes} bytes for {device}: the memory cannot be pinned; locked memory of this process \
          is limited to {limit_bytes} bytes (`ulimit -l unlimited`, LimitMEMLOCK=infinity, or CAP_IPC_LOCK)"
     )]
     LockedMemory {
-        /// Which device.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
-        /// What was to be mapped.
+        /// Number of bytes that were to be mapped.
         bytes: usize,
-        /// RLIMIT_MEMLOCK.
+        /// RLIMIT_MEMLOCK of the process, in bytes.
         limit_bytes: u64,
     },
     /// A system call failed.
     #[error("{operation} {object}: {} ({errno})", std::io::Error::from_raw_os_error(*.errno))]
     System {
-        /// The call.
+        /// The system call.
         operation: &'static str,
-        /// On what.
+        /// The file or device that the call was made on.
         object: String,
-        /// Why.
+        /// Error number of the call.
         errno: i32,
     },
-    /// No room for a mapping.
+    /// A mapping does not fit into a resource of the device.
     #[error("{device}: no room for {bytes} bytes: {limit}")]
     NoRoom {
-        /// Which device.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
-        /// Asked for.
+        /// Number of bytes that were to be mapped.
         bytes: usize,
-        /// What is exhausted.
+        /// The resource that is exhausted.
         limit: &'static str,
     },
-    /// The controller or namespace needs what this driver has not.
+    /// The controller or namespace needs a feature that this driver lacks.
     #[error("{device}: {what}")]
     Unsupported {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
-        /// What is missing.
+        /// The missing feature.
         what: String,
     },
-    /// No answer.
+    /// The device did not answer in time.
     #[error("{device}: {operation}: no answer in {waited_ms} ms")]
     Timeout {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
-        /// What was waited for.
+        /// The step that timed out.
         operation: &'static str,
-        /// How long.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
     /// A command failed.
     #[error("{device}: {operation}: {status}")]
     Command {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
         /// The command.
         operation: &'static str,
-        /// What the controller said.
+        /// Status in the completion of the command.
         status: Status,
     },
-    /// `CSTS.CFS`.
+    /// The controller reports a fatal status (`CSTS.CFS`).
     #[error("{device}: the controller reports a fatal status (CSTS {status:#x})")]
     Fatal {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
-        /// The register.
+        /// Value of CSTS.
         status: u32,
     },
-    /// Registers read as all ones.
+    /// Registers read as all ones: the device was removed.
     #[error("{device}: the device is gone (its registers read as all ones)")]
     Removed {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
     },
-    /// SPDK's libraries are not there.
+    /// SPDK's libraries cannot be loaded.
     #[error(
         "SPDK cannot be loaded: {reason}; install its shared libraries, and name their folder in LD_LIBRARY_PATH if the loader does not know it"
     )]
     Library {
-        /// What the loader says.
+        /// Error of the dynamic loader.
         reason: String,
     },
     /// A call of SPDK failed.
     #[error("{device}: {operation}: {}", spdk_reason(*.errno))]
     Spdk {
-        /// Which device.
+        /// Transport id of the device.
         device: String,
-        /// The function.
+        /// The function that failed.
         operation: &'static str,
-        /// What it returned: an errno, or 0 where it says no more than that it failed.
+        /// The errno that it returned; 0 when it reports a failure only.
         errno: i32,
     },
-    /// The owner of the engine asked for it.
+    /// The owner of the engine requested a reset.
     #[error("{device}: a reset was asked for")]
     ResetRequested {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
     },
-    /// It answered something that no controller may answer.
+    /// The device violated the specification.
     #[error("{device}: {what}")]
     Protocol {
-        /// Which.
+        /// Name of the device: its PCI address or SPDK transport id.
         device: String,
-        /// What it did.
+        /// The violation.
         what: String,
     },
 }
@@ -196,7 +198,7 @@ impl NvmeError {
         Self::System { operation, object: object.into(), errno: error.raw_os_error().unwrap_or(0) }
     }
 
-    /// What it means for the user of an engine.
+    /// The kind of this error, as callers of an engine distinguish it.
     #[must_use]
     pub fn kind(&self) -> IoErrorKind {
         match self {

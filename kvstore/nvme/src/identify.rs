@@ -1,4 +1,5 @@
-//! What controller and namespace say about themselves (Base Specification 2.0, 5.17.2.1; NVM Command Set 1.0, 4.1.5.1).
+//! Identify structures of a controller and a namespace (Base Specification 2.0, 5.17.2.1; NVM Command Set 1.0,
+//! 4.1.5.1).
 
 use crate::NvmeError;
 
@@ -7,7 +8,7 @@ pub(crate) const IDENTIFY_BYTES: usize = 4096;
 /// A page, in the controller's units too: `CC.MPS` is 0.
 const PAGE_BYTES: usize = 4096;
 
-/// A controller.
+/// Identity of a controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControllerIdentity {
     /// Model number.
@@ -18,29 +19,29 @@ pub struct ControllerIdentity {
     pub firmware: String,
     /// The longest transfer of one command (MDTS), or `None` without a limit.
     pub transfer_bytes_max: Option<usize>,
-    /// Namespaces are numbered up to this.
+    /// Largest namespace number.
     pub namespaces_max: u32,
-    /// It has a cache that loses its contents with the power, so that FLUSH is needed (VWC).
+    /// Whether the controller has a volatile write cache, so that FLUSH is needed (VWC).
     pub has_volatile_cache: bool,
-    /// It takes DATASET MANAGEMENT (ONCS).
+    /// Whether the controller supports DATASET MANAGEMENT (ONCS).
     pub can_deallocate: bool,
-    /// It takes scatter-gather descriptors in I/O commands (SGLS).
+    /// Whether the controller takes scatter-gather descriptors in I/O commands (SGLS).
     pub takes_sgl: bool,
 }
 
-/// A namespace.
+/// Identity of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamespaceIdentity {
-    /// Its number.
+    /// Number of the namespace.
     pub id: u32,
-    /// Its size.
+    /// Size of the namespace in blocks.
     pub blocks: u64,
     /// Bytes of a block in its present format.
     pub block_bytes: usize,
 }
 
 impl NamespaceIdentity {
-    /// Its size.
+    /// Size of the namespace in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_bytes as u64)
@@ -48,7 +49,7 @@ impl NamespaceIdentity {
 }
 
 fn text(bytes: &[u8]) -> String {
-    // ASCII padded with blanks, says the specification; anything else is shown so that it harms no terminal.
+    // The specification pads ASCII with blanks; any other byte is replaced, so that it cannot harm a terminal.
     let text: String =
         bytes.iter().map(|&byte| if (0x20..0x7f).contains(&byte) { byte as char } else { '?' }).collect();
     text.trim().to_owned()

@@ -1,4 +1,4 @@
-//! Where everything lies in the one [`DmaMemory`] of a controller, in whole pages:
+//! Layout of the one [`DmaMemory`] of a controller, in whole pages:
 //! admin queue pair, page for identify, page for a range of DATASET MANAGEMENT; then for each pair its two queues and
 //! a page for each command id, for its list of pages; then the bounce buffers.
 
@@ -14,10 +14,11 @@ pub(crate) const IDENTIFY: usize = 2 * PAGE_BYTES;
 pub(crate) const DEALLOCATE_RANGE: usize = 3 * PAGE_BYTES;
 const PAIRS: usize = 4 * PAGE_BYTES;
 
-/// Page addresses in a list of one page. Longer lists would need chaining: commands are bounded to one instead.
+/// Page addresses in a list of one page. Longer lists need chaining: the length of commands is bounded to one
+/// list instead.
 pub(crate) const PAGE_LIST_ENTRIES: usize = PAGE_BYTES / 8;
 
-/// Offsets of what the configuration sizes.
+/// Offsets of the parts whose size depends on the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) entries: u16,
@@ -25,7 +26,7 @@ pub(crate) struct Layout {
     pair_bytes: usize,
     bounce: usize,
     bounce_bytes: usize,
-    /// Of all.
+    /// Bytes of the whole layout.
     pub(crate) bytes: usize,
 }
 
@@ -40,13 +41,13 @@ impl Layout {
         Self { entries, submission_bytes, pair_bytes, bounce, bounce_bytes: config.bounce_bytes, bytes }
     }
 
-    /// Submission and completion queue of the pair with this index.
+    /// Offsets of the submission and the completion queue of the pair with this index.
     pub(crate) fn queues(&self, pair: usize) -> (usize, usize) {
         let submission = PAIRS + pair * self.pair_bytes;
         (submission, submission + self.submission_bytes)
     }
 
-    /// The page for the list of a command.
+    /// Offset of the page for the page list of a command.
     #[inline]
     pub(crate) fn page_list(&self, pair: usize, id: u16) -> usize {
         let lists = PAIRS + (pair + 1) * self.pair_bytes - usize::from(self.entries) * PAGE_BYTES;

@@ -33,7 +33,7 @@ pub(crate) struct QueuePair {
     pub(crate) submission: usize,
     pub(crate) completion: usize,
     tail: u16,
-    /// The tail that the controller knows of.
+    /// The tail that was last written to the doorbell.
     tail_rung: u16,
     head: u16,
     head_rung: u16,
@@ -64,19 +64,19 @@ impl QueuePair {
         }
     }
 
-    /// One past the last register that it rings.
+    /// End of the last doorbell register of the pair.
     pub(crate) fn registers_end(&self) -> usize {
         self.head_doorbell.max(self.tail_doorbell) + 4
     }
 
-    /// Empties both rings. Only while the controller does not know of them.
+    /// Empties both rings. Only while the controller does not use them.
     pub(crate) fn reset(&mut self, memory: &DmaMemory) {
         memory.clear(self.submission, usize::from(self.entries) * SUBMISSION_BYTES);
         memory.clear(self.completion, usize::from(self.entries) * COMPLETION_BYTES);
         (self.tail, self.tail_rung, self.head, self.head_rung, self.phase) = (0, 0, 0, 0, true);
     }
 
-    /// Writes a command behind the last; the controller hears of it from [`Self::ring_tail`].
+    /// Writes a command behind the last; [`Self::ring_tail`] makes the controller fetch it.
     #[inline]
     pub(crate) fn push(&mut self, memory: &DmaMemory, command: &Command) {
         let start = self.submission + usize::from(self.tail) * SUBMISSION_BYTES;
@@ -92,7 +92,7 @@ impl QueuePair {
         if index + 1 == self.entries { 0 } else { index + 1 }
     }
 
-    /// Tells the controller of what was pushed; returns whether there was anything.
+    /// Rings the submission doorbell if commands were pushed; returns whether there were any.
     #[inline]
     pub(crate) fn ring_tail(&mut self, bus: &impl Bus) -> bool {
         if self.tail == self.tail_rung {
@@ -104,7 +104,7 @@ impl QueuePair {
         true
     }
 
-    /// Whether [`Self::pop`] would find something.
+    /// Whether [`Self::pop`] would return a completion.
     #[inline]
     pub(crate) fn has_completion(&self, memory: &DmaMemory) -> bool {
         let word = memory.word(self.completion + usize::from(self.head) * COMPLETION_BYTES + 12);
@@ -112,7 +112,7 @@ impl QueuePair {
         (word.load(Ordering::Relaxed) >> 16 & 1 == 1) == self.phase
     }
 
-    /// The next completion.
+    /// Takes the next completion.
     #[inline]
     pub(crate) fn pop(&mut self, memory: &DmaMemory) -> Option<CompletionEntry> {
         if !self.has_completion(memory) {
@@ -130,7 +130,7 @@ impl QueuePair {
         Some(CompletionEntry { result, id: last as u16, status: Status((last >> 17) as u16) })
     }
 
-    /// Gives the entries that were popped back to the controller.
+    /// Rings the completion doorbell, which gives the popped entries back to the controller.
     #[inline]
     pub(crate) fn ring_head(&mut self, bus: &impl Bus) {
         if self.head != self.head_rung {

@@ -1,11 +1,12 @@
-//! What happens when a controller does not answer.
+//! Recovery of a controller that does not answer.
 //!
-//! A command without a completion in its time is aborted (the others go on); if that does not end it in the time of an
-//! admin command, the controller is reset, as it is at once for a fatal status or a completion that nothing asked for.
-//! When it is disabled it has let go of every command: those complete with a device error, and with them go their
-//! buffers, not earlier. Then it is made ready again, and what was pending goes on. A controller that cannot be
-//! disabled is reset from outside, once; one that is gone or stays dead is cut off from memory, and from then on every
-//! request completes with that error. Every step only looks and returns: nothing here waits.
+//! A command that exceeds its timeout is aborted (others continue); if it does not end within the timeout of an
+//! admin command, the controller is reset, as it is at once for a fatal status or a completion of a command
+//! that is not in flight. A disabled controller no longer accesses memory of any command: only then do the
+//! commands complete, with a device error, and give back their buffers. The controller is then made ready
+//! again, and pending requests continue. A controller that cannot be disabled is reset from outside, once; one
+//! that was removed or does not recover is cut off from memory, and from then on every request completes with
+//! that error. No step waits.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use crate::data_path::Failure;
 use crate::engine::NvmeEngine;
 use crate::request_queue::describe;
 
-/// An abort under way.
+/// An abort in progress.
 #[derive(Debug)]
 pub(crate) struct Abort {
     pair: usize,
@@ -25,20 +26,20 @@ pub(crate) struct Abort {
     is_ended: bool,
 }
 
-/// A reset under way.
+/// A reset in progress.
 #[derive(Debug)]
 pub(crate) struct Reset {
     reason: NvmeError,
     was_reset_from_outside: bool,
 }
 
-/// How the controller does.
+/// State of the controller.
 #[derive(Debug)]
 pub(crate) enum Health {
     Running,
     Aborting(Abort),
     Resetting(Reset),
-    /// For good.
+    /// Failed permanently.
     Failed(NvmeError),
 }
 
@@ -52,12 +53,13 @@ impl Health {
         matches!(self, Self::Running | Self::Aborting(_))
     }
 
-    /// Whether nothing here changes by itself.
+    /// Whether the state changes only because of a failure or a request.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self, Self::Running | Self::Failed(_))
     }
 
-    /// A command ended; its id may be used again, which must not look like the aborted one.
+    /// Records the end of a command: its id may be reused, and the new command must not be taken for the
+    /// aborted one.
     #[inline]
     pub(crate) fn note_end(&mut self, pair: usize, id: u16) {
         if let Self::Aborting(abort) = self {
@@ -67,7 +69,7 @@ impl Health {
 }
 
 impl<B: Bus> NvmeEngine<B> {
-    /// Looks at the clock and at what has to be watched.
+    /// Checks deadlines, and advances an abort or a reset.
     pub(crate) fn watch(&mut self, now: Instant) {
         match &self.health {
             Health::Running => self.watch_commands(now),
@@ -170,7 +172,7 @@ impl<B: Bus> NvmeEngine<B> {
         }
     }
 
-    /// The end: without access to memory, nothing that the device has can change any more.
+    /// Fails the engine permanently. Without access to memory the device cannot change anything any more.
     fn give_up(&mut self, error: NvmeError) {
         self.controller.bus.isolate();
         self.health = Health::Failed(error.clone());
@@ -178,7 +180,7 @@ impl<B: Bus> NvmeEngine<B> {
         self.queue.fail_pending(|request| error.clone().into_io(describe(request)));
     }
 
-    /// Completes every command that the device had.
+    /// Completes every command in flight with an error.
     fn fail_commands(&mut self, reason: &NvmeError) {
         for pair in 0..self.commands.len() {
             while let Some(id) = self.commands[pair].any() {

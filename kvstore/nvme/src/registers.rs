@@ -19,14 +19,14 @@ pub(crate) const DOORBELLS: usize = 0x1000;
 
 /// CC: enable.
 pub(crate) const CC_ENABLE: u32 = 1;
-/// CC: the shutdown field, and a normal shutdown in it.
+/// CC: the shutdown field, and its value for a normal shutdown.
 pub(crate) const CC_SHUTDOWN_MASK: u32 = 3 << 14;
 pub(crate) const CC_SHUTDOWN_NORMAL: u32 = 1 << 14;
 /// CC while enabled: the NVM command set, 4 KiB pages, round robin, submission entries of 2^6 bytes and completion
 /// entries of 2^4.
 pub(crate) const CC_RUN: u32 = CC_ENABLE | 6 << 16 | 4 << 20;
 
-/// What a read gives when nobody answers.
+/// Value of a read from a device that was removed.
 pub(crate) const ALL_ONES: u32 = u32::MAX;
 
 /// CSTS.
@@ -56,12 +56,12 @@ impl ControllerStatus {
 pub(crate) struct Capabilities(pub(crate) u64);
 
 impl Capabilities {
-    /// Entries that a queue may have at most.
+    /// Maximum number of entries of a queue.
     pub(crate) fn queue_entries_max(self) -> u32 {
         (self.0 as u32 & 0xffff) + 1
     }
 
-    /// How long enabling and disabling may take. Zero is outside of the specification and means half a second here.
+    /// Maximum duration of enabling and disabling. Zero is outside of the specification and is taken as 500 ms.
     pub(crate) fn timeout(self) -> Duration {
         Duration::from_millis(500 * (self.0 >> 24 & 0xff).max(1))
     }

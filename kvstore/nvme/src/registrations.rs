@@ -1,11 +1,11 @@
-//! Slabs that the device can reach.
+//! Slabs that are mapped for the device.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dataplane_memory::Slab;
 
-/// Slabs of one engine: the host tier, a staging pool, a few more.
+/// Maximum number of slabs of one engine: the host tier, a staging pool, a few more.
 pub(crate) const REGISTRATIONS_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ struct Registration {
     slab: Arc<Slab>,
 }
 
-/// From addresses of this process to those of the device. A search over a handful of ranges.
+/// Maps addresses of this process to addresses of the device. A search over a handful of ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations(Vec<Registration>);
 
@@ -50,7 +50,8 @@ impl Registrations {
         })
     }
 
-    /// Takes one out: its device address, its bytes, and the slab, which the caller keeps until it is unmapped.
+    /// Removes one registration: its device address, its bytes, and the slab, which the caller keeps until it
+    /// is unmapped.
     pub(crate) fn pop(&mut self) -> Option<(u64, usize, Arc<Slab>)> {
         self.0.pop().map(|registration| (registration.address, registration.bytes, registration.slab))
     }

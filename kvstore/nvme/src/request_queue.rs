@@ -1,5 +1,5 @@
-//! The caller's side of an engine, however its commands reach the device: requests from `submit` until `poll` hands them
-//! back, and the checks before.
+//! Requests of the caller, independent of how commands reach the device: from `submit`, which checks them,
+//! until `poll` hands them back.
 //!
 //! Hot path: no allocation after `new`, no lock, no system call.
 
@@ -12,14 +12,14 @@ use crate::requests::{Requests, Target};
 
 #[derive(Debug)]
 pub(crate) struct RequestQueue {
-    /// In errors.
+    /// Name of the engine, for errors.
     engine: &'static str,
     pub(crate) geometry: Geometry,
     pub(crate) registrations: Registrations,
     pub(crate) requests: Requests,
     /// Requests with bytes that no command was made for yet, oldest first. Only the first is partly issued.
     pub(crate) pending: VecDeque<u16>,
-    /// The last of those, which `flush` has not handed over.
+    /// Number of requests at the end of `pending` that `flush` has not handed over.
     unflushed: usize,
     pub(crate) finished: VecDeque<Completion>,
     /// Requests accepted and not yet handed back.
@@ -42,7 +42,8 @@ impl RequestQueue {
         }
     }
 
-    /// Accepts a request. One that is wrong, or that `refused` has an error for, completes with that.
+    /// Accepts a request. An invalid request, or one for which `refused` returns an error, completes with that
+    /// error.
     pub(crate) fn submit(
         &mut self,
         request: Request,
@@ -70,7 +71,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// How the device reaches the request's memory, after everything about the request was checked.
+    /// Checks a request and returns how the device reaches its memory.
     fn target(&self, request: &Request) -> Result<Target, IoError> {
         let start =
             self.geometry.check(request).map_err(|reason| IoError::invalid(self.engine, request, reason))?;
@@ -83,7 +84,7 @@ impl RequestQueue {
         }
     }
 
-    /// Hands over what was submitted.
+    /// Hands over all requests that were submitted.
     pub(crate) fn flush(&mut self) {
         self.unflushed = 0;
     }
@@ -94,8 +95,8 @@ impl RequestQueue {
         if self.pending.len() > self.unflushed { self.pending.front().copied() } else { None }
     }
 
-    /// Hands a request back when no command of it is in flight and none will be. One that failed before all of it was
-    /// issued is first of the pending ones, and is taken off there.
+    /// Completes a request that has no command in flight and gets no further one. A request that failed before
+    /// all of it was issued completes only after it was taken off the head of `pending`.
     pub(crate) fn finish_if_over(&mut self, index: u16) {
         let Some(active) = self.requests.get(index) else { return };
         let is_pending = self.pending.front() == Some(&index);
@@ -104,7 +105,7 @@ impl RequestQueue {
         }
     }
 
-    /// Ends all pending requests, also those that were not handed over. Those without an error take this one.
+    /// Ends all pending requests, also those that were not handed over. Requests without an error get this one.
     pub(crate) fn fail_pending(&mut self, error: impl Fn(&Request) -> IoError) {
         self.flush();
         while let Some(index) = self.pending.pop_front() {
@@ -117,7 +118,7 @@ impl RequestQueue {
         }
     }
 
-    /// Moves up to `budget` completions; returns how many.
+    /// Moves up to `budget` completions; returns their number.
     pub(crate) fn hand_back(&mut self, budget: usize, completions: &mut Vec<Completion>) -> usize {
         let moved = self.finished.len().min(budget);
         completions.extend(self.finished.drain(..moved));
@@ -130,7 +131,7 @@ impl RequestQueue {
         self.accepted
     }
 
-    /// What a sync of this file is called in errors, if there is such a file.
+    /// Checks that a file exists. Returns the name of a sync of it, for errors.
     pub(crate) fn check_sync(&self, file: u32) -> Result<String, IoError> {
         let operation = format!("sync file {file}");
         if (file as usize) < self.geometry.files.len() {
@@ -139,7 +140,7 @@ impl RequestQueue {
         Err(self.error(IoErrorKind::Invalid, operation, "there is no such file"))
     }
 
-    /// What a discard of this range is called in errors, if there is such a range.
+    /// Checks that a range exists. Returns the name of a discard of it, for errors.
     pub(crate) fn check_discard(&self, file: u32, offset: u64, bytes: u64) -> Result<String, IoError> {
         let operation = format!("discard {bytes} bytes at {offset:#x} of file {file}");
         match self.geometry.check_range(file, offset, bytes) {
@@ -154,7 +155,7 @@ impl RequestQueue {
     }
 }
 
-/// In words, for errors.
+/// Describes a request in words, for errors.
 pub(crate) fn describe(request: &Request) -> String {
     let operation = match request.operation {
         Operation::Read => "read",

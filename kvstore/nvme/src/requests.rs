@@ -1,11 +1,11 @@
-//! Requests that were accepted and whose bytes are not all moved. Fixed size, no allocation after start-up.
+//! Requests that were accepted and are not complete. Fixed size, no allocation after start-up.
 
 use kvstore_io::{Completion, IoError, Request};
 
-/// How the device reaches a request's memory.
+/// The way in which the device reaches a request's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// By itself, at this address.
+    /// Directly, at this device address.
     Mapped(u64),
     /// Through bounce buffers.
     Bounced,
@@ -19,7 +19,7 @@ pub(crate) struct Active {
     pub(crate) issued: usize,
     /// Commands in flight.
     pub(crate) outstanding: usize,
-    /// The first error of any of them.
+    /// The first error of any of its commands.
     pub(crate) failure: Option<IoError>,
 }
 
@@ -46,7 +46,7 @@ impl Requests {
         Self { slots: (0..count).map(|_| None).collect(), free: (0..count as u16).rev().collect() }
     }
 
-    /// Its index, or the request back when the table is full.
+    /// Adds a request and returns its index, or hands the request back when the table is full.
     pub(crate) fn insert(&mut self, request: Request, target: Target) -> Result<u16, Request> {
         let Some(index) = self.free.pop() else { return Err(request) };
         self.slots[usize::from(index)] =
@@ -59,7 +59,7 @@ impl Requests {
         self.slots.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// Takes one out, for its owner.
+    /// Removes a request and returns its completion.
     pub(crate) fn remove(&mut self, index: u16) -> Option<Completion> {
         let active = self.slots.get_mut(usize::from(index))?.take()?;
         self.free.push(index);

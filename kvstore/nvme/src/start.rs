@@ -1,12 +1,12 @@
-//! What a device begins with: read before anything is written to a device that may hold what somebody wants to keep.
+//! Reading of the first bytes of a device, before anything is written to it.
 //!
-//! Which bytes mean what is not known here. Once, before the engine is used; not a hot path.
+//! The caller interprets the bytes. Runs once, before the engine is used; not a hot path.
 
 use kvstore_io::{Buffer, IoEngine, IoError, IoErrorKind, Operation, PageBuffer, Request};
 
 use crate::dma::PAGE_BYTES;
 
-/// The first `bytes`, or all whole pages that there are where that is less.
+/// Reads the first `bytes` of the device, or all its whole pages if that is less.
 pub(crate) fn first_bytes(engine: &mut impl IoEngine, bytes: usize) -> Result<Vec<u8>, IoError> {
     if engine.in_flight() > 0 {
         return Err(IoError {
@@ -23,11 +23,11 @@ pub(crate) fn first_bytes(engine: &mut impl IoEngine, bytes: usize) -> Result<Ve
     let piece_bytes_max = geometry.transfer_bytes_max - geometry.transfer_bytes_max % PAGE_BYTES;
     let (mut start, mut completions) = (Vec::with_capacity(wanted), Vec::with_capacity(1));
     while start.len() < wanted {
-        // Pieces are whole pages, so that all of `start` is until the last one is cut to what was wanted.
+        // Every part but the last is whole pages, so the next offset is aligned.
         let offset = start.len() as u64;
         let buffer = Buffer::Pages(PageBuffer::zeroed((wanted - start.len()).min(piece_bytes_max)));
         let request = Request { id: offset, operation: Operation::Read, file: 0, offset, buffer };
-        // The engine is empty, so that it has room.
+        // The engine is empty, so it has room for one request.
         engine.submit(request).map_err(|full| {
             IoError::invalid(engine.name(), &full.0, "the engine has no room for one request")
         })?;

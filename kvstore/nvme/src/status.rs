@@ -9,10 +9,10 @@ use kvstore_io::IoErrorKind;
 pub struct Status(pub u16);
 
 impl Status {
-    /// Everything went well.
+    /// The command succeeded.
     pub const SUCCESS: Self = Self(0);
 
-    /// Makes one from status code type and status code.
+    /// Makes a status from status code type and status code.
     #[must_use]
     pub const fn new(code_type: u8, code: u8) -> Self {
         Self((code_type as u16 & 7) << 8 | code as u16)
@@ -43,7 +43,7 @@ impl Status {
         self.0 >> 14 & 1 == 1
     }
 
-    /// What it means for the user of an engine.
+    /// The kind of this error, as callers of an engine distinguish it.
     #[must_use]
     pub const fn kind(self) -> IoErrorKind {
         match (self.code_type(), self.code()) {

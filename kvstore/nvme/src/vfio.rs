@@ -1,8 +1,9 @@
 //! A controller behind VFIO: an IOMMU group, a container that holds its mappings (type 1, version 2), and the device.
 //!
-//! `sysfs` says before anything is opened why a device cannot be had, and what to do about it; `ffi` has the kernel's
-//! interface (`linux/vfio.h`, `Documentation/driver-api/vfio.rst`); `addresses` hands out device addresses.
-//! Closing the descriptors takes all mappings back and gives the device back to vfio-pci, which resets it.
+//! `sysfs` checks before anything is opened whether a device can be used, and its errors say what to do; `ffi`
+//! has the kernel's interface (`linux/vfio.h`, `Documentation/driver-api/vfio.rst`); `addresses` allocates
+//! device addresses. Closing the descriptors removes all mappings and gives the device back to vfio-pci, which
+//! resets it.
 
 mod addresses;
 mod ffi;
@@ -17,7 +18,7 @@ use std::ptr::NonNull;
 use crate::{Bus, NvmeError, PciAddress};
 use addresses::Addresses;
 
-/// PCI command register: answer memory accesses, and make them.
+/// PCI command register: enables accesses to the device's memory space, and accesses of the device to memory.
 const COMMAND_REGISTER: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
@@ -29,14 +30,14 @@ struct Registers {
     bytes: usize,
 }
 
-/// A device that this process has for itself.
+/// A device that this process uses exclusively.
 #[derive(Debug)]
 pub struct VfioBus {
     name: String,
     registers: Registers,
     addresses: Addresses,
     device: File,
-    /// Where the configuration space begins in `device`.
+    /// Offset of the configuration space in `device`.
     configuration: u64,
     has_reset: bool,
     container: OwnedFd,
@@ -48,7 +49,7 @@ pub struct VfioBus {
 unsafe impl Send for VfioBus {}
 
 impl VfioBus {
-    /// Takes the device. It must be bound to vfio-pci; errors say what to do.
+    /// Opens the device. It must be bound to vfio-pci; errors say what to do.
     pub fn open(address: PciAddress) -> Result<Self, NvmeError> {
         open::open(address)
     }
@@ -147,7 +148,7 @@ impl Bus for VfioBus {
     }
 
     fn isolate(&mut self) {
-        // When this fails, the device does not answer any more, and what does not answer makes no accesses either.
+        // If this fails, the device does not answer any more, and then makes no accesses either.
         let _ = self.set_command(0, COMMAND_BUS_MASTER);
     }
 }

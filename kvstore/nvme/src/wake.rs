@@ -1,9 +1,10 @@
 //! The sleep of a polled engine.
 //!
-//! Nobody but the driver looks at the completion queues, so that a sleep while commands are in flight must be short:
-//! its length is what a completion may wait. `wait` spins first ([`SPIN`], about the latency of a fast read, giving
-//! the core to others in between), then sleeps from [`SLEEP_MIN`] doubling to [`SLEEP_MAX`]: a long command then costs
-//! 1 % of a core, and a completion is at most 1 ms late. With nothing in flight it sleeps until it is woken.
+//! Only the driver looks at the completion queues, so a sleep while commands are in flight must be short: a
+//! completion may wait for its whole length. `wait` spins first ([`SPIN`], about the latency of a fast read,
+//! yielding the core in between), then sleeps from [`SLEEP_MIN`] doubling to [`SLEEP_MAX`]: a long command then
+//! costs 1 % of a core, and a completion is at most 1 ms late. With no command in flight it sleeps until it is
+//! woken.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 use kvstore_io::Waker;
 use rustix::thread::futex;
 
-/// How long `wait` looks without sleeping.
+/// Time for which `wait` spins before its first sleep.
 const SPIN: Duration = Duration::from_micros(100);
-/// The first sleep after that.
+/// Length of the first sleep.
 const SLEEP_MIN: Duration = Duration::from_micros(20);
 /// The longest sleep while commands are in flight.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
@@ -25,15 +26,15 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    /// Whether it was woken since the last call. Acquire pairs with the release in `wake`.
+    /// Whether `wake` was called since the last call. Acquire pairs with the release in `wake`.
     pub(crate) fn take(&self) -> bool {
         self.rung.load(Ordering::Relaxed) != 0 && self.rung.swap(0, Ordering::Acquire) != 0
     }
 
-    /// Sleeps until woken, or for this long, or less.
+    /// Sleeps until woken, or for at most `limit`; may return early.
     pub(crate) fn sleep(&self, limit: Option<Duration>) {
         let limit = limit.and_then(|limit| rustix::time::Timespec::try_from(limit).ok());
-        // Each of its errors means that the time is over or the flag is set: `wait` may return early.
+        // Each error means that the time is over or the flag is set: `wait` may return early.
         let _ = futex::wait(&self.rung, futex::Flags::PRIVATE, 0, limit.as_ref());
     }
 }
@@ -46,7 +47,7 @@ impl Waker for Alarm {
     }
 }
 
-/// Rests that get longer, for callers that may block.
+/// Backoff for callers that may block: spinning, then sleeps that double.
 pub(crate) struct Pause {
     started: Instant,
     length: Duration,
@@ -57,7 +58,7 @@ impl Pause {
         Self { started: Instant::now(), length: SLEEP_MIN }
     }
 
-    /// How long to sleep now; `None` to look again after having let others run.
+    /// Length of the next sleep; `None` after a yield, when the caller is to look again at once.
     pub(crate) fn next(&mut self, now: Instant) -> Option<Duration> {
         if now.duration_since(self.started) < SPIN {
             std::thread::yield_now();

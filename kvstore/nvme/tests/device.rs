@@ -63,8 +63,8 @@ fn conforms_with_page_lists_and_three_pairs() {
     run_conformance(NvmeConfig { transfer_bytes_max: 1 << 20, ..config });
 }
 
-/// Resets in the middle of reads and writes: each request has one completion, good or a device error, and what was
-/// written before and not touched since is there afterwards.
+/// Resets in the middle of reads and writes: each request has one completion, good or a device error, and
+/// blocks written before and not touched since are intact afterwards.
 #[test]
 fn resets_under_load_lose_nothing_that_was_written() {
     let Some(address) = address() else { return };
@@ -111,7 +111,7 @@ fn resets_under_load_lose_nothing_that_was_written() {
                 }
             }
         }
-        // The next reset shall find a controller that works.
+        // The next reset must find a controller that works.
         let buffer = Buffer::Pages(PageBuffer::zeroed(4096));
         engine
             .submit(Request { id: 0, operation: Operation::Read, file: 0, offset: 0, buffer })

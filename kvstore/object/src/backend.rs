@@ -1,6 +1,6 @@
-//! Which store: a bucket or a directory. Also the layer between the S3 client and the HTTP library, which notes
-//! the status of each answer for the request that runs, and asks the server not to overwrite when an upload in
-//! parts ends: the client offers that only for uploads in one piece.
+//! The backend: a bucket or a directory. Also the layer between the S3 client and the HTTP library, which
+//! records the status of each answer for the request that runs, and makes the end of an upload in parts
+//! conditional: the client offers the condition only for uploads in one piece.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,21 +21,21 @@ use crate::config::{Location, ObjectConfig, S3Config};
 use crate::credentials::read_small;
 use crate::error::ConfigError;
 
-/// The store.
+/// The store and its properties.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// For uploads in parts; a directory needs none.
+    /// Client for uploads in parts; `None` for a directory.
     pub(crate) s3: Option<AmazonS3>,
     pub(crate) part_bytes: u64,
-    /// Bucket or directory, for errors.
+    /// Name of the bucket or directory, for errors.
     pub(crate) name: String,
-    /// Whether the server honours `If-None-Match`.
+    /// Whether the server supports `If-None-Match`.
     pub(crate) conditional: Arc<AtomicBool>,
 }
 
 tokio::task_local! {
-    /// What the HTTP layer saw of the request that this task makes.
+    /// Status seen by the HTTP layer for the request of this task.
     pub(crate) static SEEN: Seen;
 }
 
@@ -137,7 +137,7 @@ impl Observer {
         let completes = request.method() == Method::POST
             && query.split('&').any(|parameter| parameter.starts_with("uploadId="));
         if completes && self.conditional.load(Ordering::Relaxed) {
-            // Not part of the signature, which covers the host and x-amz-* headers at least.
+            // The header is not signed: the signature covers at least the host and x-amz-* headers.
             request.headers_mut().insert(IF_NONE_MATCH, HeaderValue::from_static("*"));
         }
         for name in ["authorization", "x-amz-security-token"] {
@@ -151,7 +151,7 @@ impl Observer {
             Err(error) if error.kind() == HttpErrorKind::Timeout => TIMED_OUT,
             Err(_) => 0,
         };
-        // Outside a request of ours there is nobody to tell.
+        // Fails outside of a request of this tier, where no status is recorded.
         let _ = SEEN.try_with(|slot| slot.0.store(seen, Ordering::Relaxed));
         result
     }

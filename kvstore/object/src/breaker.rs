@@ -1,4 +1,4 @@
-//! After so many failures in a row, requests are refused at once; once per pause one is let through, and its
+//! After a number of failures in a row, requests are refused at once; one per pause is admitted, and its
 //! success closes the breaker. There is no state "probing" that a dropped future could leave behind.
 
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ impl Breaker {
         Self { failures_max, pause, state: Mutex::default() }
     }
 
-    /// Whether a request may be made now.
+    /// Whether a request may be made now. An open breaker admits one request per pause.
     pub(crate) fn admits(&self, now: Instant) -> bool {
         let mut state = self.state();
         match state.open_until {
@@ -41,7 +41,7 @@ impl Breaker {
         *self.state() = State::default();
     }
 
-    /// Counts a failure; true if the breaker opened.
+    /// Counts a failure; returns whether the breaker opened.
     pub(crate) fn failed(&self, now: Instant) -> bool {
         let mut state = self.state();
         state.failures = state.failures.saturating_add(1);

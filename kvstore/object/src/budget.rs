@@ -1,11 +1,11 @@
-//! Retries are paid for: each request earns a share of a retry, each retry costs a whole one (*Site Reliability
-//! Engineering*, chapter 21, "Per-client retry budget"). When a server fails everything, its load grows by that
-//! share and not by a factor. Pauses are exponential with full jitter.
+//! Budget of retries: each request earns a share of a retry, each retry costs a whole one (*Site Reliability
+//! Engineering*, chapter 21, "Per-client retry budget"). When a server fails every request, its load grows by
+//! that share and not by a factor. Pauses are exponential with full jitter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A retry, in hundredths.
+/// Cost of a retry, in hundredths.
 const RETRY: u64 = 100;
 
 /// A token bucket of retries.
@@ -22,12 +22,12 @@ impl RetryBudget {
         Self { hundredths: AtomicU64::new(limit), earned: u64::from(percent), limit }
     }
 
-    /// A request was made.
+    /// Credits the share of one request.
     pub(crate) fn earn(&self) {
         self.update(|level| Some((level + self.earned).min(self.limit.max(RETRY))));
     }
 
-    /// Whether a retry may be made; it is paid for then.
+    /// Takes one retry from the budget; false when there is none.
     pub(crate) fn spend(&self) -> bool {
         self.update(|level| level.checked_sub(RETRY))
     }
@@ -47,7 +47,7 @@ impl Jitter {
         Self(AtomicU64::new(seed))
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub(crate) fn below(&self, bound: u64) -> u64 {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut state = self.0.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
@@ -56,7 +56,7 @@ impl Jitter {
         (state ^ (state >> 31)) % bound
     }
 
-    /// The pause before try `attempt` (1 is the first retry).
+    /// Returns the pause before attempt `attempt` (1 is the first retry).
     pub(crate) fn pause(&self, first: Duration, limit: Duration, attempt: u32) -> Duration {
         let upper = first.saturating_mul(1 << (attempt - 1).min(20)).min(limit);
         Duration::from_micros(self.below(upper.as_micros() as u64 + 1))

@@ -7,7 +7,7 @@ use crate::credentials::Credentials;
 use crate::error::ConfigError;
 use crate::format::{ALIGNMENT_MAX, RUN_BLOCKS_MAX};
 
-/// Where the objects are.
+/// Location of the objects.
 #[derive(Debug, Clone)]
 pub enum Location {
     /// A directory, for example on a shared file system. It must exist.
@@ -16,27 +16,27 @@ pub enum Location {
     S3(S3Config),
 }
 
-/// How to reach a bucket. `Debug` prints each credential as `set` or `unset`.
+/// Settings of a bucket. `Debug` prints each credential as `set` or `unset`.
 #[derive(Debug, Clone)]
 pub struct S3Config {
     /// The bucket.
     pub bucket: String,
     /// Region of the signature. Default `us-east-1`, which most compatible stores expect.
     pub region: String,
-    /// URL of the service, without the bucket; `None` is AWS itself. User names in it are refused.
+    /// URL of the service, without the bucket; `None`: AWS. A URL with user names is refused.
     pub endpoint: Option<String>,
-    /// The bucket is the first part of the path rather than of the host name. Default on.
+    /// Whether the bucket is the first part of the path rather than of the host name. Default on.
     pub path_style: bool,
-    /// Allows `http://`: the KV then travels in the clear. Default off.
+    /// Whether `http://` is allowed, which sends the KV unencrypted. Default off.
     pub allow_http: bool,
     /// PEM file with certificate authorities to trust besides the system's.
     pub ca_bundle: Option<PathBuf>,
-    /// Who signs.
+    /// Credentials for signing requests.
     pub credentials: Credentials,
     /// Objects larger than this are uploaded in parts of this size. Default 64 MiB, 5 MiB to 5 GiB.
     pub part_bytes: u64,
-    /// Asks the server to refuse an object that is already there. Default on; switched off by itself, and
-    /// counted, when the server answers 501.
+    /// Whether the server is asked to refuse an object that exists already. Default on; switched off
+    /// automatically, and counted, when the server answers 501.
     pub conditional_put: bool,
 }
 
@@ -58,63 +58,66 @@ impl S3Config {
     }
 }
 
-/// Everything the tier can be told.
+/// Settings of the tier.
 #[derive(Debug, Clone)]
 pub struct ObjectConfig {
-    /// Where the objects are.
+    /// Location of the objects.
     pub location: Location,
-    /// First part of every key; clusters that share it share their KV. Default `kvasir`.
+    /// First part of every key; clusters with the same prefix share their KV. Default `kvasir`.
     pub prefix: String,
     /// Fingerprint of model and block layout: part of every key and object.
     pub layout_fingerprint: u64,
     /// Blocks of a run. Clusters that share a prefix must agree. Default 16, a power of two from 1 to 1024.
     pub run_blocks: usize,
-    /// Also keep chain ends that fill no run, as runs whose length is a power of two. Costs a look-up that
-    /// finds the end up to log2(`run_blocks`) more requests, and the store up to as many bytes again. Default off.
+    /// Whether chain ends that fill no run are also stored, as runs whose length is a power of two. Costs a
+    /// look-up that finds the end up to log2(`run_blocks`) more requests, and the store up to as many bytes
+    /// again. Default off.
     pub store_partial: bool,
     /// Payloads start at multiples of this in an object. Default 4096, a power of two from 1 to 1 MiB.
     pub payload_alignment: u32,
-    /// Age at which an object is a miss and may be swept; `None` keeps it. Default 7 days.
+    /// Age from which on an object is a miss and may be swept; `None`: no limit. Default 7 days.
     pub ttl: Option<Duration>,
-    /// Bytes that the first read of an object asks for; indexes larger than this cost a second one. Default
+    /// Bytes that the first read of an object requests; larger indexes cost a second read. Default
     /// 16 KiB, 64 B to 16 MiB.
     pub index_read_bytes: u64,
-    /// Requests in flight. Default 32, 1 to 1024.
+    /// Maximum number of requests in flight. Default 32, 1 to 1024.
     pub requests_max: usize,
-    /// Puts in flight; more are [`Throttled`](crate::Outcome::Throttled). Default 4, 1 to 256.
+    /// Maximum number of puts in flight; more are [`Throttled`](crate::Outcome::Throttled). Default 4, 1 to
+    /// 256.
     pub puts_max: usize,
-    /// Runs that a look-up or a get asks for at the same time. Default 8, 1 to 256.
+    /// Maximum number of runs that a look-up or a get requests concurrently. Default 8, 1 to 256.
     pub run_concurrency: usize,
-    /// Time for one try of one request. Default 10 s, 10 ms to 10 min. The caller's deadline also holds.
+    /// Maximum time of one attempt of a request. Default 10 s, 10 ms to 10 min. The caller's deadline also
+    /// applies.
     pub request_timeout: Duration,
-    /// Time to connect. Default 1 s, 1 ms to 1 min.
+    /// Maximum time to connect. Default 1 s, 1 ms to 1 min.
     pub connect_timeout: Duration,
-    /// Tries of one request, the first included. Default 3, 1 to 10.
+    /// Maximum number of attempts of one request, the first included. Default 3, 1 to 10.
     pub attempts_max: u32,
     /// Retries as a share of requests, in percent. Default 10, 0 to 100.
     pub retry_percent: u32,
-    /// Retries that may be saved up. Default 10, 0 to 1000.
+    /// Maximum number of retries that accumulate in the budget. Default 10, 0 to 1000.
     pub retry_burst: u32,
-    /// Upper end of the first pause before a retry; doubles. Default 50 ms, 1 ms to 10 s.
+    /// Maximum of the first pause before a retry; doubles with each retry. Default 50 ms, 1 ms to 10 s.
     pub backoff: Duration,
-    /// Upper end of any pause. Default 2 s, at least `backoff`.
+    /// Maximum of any pause. Default 2 s, at least `backoff`.
     pub backoff_max: Duration,
     /// Failures in a row after which every request is a miss at once. Default 5, 1 to 1000.
     pub breaker_failures: u32,
-    /// A try that the caller's deadline ended counts as a failure only if it had this long: callers in a hurry say
-    /// nothing about the service. Default 100 ms, at most `request_timeout`.
+    /// Minimum time after which an attempt that the caller's deadline ended counts as a failure: a shorter one
+    /// says nothing about the service. Default 100 ms, at most `request_timeout`.
     pub breaker_patience: Duration,
-    /// Time until one request may try again. Default 5 s, 10 ms to 10 min.
+    /// Pause of an open breaker until one request is admitted. Default 5 s, 10 ms to 10 min.
     pub breaker_pause: Duration,
-    /// Memory for what is known of keys and indexes. Default 32 MiB, 64 KiB to 4 GiB.
+    /// Memory of the cache of keys and indexes, in bytes. Default 32 MiB, 64 KiB to 4 GiB.
     pub cache_bytes: u64,
-    /// How long a key is taken to be there. Default 60 s.
+    /// Time for which a key is cached as present. Default 60 s.
     pub present_ttl: Duration,
-    /// How long a key is taken not to be there. Default 2 s.
+    /// Time for which a key is cached as absent. Default 2 s.
     pub absent_ttl: Duration,
-    /// How long a damaged object is not asked for. Default 5 min.
+    /// Time for which a damaged object is not requested. Default 5 min.
     pub avoid_ttl: Duration,
-    /// Deletes an object that two reads found damaged. Default on.
+    /// Whether an object that two reads found damaged is deleted. Default on.
     pub delete_damaged: bool,
     /// Deletions per second of a sweep. Default 100, 1 to 100,000.
     pub sweep_deletes_per_s: u32,
@@ -123,7 +126,7 @@ pub struct ObjectConfig {
 }
 
 impl ObjectConfig {
-    /// The defaults.
+    /// Returns the default settings.
     #[must_use]
     pub fn new(location: Location, layout_fingerprint: u64) -> Self {
         Self {
@@ -158,7 +161,7 @@ impl ObjectConfig {
         }
     }
 
-    /// Checks every value. All problems are in the error, one per line.
+    /// Checks every setting. The error lists all problems, one per line.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let mut problems = Vec::new();
         let mut require = |holds: bool, text: &str| {

@@ -1,7 +1,7 @@
-//! Who signs the requests. Secrets live in [`Secret`], whose `Debug` says only whether there is one.
+//! Credentials for signing requests. Secrets live in [`Secret`], whose `Debug` shows only whether there is one.
 //!
-//! A credentials file has the form of AWS's (`[profile]`, then `aws_access_key_id = …`); it is read again every
-//! minute, so keys can be rotated under a running node. A file that every user may read is refused.
+//! A credentials file has the format of AWS's (`[profile]`, then `aws_access_key_id = …`); it is read again
+//! every minute, so keys can be rotated under a running node. A file that every user may read is refused.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -36,10 +36,10 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Where the credentials come from.
+/// Source of the credentials.
 #[derive(Debug, Clone)]
 pub enum Credentials {
-    /// The keys themselves; what [`Credentials::from_environment`] makes.
+    /// The keys themselves, as [`Credentials::from_environment`] returns them.
     Keys {
         /// Access key id.
         access_key_id: Secret,
@@ -48,11 +48,11 @@ pub enum Credentials {
         /// Session token; empty if there is none.
         session_token: Secret,
     },
-    /// A file in the form of AWS's `credentials`.
+    /// A file in the format of AWS's `credentials`.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Section of it, usually `default`.
+        /// Section of the file, usually `default`.
         profile: String,
     },
     /// Requests are not signed.
@@ -60,7 +60,7 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// Takes `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, if set, `AWS_SESSION_TOKEN`. Pass
+    /// Reads `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, if set, `AWS_SESSION_TOKEN`. Pass
     /// `|name| std::env::var(name).ok()`.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let wanted = |name: &'static str| {
@@ -73,8 +73,8 @@ impl Credentials {
         })
     }
 
-    /// The provider for the client; `None` if requests are not signed. A file is read once here, so that a bad
-    /// one stops start-up.
+    /// Returns the provider for the client; `None` if requests are not signed. A file is read once here, so
+    /// that an invalid one stops start-up.
     pub(crate) fn provider(&self) -> Result<Option<Arc<Provider>>, ConfigError> {
         let (file, credential) = match self {
             Self::Anonymous => return Ok(None),
@@ -92,7 +92,7 @@ impl Credentials {
     }
 }
 
-/// Hands credentials to the client.
+/// Provides credentials to the client.
 pub(crate) struct Provider {
     file: Option<(PathBuf, String)>,
     current: Mutex<(Instant, Arc<AwsCredential>)>,
@@ -110,7 +110,7 @@ impl Provider {
         if let Some((path, profile)) = &self.file
             && current.0.elapsed() >= REREAD
         {
-            // The file may just be being replaced: the old keys stay until it can be read.
+            // The file may be in the middle of a replacement: the old keys stay until it can be read.
             let credential = read_file(path, profile).map_or_else(|_| current.1.clone(), Arc::new);
             *current = (Instant::now(), credential);
         }
@@ -133,7 +133,8 @@ impl CredentialProvider for Provider {
     }
 }
 
-/// Reads a file after checking its size. The error names the file and what the system said, never its content.
+/// Reads a file after checking its size. The error has the file's path and the kind of the I/O error, never its
+/// content.
 pub(crate) fn read_small(what: &'static str, path: &Path) -> Result<Vec<u8>, ConfigError> {
     use std::io::Read;
     let unreadable =

@@ -1,5 +1,5 @@
-//! What can fail. No variant holds text from a server, from the HTTP library or from a credentials file, and
-//! none has a source: so no secret that one of them repeats can be printed.
+//! Errors. No variant holds text from a server, from the HTTP library or from a credentials file, and
+//! none has a source, so that no secret repeated in such a text can be printed.
 
 use std::path::PathBuf;
 
@@ -9,22 +9,22 @@ pub enum ConfigError {
     /// Values out of range, one per line.
     #[error("object tier configuration:\n{0}")]
     Values(String),
-    /// The credentials file is open to others.
+    /// Every user may read the credentials file.
     #[error("credentials file {path}: mode {mode:o} lets every user read it; use 0600 or 0640")]
     WorldReadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// A credentials or certificate file cannot be read.
     #[error("{what} {path}: {kind}")]
     Unreadable {
-        /// What the file is for.
+        /// Purpose of the file.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Kind of the I/O error.
         kind: std::io::ErrorKind,
     },
     /// A credential is missing.
@@ -38,7 +38,7 @@ pub enum ConfigError {
     Backend(String),
 }
 
-/// What was asked of the store.
+/// Type of a request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Read of an object's index.
@@ -74,16 +74,16 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// Why a request failed.
+/// Cause of a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FailureCause {
     /// The object is not there.
     #[error("not found")]
     NotFound,
-    /// The object is already there, or is not the one that was meant.
+    /// The object exists already, or is not the expected one.
     #[error("precondition failed")]
     Precondition,
-    /// The server knows no such operation.
+    /// The server does not support the operation.
     #[error("not implemented by the server")]
     NotImplemented,
     /// The server refused: credentials, bucket, region or request.
@@ -104,7 +104,7 @@ pub enum FailureCause {
     /// The file system failed.
     #[error("input/output error, errno {0}")]
     Io(i32),
-    /// One try took longer than `request_timeout`.
+    /// One attempt took longer than `request_timeout`.
     #[error("timed out")]
     Timeout,
     /// The caller's deadline has passed.
@@ -113,7 +113,7 @@ pub enum FailureCause {
     /// The breaker is open.
     #[error("the breaker is open")]
     BreakerOpen,
-    /// The object is not what was stored.
+    /// The object's contents are not what was stored.
     #[error("damaged object")]
     Damaged,
 }
@@ -121,10 +121,10 @@ pub enum FailureCause {
 /// A request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
-    /// A request to the store.
+    /// A request to the store failed.
     #[error("{operation} {bucket}/{key}: {cause}, status {}, after {attempts} attempts", status_text(*.status))]
     Request {
-        /// What was asked.
+        /// Type of the request.
         operation: Operation,
         /// Bucket or directory.
         bucket: String,
@@ -132,9 +132,9 @@ pub enum ObjectError {
         key: String,
         /// HTTP status of the last answer, if there was one.
         status: Option<u16>,
-        /// Why it failed.
+        /// Cause of the failure.
         cause: FailureCause,
-        /// Tries made.
+        /// Number of attempts made.
         attempts: u32,
     },
     /// The run cannot be stored.
@@ -143,7 +143,7 @@ pub enum ObjectError {
     /// The number of blocks is neither a whole run nor an allowed part of one.
     #[error("put: {blocks} blocks are no run (run_blocks {run_blocks}, store_partial {store_partial})")]
     RunLength {
-        /// Blocks given.
+        /// Number of blocks given.
         blocks: usize,
         /// Blocks of a whole run.
         run_blocks: usize,

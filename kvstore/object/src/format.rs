@@ -10,9 +10,10 @@
 //! | 64 | entries of 40 bytes: identity, payload bytes u64, xxh3-64 of the payload u64, meta bytes u32, zero u32 |
 //! | … | metas one after the other, then zeros up to the first payload |
 //!
-//! The index stands in front, so one read of the first kilobytes tells whether the run is there, whole and of the
-//! right age, and where each payload lies. Everything that can be computed must be what was computed, so each
-//! object has exactly one valid index. Gaps between payloads are not covered by a checksum; nobody reads them.
+//! The index stands in front, so one read of the first kilobytes tells whether the run is there, whole and of
+//! the right age, and where each payload lies. Every field that can be computed is checked against its computed
+//! value, so each object has exactly one valid index. Gaps between payloads are not covered by a checksum, and
+//! never read.
 
 use std::ops::Range;
 
@@ -22,13 +23,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 64;
-/// Blocks of one object.
+/// Maximum number of blocks of one object.
 pub const RUN_BLOCKS_MAX: usize = 1024;
-/// Alignment of payloads.
+/// Maximum alignment of payloads, in bytes.
 pub const ALIGNMENT_MAX: u32 = 1 << 20;
-/// Bytes of header, entries and metas.
+/// Maximum bytes of header, entries and metas.
 pub const INDEX_BYTES_MAX: usize = 16 << 20;
-/// Bytes of one payload.
+/// Maximum bytes of one payload.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
 
 const ENTRY_BYTES: usize = 40;
@@ -36,7 +37,7 @@ const MAGIC: &[u8; 8] = b"KVASIRUN";
 const VERSION: u16 = 1;
 const CRC_OFFSET: usize = 36;
 
-/// The bytes are no object of ours, or the blocks cannot be one.
+/// The bytes are not a valid object, or the blocks cannot form one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// More bytes are needed to decode the index.
@@ -51,32 +52,32 @@ pub enum FormatError {
     /// The CRC of the index is wrong.
     #[error("index checksum mismatch")]
     Checksum,
-    /// A field has a value that cannot be.
+    /// A field has an invalid value.
     #[error("{0} out of range")]
     Field(&'static str),
 }
 
-/// One block to be stored.
+/// A block to be stored.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// Its identity.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// Whatever the store wants to know of it: token ids and the like.
+    /// Opaque bytes of the store, such as token ids.
     pub meta: Bytes,
-    /// Its KV.
+    /// KV of the block.
     pub payload: Bytes,
 }
 
-/// What the index says of one block.
+/// Index entry of one block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexEntry {
-    /// Its identity.
+    /// Identity of the block.
     pub identity: BlockIdentity,
     /// xxh3-64 of its payload.
     pub checksum: u64,
-    /// Where its payload lies in the object.
+    /// Range of its payload in the object.
     pub range: Range<u64>,
-    /// Its meta.
+    /// Opaque bytes of the store.
     pub meta: Bytes,
 }
 
@@ -85,11 +86,11 @@ pub struct IndexEntry {
 pub struct RunIndex {
     /// Fingerprint of model and layout.
     pub layout_fingerprint: u64,
-    /// When it was stored, by the writer's clock.
+    /// Time of creation by the writer's clock, in milliseconds since 1970.
     pub created_unix_ms: u64,
     /// Bytes of the whole object.
     pub object_bytes: u64,
-    /// Its blocks, in order.
+    /// Entries of the blocks, in order.
     pub entries: Vec<IndexEntry>,
 }
 
@@ -233,7 +234,7 @@ impl RunIndex {
         })
     }
 
-    /// Memory that the index takes, about.
+    /// Approximate memory of the index, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let metas: usize = self.entries.iter().map(|entry| entry.meta.len()).sum();
@@ -322,7 +323,7 @@ mod tests {
                 let at = 8 + jitter.below(index_bytes as u64 - 8) as usize;
                 bytes[at] = jitter.below(256) as u8;
             }
-            // The checksum is made right, so that what lies behind it is reached.
+            // Correct the checksum, so that the checks after it are reached.
             let end = (u32_at(&bytes, 32) as usize).clamp(HEADER_BYTES, bytes.len());
             bytes[CRC_OFFSET..CRC_OFFSET + 4].fill(0);
             let crc = crc32c::crc32c(&bytes[..end]);

@@ -1,4 +1,4 @@
-//! The name of an object: `<prefix>/v1/<layout fingerprint>/<2 hex>/<32 hex of the run's last identity>.kvr`.
+//! Keys of objects: `<prefix>/v1/<layout fingerprint>/<2 hex>/<32 hex of the run's last identity>.kvr`.
 //!
 //! The two hex digits spread the keys over 256 folders, so that a sweep goes folder by folder and a directory
 //! stays small.
@@ -7,7 +7,7 @@ use kvstore_block::BlockIdentity;
 
 const SUFFIX: &str = ".kvr";
 
-/// Folder under which every object of a prefix lies, whatever its layout.
+/// Folder of all objects of a prefix, whatever their layout.
 #[must_use]
 pub(crate) fn root(prefix: &str) -> String {
     format!("{prefix}/v1")
@@ -20,7 +20,7 @@ pub fn object_key(prefix: &str, layout_fingerprint: u64, last: BlockIdentity) ->
     format!("{prefix}/v1/{layout_fingerprint:016x}/{}/{hex}{SUFFIX}", &hex[..2])
 }
 
-/// Whether a key is one that [`object_key`] makes under this prefix: a sweep touches nothing else.
+/// Whether a key has the form of [`object_key`] under this prefix: a sweep deletes no other objects.
 #[must_use]
 pub(crate) fn is_object_key(prefix: &str, key: &str) -> bool {
     let hex = |part: &str, digits: usize| {

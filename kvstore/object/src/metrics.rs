@@ -1,8 +1,10 @@
+//! Counters of the object tier.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($name:ident: $help:literal,)*) => {
-        /// What the object tier has done so far. Each counter only grows.
+        /// Counters of the object tier. Each only grows.
         #[derive(Debug, Default)]
         pub struct ObjectCounters {
             $(pub(crate) $name: AtomicU64,)*

@@ -1,6 +1,6 @@
-//! What is known of keys: there (with the index), not there, or to be avoided; each for a limited time, all of it
-//! in a limited memory. A wrong entry costs a request or a miss, never a wrong block: payloads are verified
-//! against the index, and the index against the chain that is asked for.
+//! Cache of the state of keys: present (with the index), absent, or avoided; each for a limited time, all of it
+//! in limited memory. A wrong entry costs a request or a miss, never a wrong block: payloads are verified
+//! against the index, and the index against the requested chain.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use tokio::time::Instant;
 
 use crate::format::RunIndex;
 
-/// Memory that an entry takes besides its index, about.
+/// Approximate memory of an entry besides its index, in bytes.
 const ENTRY_BYTES: u64 = 160;
 
-/// What is known of one key.
+/// Cached state of one key.
 #[derive(Debug, Clone)]
 pub(crate) enum Presence {
     Present(StoredRun),
     Absent,
-    /// Damaged: neither asked for nor overwritten blindly.
+    /// Damaged: neither requested nor overwritten.
     Avoided,
 }
 
-/// A run that is there.
+/// Index and ETag of a stored run.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredRun {
     pub(crate) index: Arc<RunIndex>,

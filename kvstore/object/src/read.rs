@@ -1,12 +1,14 @@
 //! Look-ups and gets.
 //!
-//! A look-up reads the index of each run rather than asking for its head: the same round trip, and what comes back
-//! proves that the run is whole, of our layout, young enough and of this chain. It starts with one run and doubles
-//! the number asked for at the same time, so a chain that is not there costs one request. A chain's end that
-//! fills no run is looked for only with `store_partial`: log2(`run_blocks`) more requests, made at the same time.
+//! A look-up reads the index of each run rather than requesting its head: the same round trip, and the answer
+//! proves that the run is whole, of this layout, young enough and of this chain. It starts with one run and
+//! doubles the number requested concurrently, so a chain that is not stored costs one request. A chain's end
+//! that fills no run is looked up only with `store_partial`: log2(`run_blocks`) more requests, made
+//! concurrently.
 //!
-//! Damage is judged by two reads: the first may have been spoilt on its way. Only then the object is deleted, or
-//! avoided for a while if it may not be. An object of another run length under our key is a miss and is left alone.
+//! Damage is confirmed by a second read: the first may have been corrupted on its way. Only then the object is
+//! deleted, or avoided for a while if it may not be. An object of another run length under the same key is a
+//! miss and is left alone.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use crate::metrics::add;
 use crate::presence::{Presence, StoredRun};
 use crate::tier::{ObjectTier, VerifiedBlock};
 
-/// What is known of a run after asking.
+/// State of a run after a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Found {
     Run(StoredRun),
@@ -45,12 +47,12 @@ struct Part {
 }
 
 impl ObjectTier {
-    /// Leading blocks of a chain that are there. A failure counts as a miss.
+    /// Returns the number of leading blocks of a chain that are stored. A failure counts as a miss.
     pub async fn look_up(&self, chain: &[BlockIdentity], deadline: Instant) -> usize {
         self.look_up_from(chain, 0, deadline).await
     }
 
-    /// The same for who needs none of the blocks before `first`: their runs count as there.
+    /// Like `look_up`, for a caller that does not need the blocks before `first`: their runs count as stored.
     pub async fn look_up_from(&self, chain: &[BlockIdentity], first: usize, deadline: Instant) -> usize {
         let run_blocks = self.config.run_blocks;
         let (mut run, mut window) = (first / run_blocks, 1);
@@ -75,7 +77,7 @@ impl ObjectTier {
         blocks
     }
 
-    /// Reads blocks of a chain. What comes back is the part of `blocks`, from its start, that is there and was
+    /// Reads blocks of a chain. Returns the leading part of `blocks` that is stored and was
     /// verified. At most `run_concurrency` runs are in memory besides the result.
     pub async fn get(
         &self,
@@ -155,7 +157,7 @@ impl ObjectTier {
         verified
     }
 
-    /// The whole run there, or the longest part of it.
+    /// Returns the whole run, or else the longest partial run.
     async fn any_run(&self, chain: &[BlockIdentity], start: usize, deadline: Instant) -> Option<StoredRun> {
         let run_blocks = self.config.run_blocks;
         if chain.len() - start >= run_blocks
@@ -166,7 +168,7 @@ impl ObjectTier {
         self.partial_run(chain, start, deadline).await
     }
 
-    /// The longest partial run that starts at block `start` of the chain.
+    /// Returns the longest partial run that starts at block `start` of the chain.
     async fn partial_run(
         &self,
         chain: &[BlockIdentity],
@@ -182,7 +184,7 @@ impl ObjectTier {
         asked.await.into_iter().flatten().next()
     }
 
-    /// The run of exactly these blocks of the chain, if it is there.
+    /// Returns the run of exactly these blocks of the chain, if it is stored.
     async fn whole_run(
         &self,
         chain: &[BlockIdentity],
@@ -199,7 +201,7 @@ impl ObjectTier {
             return None;
         }
         if entries.iter().map(|entry| &entry.identity).ne(wanted) {
-            // The last identity stands for all before it, so this object was not made from a chain.
+            // The last identity determines all before it, so this object was not made from a chain.
             add(&self.counters.damaged_reads, 1);
             self.condemn(last, deadline).await;
             return None;
@@ -207,7 +209,7 @@ impl ObjectTier {
         Some(run)
     }
 
-    /// The run that ends with a block, from memory or from the store.
+    /// Returns the run that ends with a block, from the cache or from the store.
     pub(crate) async fn find(&self, last: BlockIdentity, deadline: Instant) -> Found {
         match self.presence.get(&last, Instant::now()) {
             Some(Presence::Present(run)) => self.unless_expired(run),
@@ -284,7 +286,7 @@ impl ObjectTier {
         Ok(ours.then(|| StoredRun { index: Arc::new(index), e_tag: part.e_tag }))
     }
 
-    /// Reads blocks of a run with one request; those up to the first that is damaged come back.
+    /// Reads blocks of a run with one request; returns those before the first damaged one.
     async fn read_payload(
         &self,
         run: &StoredRun,
@@ -317,7 +319,7 @@ impl ObjectTier {
         Ok(verified)
     }
 
-    /// Reads a range; less comes back where the object ends before it.
+    /// Reads a range; returns fewer bytes if the object ends before it.
     async fn read_range(
         &self,
         operation: Operation,
@@ -335,7 +337,7 @@ impl ObjectTier {
             };
             let answer = self.backend.store.get_opts(&path, options).await?;
             let (object_bytes, e_tag) = (answer.meta.size, answer.meta.e_tag.clone());
-            // Neither the server's word on sizes nor a body that goes on decides how much is allocated.
+            // Bounds the allocation, whatever object size the server claims and however long the body is.
             let limit = usize::try_from((range.end - range.start).min(object_bytes)).unwrap_or(usize::MAX);
             let mut bytes = BytesMut::with_capacity(limit);
             let mut body = answer.into_stream();
@@ -352,14 +354,14 @@ impl ObjectTier {
         self.request(operation, key, deadline, request).await
     }
 
-    /// Two reads found the object damaged: it goes, or is not asked for during a while.
+    /// Called when two reads found the object damaged: deletes it, or avoids it for a while.
     async fn condemn(&self, last: BlockIdentity, deadline: Instant) {
         let key = self.key(last);
         add(&self.counters.damaged_objects, 1);
         self.note(&self.error(Operation::ReadIndex, &key, FailureCause::Damaged, None, 2));
         self.presence.set(last, Presence::Avoided, Instant::now());
         if self.config.delete_damaged {
-            // If it fails, the object is avoided, and the next put deletes it.
+            // If this fails, the object is avoided, and the next put deletes it.
             let _ = self.delete_key(&key, deadline).await;
         }
     }

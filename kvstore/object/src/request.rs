@@ -1,4 +1,4 @@
-//! One request to the store, with everything that bounds it: the caller's deadline, the time of one try, the
+//! One request to the store, within its bounds: the caller's deadline, the timeout of one attempt, the
 //! requests in flight, the budget of retries, the breaker.
 //!
 //! A failure is classified by the status that the HTTP layer saw and by the variant of the client's error. The
@@ -15,7 +15,7 @@ use crate::error::{FailureCause, ObjectError, Operation};
 use crate::metrics::add;
 use crate::tier::ObjectTier;
 
-/// A failed try.
+/// A failed attempt.
 struct Failure {
     cause: FailureCause,
     status: Option<u16>,
@@ -27,14 +27,14 @@ impl FailureCause {
         matches!(self, Self::SlowDown | Self::Server | Self::Connection | Self::Timeout | Self::Io(_))
     }
 
-    /// Whether the store works, whatever it answered.
+    /// Whether the failure is an answer of a working store.
     fn is_answer(self) -> bool {
         matches!(self, Self::NotFound | Self::Precondition | Self::NotImplemented | Self::OutOfRange)
     }
 }
 
 impl ObjectTier {
-    /// Makes a request, and makes it again if that may help and is paid for.
+    /// Makes a request, and retries it if a retry may help and the budget allows it.
     pub(crate) async fn request<T, F>(
         &self,
         operation: Operation,
@@ -153,7 +153,7 @@ fn classify(error: &StoreError, seen: &Seen) -> Failure {
     let cause = match (status, error) {
         (Some(404), _) | (None, StoreError::NotFound { .. }) => FailureCause::NotFound,
         (Some(412), _) => FailureCause::Precondition,
-        // 304 is what some stores answer to If-None-Match; 409 says that another writer is at it.
+        // Some stores answer 304 to If-None-Match; 409 reports a concurrent writer.
         (Some(304), _) => FailureCause::Precondition,
         (None, StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {
             FailureCause::Precondition
@@ -174,7 +174,7 @@ fn classify(error: &StoreError, seen: &Seen) -> Failure {
     Failure { cause, status }
 }
 
-/// A connection that failed, or a directory.
+/// Classifies a failure without an HTTP status: a failed connection, or an error of the directory backend.
 fn no_answer(error: &StoreError) -> FailureCause {
     let mut source = error.source();
     let mut http = false;
@@ -190,12 +190,12 @@ fn no_answer(error: &StoreError) -> FailureCause {
         }
         source = inner.source();
     }
-    // The directory backend has no I/O error when a range lies outside a file that became shorter.
+    // The directory backend returns no I/O error when a range lies outside of a file that became shorter.
     let directory = matches!(error, StoreError::Generic { store, .. } if *store == "LocalFileSystem");
     if directory && !http { FailureCause::OutOfRange } else { FailureCause::Connection }
 }
 
-/// A deadline that lies `limit` from now.
+/// Returns the instant `limit` from now.
 pub(crate) fn after(limit: Duration) -> Instant {
     Instant::now() + limit
 }

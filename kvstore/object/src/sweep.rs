@@ -1,7 +1,7 @@
-//! Deletes what is older than the time to live, folder by folder and page by page, so that memory stays flat and
-//! a sweep that ran out of time goes on where it was. The age is the server's time of last change: a listing
-//! shows nothing else, and an object is written once. Covers every layout under the prefix, also those that no
-//! node uses any more; touches only keys of our form.
+//! Deletes objects older than the time to live, folder by folder and page by page, so that memory stays flat
+//! and a sweep that ran out of time continues where it was. The age is the server's time of last change: a
+//! listing shows no other, and an object is written once. Covers every layout under the prefix, also those that
+//! no node uses any more; deletes only keys of the tier's form.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use crate::key::{is_object_key, root};
 use crate::metrics::add;
 use crate::tier::ObjectTier;
 
-/// Objects of a page.
+/// Maximum number of objects of a page.
 const PAGE_OBJECTS: usize = 1000;
 
-/// What a sweep did.
+/// Result of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Objects seen.
+    /// Number of objects listed.
     pub listed: u64,
-    /// Objects deleted.
+    /// Number of objects deleted.
     pub deleted: u64,
-    /// The whole prefix was covered; otherwise the next sweep goes on from here.
+    /// Whether the whole prefix was covered; otherwise the next sweep continues from here.
     pub complete: bool,
 }
 
 impl ObjectTier {
-    /// Deletes expired objects until all are gone, `deletes_max` were deleted, or the deadline has passed.
+    /// Deletes expired objects until none is left, `deletes_max` were deleted, or the deadline has passed.
     pub async fn sweep(&self, deletes_max: u64, deadline: Instant) -> Result<SweepReport, ObjectError> {
         let mut report = SweepReport::default();
         if self.config.ttl.is_none() {
@@ -73,7 +73,7 @@ impl ObjectTier {
         Ok(())
     }
 
-    /// Folders below a folder, sorted.
+    /// Lists the folders below a folder, sorted.
     async fn folders(&self, parent: String, deadline: Instant) -> Result<Vec<String>, ObjectError> {
         let path = Path::from(parent.as_str());
         let request = || self.backend.store.list_with_delimiter(Some(&path));
@@ -83,7 +83,7 @@ impl ObjectTier {
         Ok(folders)
     }
 
-    /// Whether the folder was done.
+    /// Sweeps a folder. Returns whether it was completed.
     async fn sweep_folder(
         &self,
         folder: &str,
@@ -121,7 +121,7 @@ impl ObjectTier {
         }
     }
 
-    /// A page of a folder. A directory is not sorted, so its folder is one page.
+    /// Lists a page of a folder. A directory is not sorted, so its folder is one page.
     async fn page(
         &self,
         folder: &str,

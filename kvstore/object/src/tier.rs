@@ -1,4 +1,4 @@
-//! The tier itself: what it is made of and how it is opened.
+//! The tier: its parts, and how it is opened.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use crate::key::object_key;
 use crate::metrics::ObjectCounters;
 use crate::presence::PresenceCache;
 
-/// Wall-clock time, for the age of objects.
+/// Wall clock, for the age of objects.
 pub trait Clock: std::fmt::Debug + Send + Sync {
     /// Milliseconds since 1970.
     fn unix_ms(&self) -> u64;
@@ -33,33 +33,33 @@ impl Clock for SystemClock {
     }
 }
 
-/// A block that was read and is what was stored.
+/// A block that was read and verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifiedBlock {
-    /// Its identity.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// Its meta, as it was put.
+    /// Opaque bytes that were stored with the block.
     pub meta: Bytes,
-    /// Its KV.
+    /// KV of the block.
     pub payload: Bytes,
-    /// xxh3-64 of the payload, as the object's index has it.
+    /// xxh3-64 of the payload, as in the object's index.
     pub checksum: u64,
 }
 
-/// What became of a put.
+/// Result of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was stored.
+    /// The run was stored.
     Stored,
-    /// The run was there already.
+    /// The run was stored already.
     Present,
-    /// Not now: too many puts in flight, the breaker is open, or the server asks to slow down.
+    /// Refused for now: too many puts in flight, the breaker is open, or the server asks to slow down.
     Throttled,
 }
 
-/// The object tier. Share it in an `Arc`; every method takes `&self` and may run many times at once.
+/// The object tier. Share it in an `Arc`; every method takes `&self` and may be called concurrently.
 ///
-/// A deadline is an instant of tokio's clock. Dropping a future ends what it does.
+/// A deadline is an instant of tokio's clock. Dropping a future cancels its operation.
 #[derive(Debug)]
 pub struct ObjectTier {
     pub(crate) config: ObjectConfig,
@@ -77,12 +77,12 @@ pub struct ObjectTier {
 }
 
 impl ObjectTier {
-    /// Opens the tier. Makes no request: a store that is down now may be up later.
+    /// Opens the tier. Makes no request: the store may be unreachable now and come up later.
     pub fn open(config: ObjectConfig) -> Result<Self, ConfigError> {
         Self::open_with_clock(config, Arc::new(SystemClock))
     }
 
-    /// As [`ObjectTier::open`], with another clock.
+    /// Like [`ObjectTier::open`], with another clock.
     pub fn open_with_clock(config: ObjectConfig, clock: Arc<dyn Clock>) -> Result<Self, ConfigError> {
         config.validate()?;
         let backend = Backend::open(&config)?;
@@ -115,14 +115,14 @@ impl ObjectTier {
         &self.config
     }
 
-    /// The last request that failed, for a log line; look-ups and gets only count such failures as misses.
-    /// Taken away by the call.
+    /// Returns and removes the last request error, for a log line; look-ups and gets only count such failures
+    /// as misses.
     #[must_use]
     pub fn take_last_error(&self) -> Option<ObjectError> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether puts are still made under a condition, see
+    /// Whether puts still use a condition, see
     /// [`S3Config::conditional_put`](crate::S3Config::conditional_put).
     #[must_use]
     pub fn puts_are_conditional(&self) -> bool {
@@ -137,7 +137,7 @@ impl ObjectTier {
         object_key(&self.config.prefix, self.config.layout_fingerprint, last)
     }
 
-    /// Whether something that was created then is too old. A time in the future counts as now.
+    /// Whether an object of this creation time is too old. A time in the future counts as now.
     pub(crate) fn is_expired(&self, created_unix_ms: u64) -> bool {
         let age = Duration::from_millis(self.clock.unix_ms().saturating_sub(created_unix_ms));
         self.config.ttl.is_some_and(|ttl| age >= ttl)

@@ -1,14 +1,14 @@
 //! Puts and deletions.
 //!
-//! A put first looks whether the run is there: a small read that spares most uploads, finds objects too old or
-//! damaged, and lets the conditional put decide only a race. Of several writers one gets `Stored`, the others
+//! A put first looks the run up: a small read that avoids most uploads, finds objects that are too old or
+//! damaged, and leaves only races to the conditional put. Of several writers one gets `Stored`, the others
 //! `Present`; a writer whose answer was lost and who asks again also gets `Present`.
 //!
-//! An object that expired or is damaged is deleted and then put under the condition like any other. Without
+//! An expired or damaged object is deleted and then put under the condition like any other. Without
 //! conditions (the server answered 501) the last writer wins; all write the same blocks.
 //!
-//! A process that dies during an upload in parts leaves the parts on the server: give the bucket a lifecycle rule
-//! that ends incomplete uploads.
+//! A process that dies during an upload in parts leaves the parts on the server: give the bucket a lifecycle
+//! rule that ends incomplete uploads.
 
 use std::sync::atomic::Ordering;
 
@@ -28,12 +28,12 @@ use crate::read::Found;
 use crate::request::after;
 use crate::tier::{ObjectTier, Outcome};
 
-/// Parts of one upload in flight.
+/// Maximum number of parts of one upload in flight.
 const PARTS_IN_FLIGHT: usize = 4;
 
 impl ObjectTier {
     /// Stores a run: `run_blocks` consecutive blocks of a chain from a multiple of `run_blocks` on or, with
-    /// `store_partial`, the first 1, 2, 4 … of them. The caller sees to the position.
+    /// `store_partial`, the first 1, 2, 4 … of them. The caller is responsible for the position.
     pub async fn put(&self, run: &[Block], deadline: Instant) -> Result<Outcome, ObjectError> {
         let outcome = self.put_run(run, deadline).await;
         let counters = &*self.counters;
@@ -54,7 +54,7 @@ impl ObjectTier {
         outcome
     }
 
-    /// Deletes the run that ends with a block. One that is not there is no error.
+    /// Deletes the run that ends with a block. A run that does not exist is no error.
     pub async fn delete(&self, last: BlockIdentity, deadline: Instant) -> Result<(), ObjectError> {
         self.presence.forget(&last);
         self.delete_key(&self.key(last), deadline).await
@@ -84,7 +84,7 @@ impl ObjectTier {
         let Ok(_permit) = self.puts.try_acquire() else { return Ok(Outcome::Throttled) };
         match self.find(last, deadline).await {
             Found::Run(_) => return Ok(Outcome::Present),
-            // It stays where it is, and nothing can be put in its place.
+            // The damaged object may not be deleted, so it cannot be replaced.
             Found::Avoided if !self.config.delete_damaged => return Ok(Outcome::Throttled),
             Found::Avoided | Found::Expired => self.delete(last, deadline).await?,
             Found::Absent | Found::Unknown => {}
@@ -113,7 +113,8 @@ impl ObjectTier {
                 Ok(Outcome::Present)
             }
             Err(error) if ends_upload(&error) => {
-                // The upload is gone: an earlier try may have ended it, its answer lost.
+                // The server does not know the upload: an earlier attempt may have completed it, and its answer
+                // was lost.
                 self.presence.forget(&last);
                 match self.find(last, deadline).await {
                     Found::Run(_) => Ok(Outcome::Present),
@@ -127,7 +128,7 @@ impl ObjectTier {
         }
     }
 
-    /// Uploads an object; its ETag comes back.
+    /// Uploads an object; returns its ETag.
     async fn upload(
         &self,
         key: &str,
@@ -179,20 +180,20 @@ impl ObjectTier {
         if completed.is_err() {
             let request = || s3.abort_multipart(path, id);
             let abort_deadline = after(self.config.request_timeout);
-            // What could not be ended is left to the bucket's lifecycle rule.
+            // The bucket's lifecycle rule removes an upload that could not be aborted.
             let _ = self.request(Operation::Delete, key, abort_deadline, request).await;
         }
         Ok(completed?.e_tag)
     }
 }
 
-/// Whether the end of an upload in parts found no such upload.
+/// Whether completing an upload in parts failed because the server does not know the upload.
 fn ends_upload(error: &ObjectError) -> bool {
     let ObjectError::Request { operation, cause, .. } = error else { return false };
     (*operation, *cause) == (Operation::CompleteUpload, FailureCause::NotFound)
 }
 
-/// Cuts pieces into parts of the same size; the last may be shorter. Copies nothing.
+/// Splits pieces into parts of the same size; the last may be shorter. Copies nothing.
 fn split(pieces: &[Bytes], part_bytes: u64) -> Vec<PutPayload> {
     let (mut parts, mut part, mut room) = (Vec::new(), Vec::new(), part_bytes);
     for piece in pieces {

@@ -1,26 +1,27 @@
-//! The circuit breaker of one node: after some failures in a row nobody asks it any more, and it is probed now and
-//! then until it answers.
+//! The circuit breaker of one node: after some failures in a row no requests go to the node, and it is probed
+//! at intervals until it answers.
 //!
 //! Waits double up to a maximum and are shortened by up to half at random, so that the clients of a node that
-//! restarts do not all come at once. They start anew after a request that was answered, and for a node that was asked for at least as
-//! long as it would now be left alone: one that restarts now and then is found again at once, also by a client that had nothing to ask.
-//! Requests never pay for a probe: it is a message of its own.
+//! restarts do not all come at once. The wait returns to its first value after an answered request, and when
+//! the breaker was closed for at least as long as the next wait: a node that restarts now and then is found
+//! again at once, also by a client without requests for it. A probe is a separate message, so that no request
+//! pays for it.
 
 use std::time::{Duration, Instant};
 
-/// Whether a node is asked.
+/// State of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BreakerState {
-    /// It is asked.
+    /// Requests go to the node.
     Closed,
-    /// It is not asked before then.
+    /// No requests go to the node before `until`.
     Open {
-        /// When it is probed.
+        /// Time of the next probe.
         until: Instant,
     },
-    /// A connection is made and a probe is on its way (half open).
+    /// Half open: the connection is being made, or the probe is in flight.
     Probing {
-        /// When the probe has failed.
+        /// Deadline of the probe.
         until: Instant,
     },
 }
@@ -30,15 +31,15 @@ pub(crate) struct Breaker {
     state: BreakerState,
     failures_in_row: u32,
     opened_in_row: u32,
-    /// When the breaker closed last: the node has been asked since then, while the breaker is closed.
+    /// Time at which the breaker last closed.
     closed_at: Instant,
 }
 
-/// Doublings after which the wait has surely reached its maximum.
+/// Number of doublings after which the wait has reached its maximum.
 const DOUBLINGS_MAX: u32 = 16;
 
 impl Breaker {
-    /// Open until now: a new node is probed at once.
+    /// Returns a breaker that is open until `now`: a new node is probed at once.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             state: BreakerState::Open { until: now },
@@ -52,7 +53,7 @@ impl Breaker {
         self.state
     }
 
-    /// When it wants attention.
+    /// Time at which the breaker has to be looked at: the next probe, or the deadline of one.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.state {
             BreakerState::Closed => None,
@@ -65,7 +66,7 @@ impl Breaker {
         self.opened_in_row = 0;
     }
 
-    /// True when it is enough.
+    /// Counts a failure; true when `enough` have occurred in a row.
     pub(crate) fn failure(&mut self, enough: u32) -> bool {
         self.failures_in_row += 1;
         self.failures_in_row >= enough
@@ -132,7 +133,7 @@ mod tests {
         let mut breaker = Breaker::new(start);
         (0..4).for_each(|_| breaker.open(start, wait, 0));
         breaker.close(start);
-        // Answered again while it is asked: it has been asked since the first answer.
+        // An answer while the breaker is closed: `closed_at` stays that of the first answer.
         let soon = start + Duration::from_millis(1599);
         breaker.close(soon);
         breaker.open(soon, wait, 0);

@@ -1,13 +1,13 @@
 //! The checksum sent with a block: `dataplane-checksum` of its bytes, XORed with a word derived from its identity, so that right bytes
 //! under a wrong identity fail. Either checksum follows from the other without reading the block.
 //!
-//! Peers can write to the slab while we read: each byte is read once.
+//! Peers can write to the slab concurrently: each byte is read once.
 
 use dataplane_checksum::Sum;
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 
-/// The checksum of a block's bytes with its identity in it, from the one without. Its own inverse.
+/// Combines a block's checksum with its identity. Applied twice, it returns the original checksum.
 #[must_use]
 pub fn with_identity(checksum: u64, identity: &BlockIdentity) -> u64 {
     // A bijection of a word (SplitMix64's finish): identities that differ in these 64 bits give different words.
@@ -46,7 +46,7 @@ mod tests {
         assert_ne!(checksum(&other, &slot, 100_000), expected);
         assert_ne!(checksum(&one, &slot, 99_999), expected);
         assert_eq!(with_identity(expected, &one), dataplane_checksum::checksum(&bytes));
-        // A flipped bit is found wherever it is.
+        // A flipped bit is found at every position.
         for at in [0, 7, 8191, 8192, 50_001, 99_999] {
             slot.slab().write(slot.slot(), at, &[bytes[at] ^ 0x80]);
             assert_ne!(checksum(&one, &slot, 100_000), expected, "byte {at}");

@@ -1,12 +1,13 @@
 //! A client of many pool nodes, as a state machine: calls and fabric events in, outcomes out.
 //!
-//! A fetch asks the nodes of all its groups at once, starts to read as soon as a node has answered, and counts a
-//! block when the checksum of the bytes here was right. Each operation ends at its deadline with what it has
-//! by then; slots whose reads are still in flight follow later as [`Outcome::Returned`], for the fabric may write
-//! them until it has completed the read (clause 3 of its contract).
+//! A fetch asks the nodes of all its groups at once, starts to read as soon as a node has answered, and counts
+//! a block when the checksum of the bytes here was right. Each operation ends at its deadline with the blocks
+//! it has by then; slots whose reads are still in flight follow later as [`Outcome::Returned`], for the fabric
+//! may write them until it has completed the read (clause 3 of its contract).
 //!
-//! Driven by one thread, with time as an argument and one seed, so that a simulation replays exactly: what is
-//! iterated over is ordered. Not a hot path in the sense of no allocation: some per operation, none per byte.
+//! Driven by one thread, with time as an argument and one seed, so that a simulation replays exactly:
+//! collections that are iterated are ordered. Not allocation free: a few allocations per operation, none per
+//! byte.
 
 mod events;
 mod fetch;
@@ -41,33 +42,33 @@ use replicate::{Replication, one_second_of};
 use storing::Store;
 use transfer::{Check, Transfer};
 
-/// Blocks in the memory of other nodes.
+/// A client of the memory of other nodes.
 pub struct RemotePool<F> {
     fabric: F,
     config: RemoteConfig,
     counters: Arc<RemoteCounters>,
     nodes: BTreeMap<NodeId, Node>,
-    /// The node that comes first when there is something to post.
+    /// The node whose queues are pumped first in the next poll.
     pump_first: NodeId,
     /// Kept for its capacity.
     pump_order: Vec<NodeId>,
     placement: Placement,
     operations: BTreeMap<u64, Operation>,
-    /// Questions without an answer, by the id that the answer brings back.
+    /// Requests without an answer, by the id that the answer carries.
     requests: BTreeMap<u64, Request>,
-    /// Reads and writes in flight, by the id that the completion brings back.
+    /// Reads and writes in flight, by the id that the completion carries.
     transfers: BTreeMap<u64, Transfer>,
-    /// Blocks that are here and wait for their checksum.
+    /// Blocks that were read and wait for their checksum.
     checks: VecDeque<Check>,
     verifier: PartialChecksum,
-    /// Blocks that are read in place, by the connection to their node.
+    /// Number of blocks that are read in place, by the connection to their node.
     mapped: HashMap<PeerId, usize>,
-    /// Operations that something happened to in this poll.
+    /// Operations with events in this poll.
     touched: BTreeSet<u64>,
     replication: Replication,
     next_id: u64,
     random: u64,
-    /// Nothing is due before this.
+    /// No timer is due before this time.
     next_due: Option<Instant>,
     outcomes: Vec<Outcome>,
     /// Kept for its capacity.
@@ -75,7 +76,7 @@ pub struct RemotePool<F> {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// A client without nodes. `fabric` must be one over the slab that targets and stored blocks lie in.
+    /// Returns a client without nodes. `fabric` must be one over the slab that holds targets and stored blocks.
     pub fn new(
         fabric: F,
         config: RemoteConfig,
@@ -114,8 +115,8 @@ impl<F: Fabric> RemotePool<F> {
         })
     }
 
-    /// Which of `chain[first..]` the nodes have, from `first` on without a gap. `chain` starts at the root: groups
-    /// are counted from there. Ends as [`Outcome::Found`]; the blocks then stay leased for
+    /// Looks up which of `chain[first..]` the nodes have, from `first` on without a gap. `chain` starts at the
+    /// root: groups are counted from there. Ends as [`Outcome::Found`]; the blocks then stay leased for
     /// [`RemotePool::read`], until they are cancelled or three quarters of the lease are over.
     pub fn look_up(
         &mut self,
@@ -130,9 +131,9 @@ impl<F: Fabric> RemotePool<F> {
         Ok(self.start_fetch(fetch, now))
     }
 
-    /// Reads what a look-up found into `targets`, one slot each from the first block on that is not mapped; as many blocks as there
-    /// are targets. Ends as [`Outcome::Fetched`] under the same ticket. The targets come back when the look-up is
-    /// not over, or is no more.
+    /// Reads the blocks of a look-up into `targets`, one slot each from the first block on that is not mapped;
+    /// as many blocks as there are targets. Ends as [`Outcome::Fetched`] under the same ticket. The targets are
+    /// handed back while the look-up is in progress, and after its leases are over.
     pub fn read(
         &mut self,
         found: Ticket,
@@ -158,7 +159,7 @@ impl<F: Fabric> RemotePool<F> {
     }
 
     /// Look-up and read in one: `chain[first..][..targets.len()]` into `targets`. Ends as [`Outcome::Fetched`].
-    /// The targets come back when too much is under way.
+    /// The targets are handed back when too many operations are in flight.
     pub fn fetch(
         &mut self,
         chain: &[BlockIdentity],
@@ -182,8 +183,8 @@ impl<F: Fabric> RemotePool<F> {
         Ok(self.start_fetch(fetch, now))
     }
 
-    /// Offers blocks to their nodes and writes what those take. Ends as [`Outcome::Stored`]. The blocks' bytes must
-    /// not change meanwhile (if they do, the node refuses them).
+    /// Offers blocks to their nodes and writes those that are accepted. Ends as [`Outcome::Stored`]. The
+    /// blocks' bytes must not change meanwhile (if they do, the node refuses them).
     pub fn store(
         &mut self,
         blocks: Vec<StoreBlock>,
@@ -196,8 +197,8 @@ impl<F: Fabric> RemotePool<F> {
         Ok(self.start_store(Store::new(blocks.len(), deadline), blocks, None, now))
     }
 
-    /// Ends an operation now, as its deadline would: its outcome follows. A look-up that has ended gives its leases
-    /// back. Nothing happens for a ticket that is over.
+    /// Ends an operation now, as its deadline would: its outcome follows. A look-up that has ended releases its
+    /// leases. No effect for a ticket that is over.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) {
         match self.operations.get(&ticket.0) {
             Some(Operation::Fetch(fetch)) if fetch.stage == Stage::LookingUp => {
@@ -209,7 +210,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Makes progress: posts, polls, verifies, expires. Returns how much was done; outcomes are appended.
+    /// Makes progress: posts, polls, verifies, expires. Returns the amount of work done; outcomes are appended.
     pub fn poll(&mut self, now: Instant, outcomes: &mut Vec<Outcome>) -> usize {
         let mut events = std::mem::take(&mut self.events);
         let mut work = self.fabric.poll(self.config.poll_budget, &mut events);
@@ -242,19 +243,19 @@ impl<F: Fabric> RemotePool<F> {
         &mut self.fabric
     }
 
-    /// When something happens by itself next.
+    /// Time at which the next timer is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.next_due.into_iter().chain(self.fabric.next_deadline()).min()
     }
 
-    /// Whether something waits for room in a queue: nobody rings when there is room again.
+    /// Whether requests wait for room in a queue: no event is raised when there is room again.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         self.nodes.values().any(Node::has_backlog)
     }
 
-    /// Whether nothing is under way: no operation, no request, no transfer, no lease.
+    /// Whether the client is idle: no operation, no request, no transfer, no lease.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty()
@@ -263,13 +264,13 @@ impl<F: Fabric> RemotePool<F> {
             && self.replication.waiting.is_empty()
     }
 
-    /// Nodes that are asked at present.
+    /// Number of nodes that requests go to at present.
     #[must_use]
     pub fn usable_nodes(&self) -> usize {
         self.nodes.values().filter(|node| node.is_usable()).count()
     }
 
-    /// What has happened so far.
+    /// Counters of this client.
     pub fn counters(&self) -> &Arc<RemoteCounters> {
         &self.counters
     }
@@ -296,7 +297,7 @@ impl<F: Fabric> RemotePool<F> {
         self.random >> 8
     }
 
-    /// Something is to be looked at then, at the latest.
+    /// Schedules the next sweep for `moment` at the latest.
     fn due_at(&mut self, moment: Instant) {
         self.next_due = Some(self.next_due.map_or(moment, |due| due.min(moment)));
     }

@@ -1,4 +1,4 @@
-//! What can be chosen, with defaults and ranges.
+//! Settings with defaults and ranges.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use crate::wire::BLOCKS_PER_MESSAGE_MAX;
 /// Settings of a node that serves its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Leases and reservations out at a time, of all clients. 1 to 1048576.
+    /// Maximum number of leases and reservations at a time, of all clients. 1 to 1048576.
     pub leases_max: usize,
-    /// The same of one client. 1 to 1048576.
+    /// Maximum number of leases and reservations of one client. 1 to 1048576.
     pub leases_per_peer_max: usize,
-    /// Slots that one client may have reserved and not committed. 1 to 1048576.
+    /// Maximum number of slots that one client has reserved and not committed. 1 to 1048576.
     pub reserved_slots_per_peer_max: usize,
-    /// How long a client may read what it found, and write what it reserved; who takes longer is disconnected.
-    /// 100 ms to 10 min.
+    /// Time within which a client must have read the blocks it found, or written the slots it reserved; a
+    /// client that takes longer is disconnected. 100 ms to 10 min.
     pub lease: Duration,
-    /// Messages that may wait for one client; who asks and does not listen is disconnected. 16 to 65536.
+    /// Maximum number of messages queued for one client; a client beyond it is disconnected. 16 to 65536.
     pub outbox_max: usize,
-    /// Blocks that clients reported as damaged and that wait to be looked at. 1 to 65536.
+    /// Maximum number of blocks that clients reported as damaged and that wait to be verified. 1 to 65536.
     pub suspects_max: usize,
-    /// Events handled in one poll. 1 to 65536.
+    /// Maximum number of events handled in one poll. 1 to 65536.
     pub poll_budget: usize,
-    /// Bytes verified in one poll. 8 KiB to 1 GiB.
+    /// Maximum number of bytes verified in one poll. 8 KiB to 1 GiB.
     pub verify_bytes_per_poll: usize,
 }
 
@@ -43,7 +43,7 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// All values that are out of their range, as one error.
+    /// Checks the ranges. The error lists all values that are out of range.
     pub fn check(&self) -> Result<(), RemoteError> {
         let mut ranges = Ranges::default();
         ranges.count("leases_max", self.leases_max, 1, 1 << 20);
@@ -63,46 +63,47 @@ impl PoolConfig {
 pub struct RemoteConfig {
     /// Consecutive blocks of a chain that live on one node. Must be equal at all clients of a pool. 1 to 64.
     pub group_blocks: usize,
-    /// Nodes. 1 to 1024.
+    /// Maximum number of nodes. 1 to 1024.
     pub nodes_max: usize,
-    /// Look-ups, fetches and stores under way at a time. 1 to 65536.
+    /// Maximum number of look-ups, fetches and stores in flight. 1 to 65536.
     pub operations_max: usize,
-    /// Blocks of one look-up, fetch or store. 1 to 65536.
+    /// Maximum number of blocks of one look-up, fetch or store. 1 to 65536.
     pub blocks_max: usize,
-    /// A node that does not answer within this has failed once. 1 ms to 60 s.
+    /// Time after which a request without an answer counts as a failure of the node. 1 ms to 60 s.
     pub request_timeout: Duration,
-    /// A read, a write or a commit that takes longer ends the connection. Less than half of the nodes' lease.
+    /// Time after which a read, a write or a commit ends the connection. Less than half of the nodes' lease.
     /// 1 ms to 5 min.
     pub transfer_timeout: Duration,
-    /// Failures in a row after which a node is not asked any more. 1 to 1000.
+    /// Number of failures in a row after which no more requests go to a node. 1 to 1000.
     pub failures_to_open: u32,
-    /// How long it is left alone the first time. 1 ms to 60 s.
+    /// First wait before the node is probed. 1 ms to 60 s.
     pub open_first: Duration,
-    /// How long at most, after doubling. `open_first` to 10 min.
+    /// Maximum wait between probes, reached by doubling. `open_first` to 10 min.
     pub open_max: Duration,
-    /// How long connecting and the answer to the probe may take. 1 ms to 60 s.
+    /// Maximum time for connecting and the answer to the probe. 1 ms to 60 s.
     pub probe_timeout: Duration,
-    /// Reads in flight to one node, and as many writes. 1 to 4096.
+    /// Maximum number of reads in flight to one node, and of writes. 1 to 4096.
     pub transfers_in_flight_max: usize,
-    /// Messages of one lane that may wait for one node. 16 to 65536.
+    /// Maximum number of messages of one lane queued for one node. 16 to 65536.
     pub outbox_max: usize,
-    /// Events handled in one poll. 1 to 65536.
+    /// Maximum number of events handled in one poll. 1 to 65536.
     pub poll_budget: usize,
-    /// Bytes verified in one poll. 8 KiB to 1 GiB.
+    /// Maximum number of bytes verified in one poll. 8 KiB to 1 GiB.
     pub verify_bytes_per_poll: usize,
-    /// A group asked for so often within `hot_window` gets a second home; 0 is never. 0 to 255.
+    /// Number of requests for a group within `hot_window` from which on it gets a second home; 0: never. 0 to
+    /// 255.
     pub hot_count: u8,
-    /// See `hot_count`. 10 ms to 1 h.
+    /// Window of `hot_count`. 10 ms to 1 h.
     pub hot_window: Duration,
-    /// Bytes a second that second homes may cost; 0 is none.
+    /// Maximum bytes per second written for second homes; 0: none.
     pub replicate_bytes_per_second: u64,
-    /// Groups that wait for their second home. 1 to 4096.
+    /// Maximum number of groups that wait for their second home. 1 to 4096.
     pub replications_max: usize,
-    /// Groups whose second home is remembered. 1 to 1048576.
+    /// Maximum number of groups whose second home is remembered. 1 to 1048576.
     pub replicated_max: usize,
     /// Counters in each row of the sketch that finds hot groups. 64 to 1048576.
     pub sketch_width: usize,
-    /// Spreads retries and choices. Any.
+    /// Seed of the randomness in retries and choices. Any value.
     pub seed: u64,
 }
 
@@ -135,7 +136,7 @@ impl Default for RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// All values that are out of their range, as one error.
+    /// Checks the ranges. The error lists all values that are out of range.
     pub fn check(&self) -> Result<(), RemoteError> {
         let mut ranges = Ranges::default();
         ranges.count("group_blocks", self.group_blocks, 1, BLOCKS_PER_MESSAGE_MAX);

@@ -1,10 +1,10 @@
-//! What has happened so far. Written by the thread that drives a side, read by whoever scrapes; all relaxed, as
-//! nothing depends on their order. Counters only grow; those called levels say what is now.
+//! Counters of nodes and clients. Written by the thread that drives a side, read by any thread; all relaxed, as
+//! nothing depends on their order. Counters only grow; levels are present values.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Name, help text and value.
+/// Name, help text and value of a counter.
 pub(crate) type Counted = (&'static str, &'static str, u64);
 
 macro_rules! counters {
@@ -97,7 +97,7 @@ counters! {
 #[derive(Debug, Default)]
 pub struct RemoteCounters {
     pub(crate) totals: PoolClientTotals,
-    /// Locked when membership changes and when somebody scrapes, never for an operation.
+    /// Locked when membership changes and when counters are read, never for an operation.
     nodes: Mutex<Vec<(String, Arc<NodeCounters>)>>,
 }
 
@@ -108,7 +108,7 @@ impl RemoteCounters {
         self.totals.snapshot()
     }
 
-    /// The present nodes: name and counters.
+    /// Returns name and counters of the present nodes.
     #[must_use]
     pub fn nodes(&self) -> Vec<(String, Arc<NodeCounters>)> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone()

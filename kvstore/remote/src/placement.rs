@@ -1,44 +1,46 @@
-//! Which node a group of blocks belongs to: rendezvous hashing (highest random weight, Thaler and Ravishankar 1998).
+//! Placement of groups of blocks on nodes: rendezvous hashing (highest random weight, Thaler and Ravishankar
+//! 1998).
 //!
-//! Each node draws a weight for each group from a hash of both names; the highest wins. Nobody keeps a table, all
-//! clients agree, and a node that comes or goes takes only its own share with it. A ring with virtual nodes lost:
-//! it needs hundreds of points a node for the same balance, and with the few dozen nodes of a pool the linear scan
-//! costs less than its lookup.
+//! Each node has a weight for each group, a hash of both names; the highest wins. No table is kept, all clients
+//! agree, and adding or removing a node moves only that node's share. A ring with virtual nodes lost: it needs
+//! hundreds of points a node for the same balance, and with the few dozen nodes of a pool the linear scan costs
+//! less than its lookup.
 //!
-//! What is placed is a *group*: `group_blocks` consecutive positions of a chain, named by the identity of the
-//! group's first block. One request then serves a whole group, and chains that share a prefix share its groups.
+//! The unit of placement is a *group*: `group_blocks` consecutive positions of a chain, named by the identity
+//! of the group's first block. One request then serves a whole group, and chains that share a prefix share its
+//! groups.
 
 use kvstore_block::BlockIdentity;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// A node of one [`crate::RemotePool`]. Ids are not reused.
+/// Id of a node of one [`crate::RemotePool`]. Ids are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// The name of the group that position `position` of `chain` belongs to.
+/// Returns the name of the group that position `position` of `chain` belongs to.
 #[must_use]
 pub fn group_of(chain: &[BlockIdentity], position: usize, group_blocks: usize) -> Option<BlockIdentity> {
     chain.get(position - position % group_blocks.max(1)).copied()
 }
 
-/// The nodes, ready to be ranked.
+/// The nodes, with the hash of their name.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
     nodes: Vec<(NodeId, u64)>,
 }
 
 impl Placement {
-    /// Adds a node. Its name alone decides its share: the same on all clients.
+    /// Adds a node. Only its name determines its share, which is the same on all clients.
     pub fn add(&mut self, id: NodeId, name: &str) {
         self.nodes.push((id, xxh3_64(name.as_bytes())));
     }
 
-    /// Takes a node out.
+    /// Removes a node.
     pub fn remove(&mut self, id: NodeId) {
         self.nodes.retain(|(other, _)| *other != id);
     }
 
-    /// The first and second node of the ranking, of those that `usable` says yes to.
+    /// Returns the first and second node of the ranking among those for which `usable` returns true.
     #[must_use]
     pub fn best_two(
         &self,
@@ -87,7 +89,7 @@ mod tests {
             let mut counts = vec![0_u64; nodes as usize];
             (0..GROUPS).for_each(|number| counts[first(&placement, number).0 as usize] += 1);
             let even = GROUPS / u64::from(nodes);
-            // Six standard deviations of a binomial, which is what an even draw gives.
+            // Six standard deviations of the binomial distribution of an even draw.
             let bound = 6 * (even as f64).sqrt() as u64;
             assert!(counts.iter().all(|count| count.abs_diff(even) < bound), "{counts:?} around {even}");
         }

@@ -1,9 +1,9 @@
 //! A node that serves its memory: look-ups, leases, reservations, verification. See [`leases`] for when a slot may
 //! be reused.
 //!
-//! Driven by one thread, with time as an argument; [`PoolServer::poll`] does a bounded amount of work: so many
-//! events and so many bytes verified. Reads and writes of blocks are one-sided and cost this thread nothing over
-//! RDMA or shared memory (over TCP its fabric carries them).
+//! Driven by one thread, with time as an argument; [`PoolServer::poll`] does a bounded amount of work: a
+//! maximum number of events and of bytes verified. Reads and writes of blocks are one-sided and cost this
+//! thread nothing over RDMA or shared memory (over TCP its fabric carries them).
 
 mod blocks;
 mod leases;
@@ -28,19 +28,21 @@ use leases::{Fenced, Held, LeaseName};
 use sessions::Session;
 use storing::{Committing, Job, Registering};
 
-/// Shortest interval between two publications of the levels while there is work: reading them takes the catalog's lock.
+/// Minimum interval between two publications of the levels while there is work: reading them takes the
+/// catalog's lock.
 const LEVELS_EVERY: Duration = Duration::from_millis(1);
 
 /// A look-up whose blocks are being brought into memory.
 struct PendingLookUp {
-    /// `None`: the client has gone. The store still works for it, so it counts.
+    /// Client of the look-up. `None` once it has disconnected: the store still works on the look-up, so the
+    /// entry counts.
     peer: Option<PeerId>,
     request: u64,
-    /// Blocks that were asked for.
+    /// Number of blocks in the request.
     wanted: usize,
 }
 
-/// The blocks and clients of a node.
+/// The server of a node's blocks.
 pub struct PoolServer<F, B: PoolBlocks> {
     fabric: F,
     config: PoolConfig,
@@ -48,33 +50,33 @@ pub struct PoolServer<F, B: PoolBlocks> {
     blocks: B,
     leases: LeaseTable<LeaseName, PeerId, Held<B>>,
     next_id: u64,
-    /// No lease expires before this.
+    /// Lower bound of the next lease expiry.
     next_expiry: Option<Instant>,
-    /// Blocks that somebody is writing, or that wait to be verified.
+    /// Blocks that clients are writing, or that wait to be verified.
     pending: HashSet<BlockIdentity>,
     jobs: VecDeque<Job<B>>,
-    /// Look-ups that are answered later, by their questions. Each counts as a lease of its client.
+    /// Look-ups that are answered later, by question number. Each counts as a lease of its client.
     pending_look_ups: HashMap<u64, PendingLookUp>,
-    /// Blocks that become known later, by their questions.
+    /// Blocks whose registration is answered later, by question number.
     registering: HashMap<u64, Registering>,
-    /// Blocks that clients reported and that wait to be looked at.
+    /// Blocks that clients reported as damaged and that wait to be verified.
     suspected: HashSet<BlockIdentity>,
     verifier: PartialChecksum,
     committing: HashMap<u64, Committing>,
     /// Slots of expired leases, until their client's connection has ended.
     fenced: HashMap<PeerId, Vec<Fenced<B>>>,
     sessions: HashMap<PeerId, Session>,
-    /// Clients with messages that found no room.
+    /// Clients with messages that wait for room in the fabric's queue.
     backlog: Vec<PeerId>,
     /// Kept for its capacity.
     events: Vec<Event>,
-    /// When the levels were last published, and whether something has happened since.
+    /// Time of the last publication of the levels, and whether they may have changed since.
     published: Option<Instant>,
     is_changed: bool,
 }
 
 impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
-    /// A node with these blocks, over whose slab `fabric` must be.
+    /// Returns a server of these blocks. `fabric` must be one over their slab.
     pub fn new(
         fabric: F,
         blocks: B,
@@ -107,7 +109,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         })
     }
 
-    /// Makes progress. Returns how much was done: zero means that the thread may sleep.
+    /// Makes progress. Returns the amount of work done: zero means that the thread may sleep.
     pub fn poll(&mut self, now: Instant) -> usize {
         self.pump_backlog();
         let mut events = std::mem::take(&mut self.events);
@@ -151,25 +153,25 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         self.blocks.set_bell(bell);
     }
 
-    /// Whether an answer of the blocks waits to be taken in.
+    /// Whether a delayed answer of the blocks is ready.
     #[must_use]
     pub fn has_answers(&self) -> bool {
         self.blocks.has_answers()
     }
 
-    /// When something happens by itself next.
+    /// Time at which the next timer is due.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.next_expiry.into_iter().chain(self.fabric.next_deadline()).min()
     }
 
-    /// Whether messages wait for room: nobody rings when there is room again.
+    /// Whether messages wait for room: no event is raised when there is room again.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// Whether nothing is leased, reserved, fenced or being verified: what a leak check asserts.
+    /// Whether nothing is leased, reserved, fenced or being verified. For leak checks.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.leases.is_empty()
@@ -181,13 +183,13 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             && self.committing.is_empty()
     }
 
-    /// Blocks in memory that can be found.
+    /// Number of blocks in memory that can be found.
     #[must_use]
     pub fn block_count(&self) -> usize {
         self.blocks.levels().blocks
     }
 
-    /// What has happened so far.
+    /// Counters of this server.
     pub fn counters(&self) -> &Arc<PoolCounters> {
         &self.counters
     }
@@ -225,7 +227,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         }
     }
 
-    /// False when the client breaks the protocol.
+    /// Handles a message. False when it violates the protocol.
     fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> bool {
         match message {
             Message::LookUp { request, chain } => self.look_up(peer, request, &chain, now),
@@ -275,7 +277,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         }
     }
 
-    /// The blocks of a look-up have been brought into memory, as far as they came. A client that has gone hears of nothing.
+    /// Answers a look-up whose blocks were brought into memory, as far as possible. Drops them if the client
+    /// has disconnected.
     fn found_later(&mut self, question: u64, blocks: Vec<Readable<B::Reading>>, now: Instant) {
         let pending = self.pending_look_ups.remove(&question);
         let Some(PendingLookUp { peer: Some(peer), request, wanted }) = pending else { return };

@@ -1,6 +1,7 @@
-//! The thread that runs a pool node: when idle it polls for a moment, then sleeps on the fabric's descriptors until
-//! something comes, the blocks' bell rings or a lease expires ([`dataplane_fabric::wait`]). It waits for no fixed timer, but for one case: what did not fit into a
-//! client's queue is tried again after [`RETRY_FULL_AFTER`].
+//! The thread that runs a pool node: when idle it polls for a short time, then sleeps on the fabric's
+//! descriptors until an event arrives, the blocks' bell rings or a lease expires ([`dataplane_fabric::wait`]).
+//! Only messages that did not fit into a client's queue need a timer: they are tried again after
+//! [`RETRY_FULL_AFTER`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,13 +44,13 @@ impl PoolService {
         Ok(Self { stop, counters, thread: Some(thread) })
     }
 
-    /// Whether the thread has ended, which it does by a panic only.
+    /// Whether the thread has ended, which happens only by a panic.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// What has happened so far.
+    /// Counters of the server.
     #[must_use]
     pub fn counters(&self) -> &Arc<PoolCounters> {
         &self.counters
@@ -58,11 +59,11 @@ impl PoolService {
 
 impl Drop for PoolService {
     fn drop(&mut self) {
-        // Before the bell, which orders it: the thread looks at it after each sleep.
+        // Stored before the bell rings: the thread reads it after each sleep.
         self.stop.asked.store(true, Ordering::Release);
         self.stop.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
+            // A panic of the thread has been printed already.
             let _panicked = thread.join();
         }
     }
@@ -77,7 +78,7 @@ fn run<F: Fabric, B: PoolBlocks>(server: &mut PoolServer<F, B>, stop: &Stop, mut
             waiter.announce();
             let may_sleep = !stop.asked.load(Ordering::Acquire) && !server.has_answers();
             if may_sleep && server.fabric_mut().prepare_wait() {
-                // The other end of a full queue does not ring: look again soon.
+                // A peer that makes room in a full queue does not ring the bell: retry soon.
                 let retry = server.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
                 let until = server.next_deadline().into_iter().chain(retry).min();
                 waiter.sleep(server.fabric(), until);

@@ -1,6 +1,7 @@
-//! How often a group was asked for of late: a count-min sketch whose counters are halved at the end of each window.
+//! Frequency of recent requests for a group: a count-min sketch whose counters are halved at the end of each
+//! window.
 //!
-//! It never counts too little within a window; it may count too much when groups collide in all rows, which
+//! Within a window an estimate is never too low; it is too high when groups collide in all rows, which
 //! costs a needless replica. Four rows; the memory is fixed.
 
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ pub(crate) struct Sketch {
 }
 
 impl Sketch {
-    /// `width` counters in each row.
+    /// Returns a sketch with `width` counters in each row.
     pub(crate) fn new(width: usize, window: Duration, now: Instant) -> Self {
         let width = width.max(1);
         Self { counters: vec![0; width * ROWS].into(), width, window, window_end: now + window }
@@ -27,7 +28,7 @@ impl Sketch {
     /// Counts one use; returns the count, this one included.
     pub(crate) fn count(&mut self, group: &BlockIdentity, now: Instant) -> u8 {
         if now >= self.window_end {
-            // After two windows without use nothing of it matters.
+            // Counts older than two windows are dropped.
             let shift = if now >= self.window_end + self.window { 8 } else { 1 };
             self.counters.iter_mut().for_each(|counter| *counter = counter.checked_shr(shift).unwrap_or(0));
             self.window_end = now + self.window;
@@ -40,12 +41,13 @@ impl Sketch {
         least
     }
 
-    /// How often it was counted, at most too much.
+    /// Estimated count of a group; never too low within a window.
     pub(crate) fn estimate(&self, group: &BlockIdentity) -> u8 {
         (0..ROWS).map(|row| self.counters[self.position(group, row)]).min().unwrap_or(0)
     }
 
-    /// Identities are uniformly distributed: each row takes 32 bits of its own.
+    /// Position of a group's counter in a row. Identities are uniformly distributed: each row uses 32 other
+    /// bits of them.
     fn position(&self, group: &BlockIdentity, row: usize) -> usize {
         let mut word = [0; 4];
         word.copy_from_slice(&group.0[row * 4..row * 4 + 4]);

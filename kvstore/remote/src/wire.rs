@@ -1,9 +1,9 @@
 //! The messages between a client and a pool node.
 //!
-//! A version byte, a kind byte, little-endian fields, and the xxh3-64 of all that: a flipped bit in a slot name
-//! would cost a miss, one in what describes the bytes could make them mean something else. A length that lies,
-//! an unknown kind or version, a field outside of its range or left-over bytes make the whole message invalid;
-//! the connection is then closed. Nothing is allocated for a length that the bytes do not back.
+//! A version byte, a kind byte, little-endian fields, and the xxh3-64 of all that: a flipped bit in a slot's
+//! position would cost a miss, one in a description could give the bytes another meaning. A wrong length, an
+//! unknown kind or version, a field outside of its range or left-over bytes make the whole message invalid; the
+//! connection is then closed. Nothing is allocated for a length that the bytes do not back.
 
 mod fields;
 #[cfg(test)]
@@ -15,23 +15,23 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use fields::{Field, get_list, put_list};
 
-/// Raised when a message changes its meaning, or is added.
-/// 2: the checksum of a block is that of `dataplane-checksum` with the identity in it. 3: `Retain`.
+/// Version of the protocol, raised when a message is added or changes its meaning. 2: the checksum of a block
+/// is that of `dataplane-checksum` with the identity in it. 3: `Retain`.
 pub(crate) const VERSION: u8 = 3;
-/// Blocks that one message may name: the bits of a `u64` in `Message::Commit`.
+/// Maximum number of blocks that one message names: the bits of a `u64` in `Message::Commit`.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 64;
 const SUM_BYTES: usize = 8;
 
-/// What is stored with a block and comes back with it.
+/// Description of a block, stored and returned with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
-    /// The block before it in the chain; zero for the first.
+    /// Identity of the preceding block of the chain; zero for the first.
     pub parent: BlockIdentity,
     /// Bytes of the block, from the start of its slot.
     pub bytes: u32,
     /// [`crate::checksum`] of those bytes.
     pub checksum: u64,
-    /// A word of the writer's, returned with the block and not interpreted.
+    /// Word of the writer, returned with the block and not interpreted.
     pub meta: u64,
 }
 
@@ -53,44 +53,45 @@ pub(crate) struct FoundBlock {
 /// The answer to one [`Offer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grant {
-    /// Write it there.
+    /// The client may write the block to this slot.
     Slot { slot: u32, generation: u32 },
-    /// It is here.
+    /// The node has the block.
     Present,
-    /// Somebody else is writing it.
+    /// Another client is writing the block.
     Pending,
     /// No slot is free, and none can be freed.
     Full,
-    /// It does not fit into a slot.
+    /// The block does not fit into a slot.
     Refused,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Client: which of these, from the first on, do you have? Found blocks are leased to the client.
+    /// Client: looks up the leading blocks of a chain. Found blocks are leased to the client.
     LookUp { request: u64, chain: Vec<BlockIdentity> },
     /// Client: no read under this lease is in flight, and none will be posted.
     Release { lease: u64 },
-    /// Client: may I store these?
+    /// Client: asks for slots to store these blocks.
     Reserve { request: u64, offers: Vec<Offer> },
     /// Client: the writes of these blocks (bit `i` is offer `i`) were posted before this message, on its lane,
     /// and no others will be.
     Commit { request: u64, written: u64 },
-    /// Client: what I read of these had the wrong checksum.
+    /// Client: the bytes read of these blocks had the wrong checksum.
     Suspect { chain: Vec<BlockIdentity> },
-    /// Client: retain these consecutive blocks of a chain for so long, now or when they come.
+    /// Client: asks to retain these consecutive blocks of a chain for this time, now or once they are stored.
     Retain { seconds: u32, chain: Vec<BlockIdentity> },
-    /// Client: how are you?
+    /// Client: asks for the node's load; also the probe.
     Stats { request: u64 },
-    /// Node: the leading blocks that are here, to be read within the lease. No lease (0) when there are none.
+    /// Node: the leading blocks that are in memory, to be read within the lease. `lease` is 0 when there are
+    /// none.
     Found { request: u64, lease: u64, lease_ms: u32, blocks: Vec<FoundBlock> },
-    /// Node: an answer for each offer. The slots are the client's to write for so long.
+    /// Node: an answer for each offer. The client may write the slots within `lease_ms`.
     Granted { request: u64, lease_ms: u32, grants: Vec<Grant> },
-    /// Node: which of the written blocks can be found from now on, and which had the wrong checksum.
+    /// Node: the written blocks that can be found from now on, and those that had the wrong checksum.
     Committed { request: u64, registered: u64, damaged: u64 },
     /// Node: its load.
     Load { request: u64, slots: u32, free: u32, blocks: u32, leases: u32, verifying: u32 },
-    /// Node: not now; a table is full.
+    /// Node: the request is refused because a table is full.
     Busy { request: u64 },
 }
 
@@ -108,7 +109,7 @@ const BUSY: u8 = 11;
 const RETAIN: u8 = 12;
 
 impl Message {
-    /// The lane it must travel on: a commit on that of the writes before it.
+    /// The lane of the message: a commit travels on that of the writes before it.
     pub(crate) fn priority(&self) -> Priority {
         match self {
             Self::Reserve { .. }
@@ -128,14 +129,14 @@ impl Message {
         out.into_boxed_slice()
     }
 
-    /// The version of the protocol that the sender of these bytes speaks, if it is another one.
+    /// Returns the protocol version of the sender if it is another one.
     pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
         let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>()?;
         let version = *body.first()?;
         (version != VERSION && xxh3_64(body) == u64::from_le_bytes(*sum)).then_some(version)
     }
 
-    /// `None` when the bytes are not exactly one message of this version.
+    /// Decodes a message. `None` when the bytes are not exactly one message of this version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>()?;
         (xxh3_64(body) == u64::from_le_bytes(*sum)).then(|| Self::decode_body(body)).flatten()
@@ -241,7 +242,7 @@ fn put_plain(kind: u8, name: u64, out: &mut Vec<u8>) {
     name.put(out);
 }
 
-/// See [`crate::fuzz_wire`]. The body is tried without its sum, which a fuzzer would not find.
+/// See [`crate::fuzz_wire`]. Also decodes the body without its checksum, which a fuzzer would not find.
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(message) = Message::decode(bytes) {
         assert_eq!(&*message.encode(), bytes);

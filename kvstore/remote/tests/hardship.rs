@@ -1,4 +1,4 @@
-//! One hardship at a time, over the simulated fabric.
+//! One fault at a time, over the simulated fabric.
 
 mod rig;
 
@@ -16,7 +16,7 @@ fn cluster(servers: usize, clients: usize, server_slots: u32) -> Cluster {
     cluster
 }
 
-/// A chain of one group whose home is this server.
+/// Returns a chain of one group that is placed on this server.
 fn chain_at(cluster: &Cluster, server: usize, blocks: usize) -> Vec<BlockIdentity> {
     let chains = (0..).map(|number| chain(number, blocks));
     chains.into_iter().find(|chain| cluster.home(&chain[0]) == server).expect("some chain")
@@ -149,7 +149,7 @@ fn a_late_reader_is_fenced_before_its_slots_are_reused() {
     let ticket = cluster.clients[0].pool.look_up(&old, 0, deadline, now).expect("room");
     let found = cluster.outcome(0, |outcome| matches!(outcome, Outcome::Found { .. }));
     assert!(matches!(found, Outcome::Found { blocks, .. } if blocks.len() == 8));
-    // The reader believes that no time has passed, and its reads are slow.
+    // The reader's clock stands still, and its reads are slow.
     cluster.clients[0].runs = false;
     cluster.run(200);
     cluster.network.set_faults(Faults { delay_ticks_max: 100_000, ..Faults::default() });
@@ -247,7 +247,7 @@ fn reads_that_never_complete_come_back_with_the_connection() {
     cluster.store(0, &chain);
     let ticket = cluster.begin_fetch(0, &chain, 30);
     cluster.run(2);
-    // The answer is on its way; the reads that follow will be lost.
+    // The answer is in flight; the reads that follow will be lost.
     cluster.network.set_faults(Faults { lose_one_in: 1, ..Faults::default() });
     let start = cluster.tick;
     let (blocks, held) = cluster.fetched(0, &chain, ticket);
@@ -382,7 +382,7 @@ fn a_hot_group_gets_a_second_home_that_serves_when_the_first_is_gone() {
     assert_eq!(homes(&mut cluster), 2);
     assert_eq!(counted(&cluster.clients[0].pool.counters().snapshot(), "replicated_groups"), 1);
     assert_eq!(cluster.fetch(0, &cold, 100), 0);
-    // The first home hangs: within the deadline the second is asked.
+    // The first home hangs: the second is asked within the deadline.
     cluster.server(0).runs = false;
     for _ in 0..20 {
         let start = cluster.tick;
@@ -405,7 +405,7 @@ fn a_second_home_that_lost_blocks_is_forgotten() {
     assert_eq!(cluster.fetch(0, &hot, 100), 8);
     cluster.run(20);
     assert_eq!(cluster.server(1).server.block_count(), 8);
-    // What fills the second home pushes the copies out.
+    // Blocks that fill the second home evict the copies.
     for number in 0..60 {
         let other = chain(1000 + number, 8);
         if cluster.home(&other[0]) == 1 {
@@ -444,7 +444,7 @@ fn what_is_out_of_bounds_is_refused_and_comes_back() {
     cluster.assert_no_leak();
 }
 
-/// The judge of all these tests must be able to say no.
+/// The check used by all these tests must be able to fail.
 #[test]
 fn wrong_bytes_with_a_right_checksum_are_noticed_by_the_oracle() {
     let mut cluster = cluster(1, 1, 8);

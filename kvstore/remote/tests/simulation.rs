@@ -1,6 +1,6 @@
-//! Everything at once, seeded: nodes that die, hang and come back, links that are cut at both ends or at one, lost,
-//! late, reordered and damaged packets, rotting memory, clients that cancel. The oracle knows what each block
-//! contains: no wrong block may be served, no deadline missed, and nothing may be left over at the end.
+//! All faults at once, seeded: nodes that die, hang and come back, links that are cut at both ends or at one,
+//! lost, late, reordered and damaged packets, rotting memory, clients that cancel. The oracle knows what each
+//! block contains: no wrong block may be served, no deadline missed, and nothing may be left over at the end.
 
 mod rig;
 
@@ -20,11 +20,11 @@ const TICKS: u64 = 1500;
 
 struct Asked {
     chain: Vec<BlockIdentity>,
-    /// The last tick at which the outcome may come.
+    /// The last tick at which the outcome may arrive.
     until: u64,
 }
 
-/// A block that was served, looked at again later: a read that lands late would show.
+/// A block that was served, checked again later: a read that lands late would show.
 struct Kept {
     identity: BlockIdentity,
     slot: SlotRef,
@@ -58,7 +58,7 @@ impl Simulation {
         (self.random >> 8) % bound
     }
 
-    /// The beginning of a chain; chains 0 and 1 are popular, and 2 begins as 1 does.
+    /// Returns the beginning of a chain; chains 0 and 1 are popular, and 2 begins as 1 does.
     fn some_chain(&mut self) -> Vec<BlockIdentity> {
         let number = if self.draw(3) == 0 { self.draw(2) } else { self.draw(CHAINS) };
         let blocks = 1 + self.draw(40) as usize;
@@ -174,7 +174,7 @@ impl Simulation {
         }
     }
 
-    /// Reads what was found, cancels it, or forgets about it.
+    /// Reads the blocks that were found, cancels the look-up, or forgets about it.
     fn follow_look_up(&mut self, client: usize, ticket: Ticket, chain: Vec<BlockIdentity>, found: usize) {
         let wait = 1 + self.draw(40);
         let choice = self.draw(3);
@@ -217,7 +217,7 @@ impl Simulation {
     }
 }
 
-/// Without harm only packets are lost, late and damaged.
+/// Without harm, packets are only lost, late and damaged.
 fn run(seed: u64, harm: bool) -> Tally {
     let faults = Faults {
         delay_ticks_max: 1 + seed % 4,
@@ -252,7 +252,7 @@ fn run(seed: u64, harm: bool) -> Tally {
     assert!(simulation.kept.is_empty());
     simulation.cluster.until_connected();
     let (fresh, last) = (chain(1000 + seed, 60), CLIENTS - 1);
-    // A connection that was cut at the other end alone looks well until some requests have timed out on it.
+    // A connection that was cut at the other end only looks healthy until some requests have timed out on it.
     let mut fetched = 0;
     for _ in 0..6 {
         let ticket = simulation.cluster.begin_store(0, &fresh, 300);

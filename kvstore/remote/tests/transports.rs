@@ -36,7 +36,7 @@ fn serve_with<F: Fabric + Send + 'static>(
 }
 
 fn config() -> RemoteConfig {
-    // The machine is shared: what is slow shall not look dead.
+    // Generous timeouts: the machine is shared, and a slow node must not be taken for a dead one.
     let (request_timeout, transfer_timeout) = (Duration::from_secs(4), Duration::from_secs(4));
     RemoteConfig { request_timeout, transfer_timeout, probe_timeout: PATIENCE, ..RemoteConfig::default() }
 }
@@ -67,7 +67,7 @@ fn outcome<F: Fabric>(pool: &mut RemotePool<F>) -> Outcome {
     outcomes.remove(0)
 }
 
-/// One client stores, the other fetches.
+/// Stores with one client and fetches with the other.
 fn a_chain_goes_there_and_back<F: Fabric>(
     writer: &mut RemotePool<F>,
     reader: &mut RemotePool<F>,
@@ -82,7 +82,7 @@ fn a_chain_goes_there_and_back<F: Fabric>(
         Outcome::Stored { results, .. } => assert_eq!(results, [StoreResult::Stored; BLOCKS]),
         other => panic!("{other:?}"),
     }
-    // The nodes' threads have gone to sleep when the reader comes.
+    // Lets the nodes' threads go to sleep before the reader starts.
     std::thread::sleep(Duration::from_millis(60));
     for _ in 0..3 {
         let targets = (0..BLOCKS).map(|_| own[1].acquire().expect("slot")).collect();
@@ -158,7 +158,7 @@ fn over_tcp() {
     let [writer, reader] = &mut clients;
     a_chain_goes_there_and_back(writer, reader, [&own[0], &own[1]]);
     nothing_is_left(&services, [&own[0], &own[1]]);
-    // A node that stops is noticed, and costs a miss.
+    // A stopped node is noticed, and costs a miss.
     services.truncate(1);
     let (start, mut outcomes) = (Instant::now(), Vec::new());
     while reader.usable_nodes() > 1 {
@@ -168,9 +168,10 @@ fn over_tcp() {
     }
 }
 
-/// Looks up, sleeps longer than the lease, reads with the clock of before. The node has ended the connection; until
-/// it knows that nothing more comes (shared memory: when the client has noticed) the slots are as they were, so
-/// what is read is right or nothing. Afterwards the node has its slots back.
+/// Looks up, sleeps longer than the lease, and reads with the clock from before. The node has ended the
+/// connection; until it knows that nothing more can arrive (shared memory: when the client has noticed) the
+/// slots stay unchanged, so the read returns the right bytes or nothing. Afterwards the node has its slots
+/// back.
 fn is_fenced<F: Fabric>(pool: &mut RemotePool<F>, own: &Arc<SlotPool>, service: &PoolService) {
     let chain = chain(1, 10);
     let blocks = (0..10).map(|at| block(&chain, at, own, config().group_blocks).expect("slot")).collect();
@@ -240,8 +241,8 @@ fn a_late_reader_is_fenced_over_shared_memory() {
     is_fenced(&mut client, &own, &service);
 }
 
-/// A node dies in the middle of reads and writes, again and again, and comes back at its address: what was under way ends, nothing of
-/// it stays, and afterwards everything goes as at the start.
+/// A node dies repeatedly in the middle of reads and writes, and comes back at its address: operations in
+/// flight end, nothing of them is left over, and afterwards stores and fetches succeed as at the start.
 #[test]
 fn a_node_that_dies_again_and_again_over_tcp_serves_when_it_is_back() {
     const ROUNDS: u64 = 24;
@@ -298,7 +299,7 @@ fn a_node_that_dies_again_and_again_over_tcp_serves_when_it_is_back() {
             );
             return;
         }
-        // Some are there, to be read while others are written.
+        // Some blocks exist already, to be read while others are written.
         let mut started = 1;
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         if round % 2 == 0 {

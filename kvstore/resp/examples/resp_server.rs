@@ -1,5 +1,5 @@
-//! The server over a store in memory, to be measured: `resp_server [PORT [BYTES_MAX [SOCKET]]]`. Prints where it
-//! listens and stops when its standard input ends.
+//! The server over a store in memory, for measurements: `resp_server [PORT [BYTES_MAX [SOCKET]]]`. Prints its
+//! addresses and stops when its standard input ends.
 
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use kvstore_resp::testing::MemoryValues;
 use kvstore_resp::{Listen, RespConfig, Server};
 
-/// What the product uses.
+/// The allocator of the product.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::bind(MemoryValues::new(bytes_max), config).await?;
     println!("{:?}", server.bound());
     std::io::stdout().flush()?;
-    // Whatever ends the input ends the server.
+    // The end of the input, or an error of it, ends the server.
     let input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     server.run(async { drop(input.await) }).await;
     Ok(())

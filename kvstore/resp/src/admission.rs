@@ -1,17 +1,18 @@
-//! Which reads of one connection may begin, by the bytes that they will bring.
+//! Admission of the reads of one connection, by the bytes that they will return.
 //!
-//! The problem: a client sends 32 `GET`s of 64 MiB in one packet. All would run side by side, and only when they are
-//! finished would anybody know what they weigh. So a read says its size first and reserves it: from
-//! [`Values::size_hint`], which costs nothing, or else from [`Values::look`]. A few reads ([`UNSIZED_READS_MAX`]) go
-//! without when the store has no hint, so that a short pipeline does not ask twice for each key.
+//! The problem: a client sends 32 `GET`s of 64 MiB in one packet. All would run side by side, and their sizes
+//! would be known only when they are finished. So a read reserves its size first, which comes from
+//! [`Values::size_hint`], at no cost, or else from [`Values::look`]. A few reads ([`UNSIZED_READS_MAX`]) start
+//! without a size when the store has no hint, so that a short pipeline does not query each key twice.
 //!
-//! Invariants: reservations are made in the order of the commands, so what a read waits for is always older than
-//! itself or on its way to the client, and nothing waits for each other; reservations and unsent answers together stay
-//! within `bytes_max`, apart from one read that is larger alone.
+//! Invariants: reservations are made in the order of the commands, so a read waits only for reads that are
+//! older or whose answer is on its way to the client, and no cycle of waits exists; reservations and unsent
+//! answers together stay within `bytes_max`, apart from a single read that is larger than that.
 //!
-//! The order comes from the order in which [`Lanes`](crate::lanes::Lanes) polls: whoever has not been admitted marks
-//! the pass, and those behind it wait. No waker is kept, because each pass polls all lanes, and a pass follows whatever
-//! makes room. Only the connection's task comes here; atomics are there because its future is `Send`.
+//! The order comes from the order in which [`Lanes`](crate::lanes::Lanes) polls: a read that was not admitted
+//! sets `behind` for the pass, and the reads after it wait. No waker is kept, because each pass polls all
+//! lanes, and a pass follows every event that frees bytes. Only the connection's task uses this; atomics are
+//! needed because its future is `Send`.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -22,28 +23,28 @@ use futures_util::future::join_all;
 
 use crate::values::{ValueError, Values};
 
-/// Reads of unknown size that one connection has under way.
+/// Maximum number of reads of unknown size that one connection has in flight.
 pub(crate) const UNSIZED_READS_MAX: usize = 4;
-/// Sizes that one command asks for at a time.
+/// Number of keys of one command whose sizes are queried concurrently.
 const LOOKS_AT_ONCE: usize = 16;
 
-/// What a command's reads weigh.
+/// Size of the reads of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) bytes: usize,
-    /// Reads whose bytes are not known.
+    /// Number of reads whose size is not known.
     unsized_reads: usize,
 }
 
-/// What one connection has reserved.
+/// Reservations of one connection.
 #[derive(Debug)]
 pub(crate) struct Admission {
     bytes_max: usize,
     reserved: AtomicUsize,
     unsized_reads: AtomicUsize,
-    /// Answers that the client has not taken.
+    /// Bytes of answers that the client has not taken.
     unsent: AtomicUsize,
-    /// An older read has not been admitted in this pass.
+    /// An older read was not admitted in this pass.
     behind: AtomicBool,
 }
 
@@ -58,28 +59,29 @@ impl Admission {
         }
     }
 
-    /// Bytes of reads that have begun and were not answered yet.
+    /// Reserved bytes of reads that have begun and were not answered yet.
     pub(crate) fn reserved(&self) -> usize {
         self.reserved.load(Relaxed)
     }
 
-    /// Tells how many bytes of answers wait for the client.
+    /// Sets the number of bytes of answers that wait for the client.
     pub(crate) fn unsent(&self, bytes: usize) {
         self.unsent.store(bytes, Relaxed);
     }
 
-    /// All lanes are about to be polled, the oldest first.
+    /// Starts a pass: all lanes are about to be polled, the oldest first.
     pub(crate) fn begin_pass(&self) {
         self.behind.store(false, Relaxed);
     }
 
-    /// A command was answered.
+    /// Releases the reservation of a command that was answered.
     pub(crate) fn release(&self, size: Size) {
         self.reserved.fetch_sub(size.bytes, Relaxed);
         self.unsized_reads.fetch_sub(size.unsized_reads, Relaxed);
     }
 
-    /// What reads of these keys will bring. The bytes are at most what a reservation can be, and absent keys bring none.
+    /// Returns the size of reads of these keys. Bytes are capped at one above `bytes_max`; absent keys count
+    /// none.
     pub(crate) async fn size<V: Values>(&self, values: &V, keys: &[&[u8]]) -> Result<Size, ValueError> {
         let mut size = Size::default();
         for key in keys {
@@ -112,16 +114,16 @@ impl Admission {
         Ok(Size { bytes, unsized_reads: 0 })
     }
 
-    /// One more than the limit stands for whatever is above it.
+    /// Adds sizes. The result `bytes_max + 1` stands for every larger sum.
     fn sum(&self, bytes: usize, more: u64) -> usize {
         bytes
             .saturating_add(usize::try_from(more).unwrap_or(usize::MAX))
             .min(self.bytes_max.saturating_add(1))
     }
 
-    /// Waits until there is room, and reserves it. To be given back with [`Admission::release`].
+    /// Waits until there is room, and reserves it until [`Admission::release`].
     pub(crate) async fn reserve(&self, size: Size) -> Size {
-        // A read that is larger than everything fits when there is nothing else.
+        // A read larger than `bytes_max` is admitted when nothing else is reserved.
         let size = Size { bytes: size.bytes.min(self.bytes_max), ..size };
         poll_fn(|_| {
             let used = self.reserved().saturating_add(self.unsent.load(Relaxed));
@@ -164,7 +166,7 @@ mod tests {
             let mut kept = polled.iter();
             reserves.retain(|_| kept.next().is_some_and(Option::is_none));
         };
-        // Ten would fit, but fifty comes first.
+        // Ten bytes would fit, but the read of fifty comes first.
         pass(&[Some(60), None, None, None]);
         pass(&[None, None, None]);
         admission.release(of(60));

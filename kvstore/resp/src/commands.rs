@@ -1,4 +1,4 @@
-//! What is understood: one line for each command.
+//! Table of the supported commands: one line for each.
 //!
 //! The table says how many arguments a command has, which of them are keys, and whether it changes them; `COMMAND`
 //! answers from it, arity is checked by it, and the order of commands on one connection is kept by it.
@@ -44,12 +44,12 @@ pub(crate) enum Kind {
     Info,
 }
 
-/// Which arguments are keys.
+/// The arguments of a command that are keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyPlaces {
     /// The command concerns the connection or the server.
     Connection,
-    /// It concerns all keys.
+    /// The command concerns all keys.
     Everything,
     /// One argument.
     At(usize),
@@ -64,7 +64,7 @@ pub(crate) enum KeyPlaces {
 pub(crate) struct Specification {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// Number of arguments with the name; negative is at least that many.
+    /// Number of arguments including the name; a negative arity is a minimum.
     pub(crate) arity: i64,
     pub(crate) keys: KeyPlaces,
     pub(crate) writes: bool,
@@ -78,7 +78,7 @@ const fn writes(name: &'static str, kind: Kind, arity: i64, keys: KeyPlaces) -> 
     Specification { name, kind, arity, keys, writes: true }
 }
 
-/// All commands, the frequent ones first because they are looked for in this order.
+/// All commands, the frequent ones first because the table is searched in this order.
 pub(crate) static COMMANDS: &[Specification] = &[
     reads("get", Kind::Get, 2, KeyPlaces::At(1)),
     writes("set", Kind::Set, -3, KeyPlaces::At(1)),
@@ -119,19 +119,19 @@ pub(crate) static COMMANDS: &[Specification] = &[
     reads("info", Kind::Info, -1, KeyPlaces::Connection),
 ];
 
-/// Longest name that a command can be given.
+/// Maximum length of a command's new name, in bytes.
 const NAME_MAX: usize = 64;
 
-/// The names that commands go by: those of the table, but for the renamed ones.
+/// Names of the commands: those of the table, except for renamed commands.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    /// Commands with their new names; an empty one is none.
+    /// Renamed commands and their new names; an empty name turns the command off.
     renamed: Vec<(&'static Specification, Box<str>)>,
 }
 
 impl Names {
-    /// `renamed` has a command's name in the table and the one that it goes by instead; an empty one turns it off. The error
-    /// says which of them cannot be.
+    /// `renamed` lists pairs of a command's name in the table and its new name; an empty new name turns the
+    /// command off. The error names a pair that is not possible.
     pub(crate) fn new(renamed: &[(String, String)]) -> Result<Self, String> {
         let mut names = Self::default();
         for (from, to) in renamed {
@@ -162,7 +162,7 @@ impl Names {
         self.renamed.iter().any(|(renamed, _)| std::ptr::eq(*renamed, specification))
     }
 
-    /// The command of a name, in whatever case it is written.
+    /// Returns the command of a name, in upper or lower case.
     pub(crate) fn find(&self, name: &[u8]) -> Option<&'static Specification> {
         if let Some(found) = Specification::of(name) {
             return (!self.is_renamed(found)).then_some(found);
@@ -172,19 +172,19 @@ impl Names {
         found.map(|(specification, _)| *specification)
     }
 
-    /// The commands that go by their own names. A new name is told to nobody.
+    /// Commands that have kept their own names. New names are not disclosed to clients.
     pub(crate) fn listed(&self) -> impl Iterator<Item = &'static Specification> {
         COMMANDS.iter().filter(|specification| !self.is_renamed(specification))
     }
 }
 
 impl Specification {
-    /// The line of a name, in whatever case it is written.
+    /// Returns the line of a name, in upper or lower case.
     pub(crate) fn of(name: &[u8]) -> Option<&'static Self> {
         COMMANDS.iter().find(|line| line.name.as_bytes().eq_ignore_ascii_case(name))
     }
 
-    /// Whether a command has as many arguments as it must.
+    /// Whether the number of arguments matches the command's arity.
     pub(crate) fn takes(&self, arguments: &[Value]) -> bool {
         let count = i64::try_from(arguments.len()).unwrap_or(i64::MAX);
         let right = if self.arity < 0 { count >= -self.arity } else { count == self.arity };

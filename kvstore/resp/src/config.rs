@@ -1,4 +1,4 @@
-//! How the server behaves, and its bounds.
+//! Settings and bounds of the server.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::commands::Names;
 use crate::error::RespError;
 use crate::wire::Limits;
 
-/// Where the server listens.
+/// An address that the server listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
     /// A TCP address; port 0 lets the system choose.
@@ -20,7 +20,7 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
-/// A password that no log shows.
+/// A password, which `Debug` does not show.
 #[derive(Clone)]
 pub struct Password(Box<[u8]>);
 
@@ -44,49 +44,50 @@ impl fmt::Debug for Password {
     }
 }
 
-/// How the server behaves. [`RespConfig::default`] has the defaults of all but `listen`.
+/// Settings of the server. [`RespConfig::default`] has the defaults of all but `listen`.
 #[derive(Debug, Clone)]
 pub struct RespConfig {
-    /// Where to listen; at least one place.
+    /// Addresses to listen on; at least one.
     pub listen: Vec<Listen>,
     /// Whether TCP addresses other than loopback are allowed. The protocol is not encrypted.
     pub allow_remote: bool,
-    /// What clients must say in `AUTH` or `HELLO`; `None` lets everybody in who reaches the socket.
+    /// Password that clients must give in `AUTH` or `HELLO`; `None` admits every client that reaches the
+    /// socket.
     pub password: Option<Password>,
-    /// Connections at a time; one more is told so and closed. 1 to 65,536.
+    /// Maximum number of connections; a further one gets an error and is closed. 1 to 65,536.
     pub clients_max: usize,
-    /// Largest argument, so largest value. 1 KiB to 512 MiB.
+    /// Maximum length of an argument, and so of a value. 1 KiB to 512 MiB.
     pub value_bytes_max: usize,
-    /// Most bytes of all arguments of one command. At least `value_bytes_max`.
+    /// Maximum bytes of all arguments of one command. At least `value_bytes_max`.
     pub command_bytes_max: usize,
-    /// Most arguments of a command, its name included. 16 to 1,048,576.
+    /// Maximum number of arguments of a command, its name included. 16 to 1,048,576.
     pub arguments_max: usize,
-    /// Commands of one connection that are carried out at a time. 1 to 1,024.
+    /// Maximum number of commands of one connection that are carried out concurrently. 1 to 1,024.
     pub pipeline_max: usize,
-    /// Arguments being carried out, values being read and answers not yet sent, for one connection: above this no
-    /// further command or read is started until the client reads. One command may exceed it alone, and so may four
-    /// reads of a store that has no [`Values::size_hint`](crate::Values::size_hint). Also the most bytes that `MGET`
-    /// answers.
+    /// Bytes of arguments being carried out, values being read and answers not yet sent, for one connection:
+    /// above this no further command or read is started until the client reads. A single command may exceed it,
+    /// and so may four reads of a store that has no [`Values::size_hint`](crate::Values::size_hint). Also the
+    /// maximum bytes that `MGET` answers.
     pub buffered_bytes_max: usize,
-    /// Bytes of large arguments (above 32 KiB), and of small ones beyond 64 KiB of a command, that all connections together
-    /// have received and not yet carried out.
-    /// Above it one command at a time goes on, so that up to `command_bytes_max` come on top; the others wait their turn,
-    /// and one that waits for 3 s is answered with `TRYAGAIN`. At least `command_bytes_max`.
+    /// Maximum bytes of large arguments (above 32 KiB), and of small ones beyond 64 KiB of a command, that all
+    /// connections together have received and not yet carried out. Above it one command at a time continues, so
+    /// that up to `command_bytes_max` come on top; the others wait their turn, and a command that waits for 3 s
+    /// is answered with `TRYAGAIN`. At least `command_bytes_max`.
     pub received_bytes_max: usize,
-    /// Most keys that `KEYS` answers.
+    /// Maximum number of keys that `KEYS` answers.
     pub keys_reply_max: usize,
-    /// A connection that asks nothing for so long is closed; zero is never. LMCache's native client does not
+    /// Time without a request after which a connection is closed; zero: never. LMCache's native client does not
     /// reconnect, so the default is never.
     pub idle_timeout: Duration,
-    /// A connection that stops in the middle of a command or does not take its answers for so long is closed; so is one
-    /// that moves less than 64 KiB/s for so long while it has a share of `received_bytes_max`.
+    /// Time after which a connection is closed that stops in the middle of a command or does not take its
+    /// answers, or that moves less than 64 KiB/s while it has a share of `received_bytes_max`.
     pub stall_timeout: Duration,
-    /// How long connections may finish what they have begun when the server stops.
+    /// Maximum time that connections may take to finish their commands when the server stops.
     pub drain: Duration,
-    /// Whether `FLUSHDB` and `FLUSHALL` work.
+    /// Whether `FLUSHDB` and `FLUSHALL` are allowed.
     pub allow_flush: bool,
-    /// Commands that go by another name: the command's own and the new one, of at most 64 printable characters. An empty new
-    /// name turns the command off.
+    /// Renamed commands: the command's own name and the new one, of at most 64 printable characters. An empty
+    /// new name turns the command off.
     pub renamed: Vec<(String, String)>,
 }
 
@@ -114,7 +115,7 @@ impl Default for RespConfig {
 }
 
 impl RespConfig {
-    /// Refuses what leaves its range, all problems at once.
+    /// Checks the ranges of the settings, and reports all problems at once.
     ///
     /// # Errors
     /// [`RespError::Configuration`] with one line for each problem.

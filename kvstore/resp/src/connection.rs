@@ -1,15 +1,16 @@
 //! One connection: read, start commands, answer in order, write.
 //!
-//! The loop starts whatever can be started, then waits for the first of: a command finishes, the client takes
-//! bytes, the client sends bytes. It does not read while a complete command waits for its turn, and starts none while
-//! [`RespConfig::buffered_bytes_max`](crate::RespConfig) is used up: a client that does not read its answers is
-//! slowed down first and closed in the end.
+//! The loop starts every command that can be started, then waits for the first of: a command finishes, the
+//! client takes bytes, the client sends bytes. It does not read while a complete command waits for its turn,
+//! and starts none while [`RespConfig::buffered_bytes_max`](crate::RespConfig) is used up: a client that does
+//! not read its answers is slowed down first and closed in the end.
 //!
-//! Long arguments, and short ones when there are many, are paid for out of a budget that all connections share, as their
-//! bytes come. Connections that each have a part and wait for more could wait for each other: so one command at a time may
-//! go beyond the budget, and those that wait finish one by one. A command that waits for [`CHARGE_WAIT`] is given up: its
-//! part goes back, the rest of it is let pass, and it is answered with `TRYAGAIN`. Who has a part must be at least as fast
-//! as [`RATE_MIN`](crate::quiet::RATE_MIN).
+//! Long arguments, and short ones when there are many, are charged to a budget that all connections share, as
+//! their bytes come. Connections that each hold a share and wait for more could wait for each other: so one
+//! command at a time may go beyond the budget, and the waiting commands finish one by one. A command that waits
+//! for [`CHARGE_WAIT`] is given up: its share is returned, the rest of its bytes are skipped, and it is
+//! answered with `TRYAGAIN`. A connection that holds a share must be at least as fast as
+//! [`RATE_MIN`](crate::quiet::RATE_MIN).
 //!
 //! A line of an HTTP request closes the connection at once: a page in a browser could carry commands in its body.
 
@@ -36,13 +37,13 @@ use crate::session::{Next, Session};
 use crate::values::Values;
 use crate::wire::{READ_BYTES, RequestParser, Room, SHORT_MAX, WireError};
 
-/// Room that is worth a read.
+/// Minimum free space of the buffer for a read.
 const READ_BYTES_MIN: usize = 4 << 10;
 
-/// How long a command may wait for the common budget.
+/// Maximum time that a command waits for the common budget.
 const CHARGE_WAIT: Duration = Duration::from_secs(3);
 
-/// How a connection ended.
+/// Reason why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// By the client, by a limit, or because the server stops.
@@ -51,16 +52,16 @@ pub(crate) enum Ended {
     CrossProtocol,
 }
 
-/// Held by a command from its first long argument to its answer.
+/// Share of the common budget, held by a command from its first long argument to its answer.
 #[derive(Default)]
 struct Charge<'a> {
-    /// Its part of the common budget.
+    /// Permits taken from the budget.
     paid: Option<SemaphorePermit<'a>>,
-    /// It need not pay any more.
+    /// Held by the one command that may exceed the budget; it takes no further permits.
     beyond: Option<SemaphorePermit<'a>>,
 }
 
-/// Serves a connection until the client leaves, breaks the protocol or stands still, or the server stops.
+/// Serves a connection until the client leaves, violates the protocol or stalls, or the server stops.
 pub(crate) async fn serve<V: Values>(
     shared: &Shared<V>,
     reader: impl AsyncRead + Unpin,
@@ -75,10 +76,10 @@ pub(crate) async fn serve<V: Values>(
     let admission = Admission::new(config.buffered_bytes_max);
     let mut lanes = Lanes::new(config.pipeline_max);
     let mut quiet = Quiet::default();
-    // Bytes of the arguments that running commands hold.
+    // Bytes of the arguments of running commands.
     let mut held = 0;
     let mut charge = Charge::default();
-    // When the wait for the budget began, and whether it was in vain.
+    // Start of the wait for the budget, and whether the wait timed out.
     let mut short_since: Option<Instant> = None;
     let mut given_up = false;
     let mut waiting: Option<Next> = None;
@@ -115,7 +116,7 @@ pub(crate) async fn serve<V: Values>(
                     Err(error) => fault = Some(error),
                 }
             }
-            // An answer may be longer than was reserved for it.
+            // An answer may be longer than its reservation.
             let beyond = |(reply, size): &(Reply, Size)| reply.bytes().saturating_sub(size.bytes);
             let finished = lanes.finished().map(beyond).sum::<usize>();
             let buffered = held + output.remaining() + admission.reserved() + finished;
@@ -123,7 +124,7 @@ pub(crate) async fn serve<V: Values>(
             let full = (!lanes.is_empty() || output.has_remaining()) && buffered >= config.buffered_bytes_max;
             match waiting.take() {
                 None => break,
-                // Nothing of what follows may be carried out, and what came before was not meant for us either.
+                // The lines that follow are the HTTP request's too and must not be carried out.
                 Some(Next::CrossProtocol) => {
                     RespCounters::add(&shared.counters.connections_cross_protocol, 1);
                     return Ok(Ended::CrossProtocol);
@@ -182,7 +183,7 @@ pub(crate) async fn serve<V: Values>(
             && let Ok(permit) = shared.received.try_acquire_many(lacking)
         {
             if !charge.is_some() {
-                // From here on it must be fast.
+                // From here on the connection must keep up [`RATE_MIN`](crate::quiet::RATE_MIN).
                 quiet.excuse();
             }
             charge.pay(permit);
@@ -220,12 +221,12 @@ pub(crate) async fn serve<V: Values>(
                         charge = Charge::default();
                     }
                 }
-                // The client could not send meanwhile.
+                // The client could not send during the wait.
                 quiet.excuse();
             }
             read = input.read(), if reading && lacking == 0 => {
                 let read = read?;
-                // A client that has said all may still want its answers.
+                // A client that has closed its sending side may still want its answers.
                 session.closing |= read == 0;
                 RespCounters::add(&shared.counters.bytes_received, read);
                 quiet.moved(read);
@@ -236,7 +237,7 @@ pub(crate) async fn serve<V: Values>(
                 let limit = match owing {
                     true => config.stall_timeout,
                     false if lanes.is_empty() => config.idle_timeout,
-                    // The store is slow, which is not the client's fault.
+                    // The store is slow; the client is not to blame.
                     false => Duration::ZERO,
                 };
                 let slow_limit = (owing && charge.is_some()).then_some(config.stall_timeout);
@@ -264,7 +265,7 @@ enum Permit<'a> {
     Beyond(SemaphorePermit<'a>),
 }
 
-/// Waits for a part of the common budget, or for being the one that needs none.
+/// Waits for permits of the common budget, or for the one permit to exceed it.
 async fn permit<V>(shared: &Shared<V>, units: u32) -> Result<Permit<'_>, AcquireError> {
     tokio::select! {
         biased;
@@ -285,7 +286,7 @@ impl<'a> Charge<'a> {
         self.paid.is_some() || self.beyond.is_some()
     }
 
-    /// How much of the common budget the command in progress needs beyond what it has, in units of [`CHARGE_BYTES`].
+    /// Units of [`CHARGE_BYTES`] that the command in progress still has to take from the common budget.
     fn lacking(&self, parser: &RequestParser) -> u32 {
         if self.beyond.is_some() {
             return 0;
@@ -308,7 +309,8 @@ impl<R: AsyncRead + Unpin> Input<R> {
         Self { reader, buffer: BytesMut::new(), parser }
     }
 
-    /// Reads once, into as much room as the parser wants. Loses nothing when it is dropped before it is ready.
+    /// Reads once, into as much room as the parser wants. Cancel safe: no bytes are lost when the future is
+    /// dropped.
     async fn read(&mut self) -> io::Result<usize> {
         match self.parser.room(self.buffer.len()) {
             Room::Any => {

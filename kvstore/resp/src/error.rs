@@ -1,19 +1,19 @@
-//! What can go wrong in this crate.
+//! Errors of this crate.
 
 use std::io;
 
-/// A server that did not start, or a configuration that it refuses.
+/// Errors of starting the server and of checking its configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum RespError {
-    /// The configuration contradicts itself or leaves its range.
+    /// The configuration contradicts itself or is out of range.
     #[error("resp: {0}")]
     Configuration(String),
-    /// A place to listen that is not there, not ours or taken.
+    /// An address cannot be listened on: it does not exist, is not allowed, or is in use.
     #[error("resp: listen on {place}: {source}")]
     Listen {
         /// Address or path.
         place: String,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -1,6 +1,6 @@
 //! Commands that concern stored values.
 //!
-//! Each is one future without a connection, so that many of one connection can run side by side.
+//! Each command is one future without a connection, so that many of one connection can run side by side.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::server::Shared;
 use crate::values::{Condition, Entry, Expiry, SetOptions, SetOutcome, Value, Values};
 use crate::wire::Command;
 
-/// Reads that one command has under way at a time.
+/// Maximum number of reads that one command has in flight.
 const READS_AT_ONCE: usize = 16;
-/// Keys that are asked for at a time.
+/// Number of keys that are requested from the store at a time.
 const KEYS_AT_ONCE: usize = 1000;
 
-/// What a command may read, and what it has reserved for that.
+/// Admission of a command's reads, and its reservation.
 struct Reads<'a> {
     admission: &'a Admission,
     taken: Size,
@@ -36,7 +36,8 @@ impl Reads<'_> {
     }
 }
 
-/// Carries a command out. Its number of arguments has been checked. Tells also what it has reserved in `admission`.
+/// Carries out a command, whose number of arguments has been checked. Also returns its reservation in
+/// `admission`.
 pub(crate) async fn execute<V: Values>(
     shared: &Shared<V>,
     specification: &'static Specification,
@@ -78,14 +79,14 @@ pub(crate) async fn execute<V: Values>(
     (done.unwrap_or_else(|refusal| refusal), reads.taken)
 }
 
-/// The answer, or the one that says why not.
+/// The answer, or the error to answer with.
 type Answer = Result<Reply, Reply>;
 
 fn length(bytes: u64) -> Reply {
     Reply::Integer(i64::try_from(bytes).unwrap_or(i64::MAX))
 }
 
-/// Counts a read, and gives what it found.
+/// Counts a read as hit or miss, and returns its value.
 fn found<V: Values>(shared: &Shared<V>, value: Option<Value>) -> Option<Value> {
     let counters = &shared.counters;
     RespCounters::add(if value.is_some() { &counters.hits } else { &counters.misses }, 1);
@@ -122,7 +123,7 @@ async fn get_many<V: Values>(shared: &Shared<V>, arguments: &[Value], reads: &mu
         for value in join_all(some.iter().map(|name| shared.values.get(name))).await {
             let value = found(shared, value?);
             bytes += value.as_ref().map_or(0, Value::len);
-            // What a value weighs may not have been known, or have changed since.
+            // A size may have been unknown, or have changed since.
             if bytes > bytes_max && names.len() > 1 {
                 return Err(refuse());
             }
@@ -132,7 +133,7 @@ async fn get_many<V: Values>(shared: &Shared<V>, arguments: &[Value], reads: &mu
     Ok(Reply::Array(replies))
 }
 
-/// Stores, and makes an answer of what became of it.
+/// Stores a value, and turns the outcome into an answer.
 async fn put<V: Values>(
     shared: &Shared<V>,
     name: &[u8],
@@ -186,7 +187,7 @@ async fn set_if_absent<V: Values>(shared: &Shared<V>, arguments: &mut [Value]) -
     put(shared, key(&arguments[1])?, value, options).await.map(|stored| Reply::Integer(i64::from(stored)))
 }
 
-/// One after the other, so that of a key that is there twice the last value remains.
+/// Sets one after the other, so that the last value of a repeated key remains.
 async fn set_many<V: Values>(shared: &Shared<V>, arguments: &mut [Value]) -> Answer {
     for pair in arguments[1..].chunks_exact_mut(2) {
         let value = std::mem::take(&mut pair[1]);
@@ -221,7 +222,7 @@ async fn delete<V: Values>(shared: &Shared<V>, arguments: &[Value]) -> Answer {
     Ok(Reply::count(there))
 }
 
-/// Remaining life rounded to a unit; -1 is endless, -2 is not there.
+/// Remaining lifetime rounded to a unit; -1: no expiry, -2: no such key.
 fn remaining(entry: Option<Entry>, unit_ms: u128) -> Reply {
     match entry {
         None => Reply::Integer(-2),
@@ -232,7 +233,7 @@ fn remaining(entry: Option<Entry>, unit_ms: u128) -> Reply {
     }
 }
 
-/// A time that is over already forgets the key.
+/// A time that has passed deletes the key at once.
 async fn expire<V: Values>(shared: &Shared<V>, arguments: &[Value], unit_ms: i64, command: &str) -> Answer {
     let time_ms = milliseconds(&arguments[2], unit_ms, command)?;
     let name = key(&arguments[1])?;
@@ -275,7 +276,7 @@ async fn keys<V: Values>(shared: &Shared<V>, arguments: &[Value]) -> Answer {
         if cursor == 0 {
             return Ok(Reply::Array(replies));
         }
-        // A long walk shall not keep other connections waiting.
+        // A long walk must not keep other connections waiting.
         tokio::task::yield_now().await;
     }
 }

@@ -1,7 +1,7 @@
-//! What the server tells about itself: `HELLO`, `INFO`, `CONFIG GET`, `COMMAND`.
+//! Answers about the server itself: `HELLO`, `INFO`, `CONFIG GET`, `COMMAND`.
 //!
 //! Clients choose what they send by the version that a server claims, so the version is that of the Redis whose
-//! semantics the commands have; who it really is stands beside it.
+//! semantics the commands have; the name of this server stands beside it.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::server::Shared;
 use crate::session::Session;
 use crate::values::{Value, Values};
 
-/// The Redis whose commands are spoken.
+/// Version of Redis whose commands are implemented.
 const REDIS_VERSION: &str = "7.2.0";
 
 /// The answer to `HELLO`.
@@ -32,7 +32,7 @@ pub(crate) fn hello(session: &Session) -> Reply {
     ])
 }
 
-/// One line about a connection.
+/// Returns the line of `CLIENT LIST` and `CLIENT INFO` for a connection.
 pub(crate) fn client(session: &Session) -> String {
     let version = if session.protocol == Protocol::Three { 3 } else { 2 };
     format!("id={} name={} db=0 resp={version}\n", session.id, session.name.escape_ascii())

@@ -3,12 +3,12 @@
 //! The problem: a client sends sixteen `GET`s in one packet, and each may wait for a disk. One after the other they
 //! would take sixteen times as long. But a `GET` behind a `SET` of the same key must see it.
 //!
-//! So each command [`Claims`] keys, to read or to write. It may start when no command before it that is still running
-//! claims one of the same keys with either of them writing. Commands that concern all keys run alone. Claims are
-//! compared by 64-bit hashes of the keys: equal hashes of different keys make a command wait, nothing worse.
+//! So each command [`Claims`] keys, to read or to write. It may start when no running command before it claims
+//! one of the same keys with either of them writing. Commands that concern all keys run alone. Claims are
+//! compared by 64-bit hashes of the keys: equal hashes of different keys only make a command wait.
 //!
-//! A lane's future lives in a box that is used again, so a command costs no allocation here. On each wake all running
-//! futures are polled: their number is small and bounded, and one waker serves all.
+//! A lane's future lives in a box that is reused, so a command costs no allocation here. On each wake all
+//! running futures are polled: their number is small and bounded, and one waker serves all.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -18,12 +18,12 @@ use std::task::{Context, Poll};
 use crate::commands::{KeyPlaces, Specification};
 use crate::values::Value;
 
-/// What a command reads or writes.
+/// Keys that a command reads or writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Claims {
     /// All keys.
     Everything,
-    /// Some keys, by their hashes. The first stands apart because most commands have one.
+    /// Some keys, by their hashes. The first is separate because most commands have one key.
     Keys { writes: bool, first: u64, more: Vec<u64> },
 }
 
@@ -79,7 +79,7 @@ impl<F: Future, T> Lanes<F, T> {
         self.running.len() < self.lanes_max && !self.running.iter().any(|lane| lane.claims.meets(claims))
     }
 
-    /// Starts a command and lets it run as far as it gets at once. The caller has asked [`Lanes::admits`].
+    /// Starts a command and polls it once. The caller has checked [`Lanes::admits`].
     pub(crate) fn start(&mut self, context: &mut Context<'_>, future: F, claims: Claims, tag: T) {
         debug_assert!(self.running.len() < self.lanes_max, "a lane more than there are");
         let mut place = self.free.pop().unwrap_or_else(|| Box::pin(None));
@@ -89,7 +89,7 @@ impl<F: Future, T> Lanes<F, T> {
         self.running.push_back(lane);
     }
 
-    /// The oldest command's output, if it is finished.
+    /// Returns the output of the oldest command, if it is finished.
     pub(crate) fn pop(&mut self) -> Option<(F::Output, T)> {
         self.running.front()?.done.as_ref()?;
         let lane = self.running.pop_front()?;
@@ -97,12 +97,13 @@ impl<F: Future, T> Lanes<F, T> {
         lane.done.map(|output| (output, lane.tag))
     }
 
-    /// Outputs that wait for an older command.
+    /// Outputs of finished commands that wait for an older command.
     pub(crate) fn finished(&self) -> impl Iterator<Item = &F::Output> {
         self.running.iter().filter_map(|lane| lane.done.as_ref())
     }
 
-    /// Lets all commands run; ready when [`Lanes::pop`] gives one, or when a command that was in another's way is done.
+    /// Polls all commands; ready when [`Lanes::pop`] would return one, or when a finished command has released
+    /// its claims.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut finished = false;
         for lane in &mut self.running {
@@ -121,7 +122,8 @@ impl<F: Future, T> Lane<F, T> {
         let Some(future) = self.future.as_mut().as_pin_mut() else { return };
         if let Poll::Ready(output) = future.poll(context) {
             self.done = Some(output);
-            // What it has done is visible to those who waited for it, so it claims nothing any more.
+            // A finished command's effects are visible to the commands that waited for it, so it needs no
+            // claims.
             self.claims = Claims::Keys { writes: false, first: 0, more: Vec::new() };
             self.future.as_mut().set(None);
         }

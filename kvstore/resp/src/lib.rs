@@ -1,18 +1,17 @@
-//! Stored values over the Redis serialization protocol, for clients that know Redis and not us: LMCache's Redis,
+//! A store of values over the Redis serialization protocol, for clients of Redis: LMCache's Redis,
 //! RESP and Valkey connectors, redis-py, `redis-benchmark`.
 //!
-//! In reading order: [`values`] is what the server needs of a store; [`wire`] makes commands out of bytes and
-//! [`reply`] bytes out of answers; `commands` lists what is understood; `execute` carries it out; `session` holds
-//! what belongs to one connection; `lanes`, `admission` and `connection` run commands side by side, bounded, and
-//! keep answers in order;
-//! [`server`] listens.
+//! In reading order: [`values`] is the interface to a store; [`wire`] parses commands and [`reply`] encodes
+//! answers; `commands` lists the supported commands; `execute` carries them out; `session` holds the state of
+//! one connection; `lanes`, `admission` and `connection` run commands side by side, bounded, and keep answers
+//! in order; [`server`] listens.
 //!
-//! Invariants: answers come in the order of the commands; a command that reads or writes a key sees what earlier
-//! commands of its connection did to that key; memory grows with the bytes that have come, never with a length that
-//! was only declared; nothing that a client sends ends the process.
+//! Invariants: answers come in the order of the commands; a command that reads or writes a key sees what
+//! earlier commands of its connection did to that key; memory grows with the bytes received, never with a
+//! length that was only declared; no input of a client ends the process.
 //!
-//! It is not Redis: one database, strings only, no transactions, scripts, subscriptions or replication; `SET … GET`
-//! is a read and then a write; a value may be evicted at any time.
+//! Differences from Redis: one database, strings only, no transactions, scripts, subscriptions or replication;
+//! `SET … GET` is a read and then a write; a value may be evicted at any time.
 //!
 //! Source: the protocol specification at redis.io/docs/latest/develop/reference/protocol-spec (RESP2, RESP3 and
 //! inline commands) and the pages of the single commands.

@@ -1,17 +1,17 @@
-//! What the server counts. Relaxed atomics: each is a number of its own, and nothing is decided by them.
+//! Counters of the server. Relaxed atomics: each is independent, and no decision depends on them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counters since the start.
 #[derive(Debug, Default)]
 pub struct RespCounters {
-    /// Connections taken.
+    /// Connections accepted.
     pub connections: AtomicU64,
     /// Connections open now.
     pub connections_open: AtomicU64,
     /// Connections refused because `clients_max` were open.
     pub connections_refused: AtomicU64,
-    /// Connections closed for standing still.
+    /// Connections closed because they stalled or were idle.
     pub connections_stalled: AtomicU64,
     /// Connections closed because their client spoke HTTP.
     pub connections_cross_protocol: AtomicU64,
@@ -19,11 +19,11 @@ pub struct RespCounters {
     pub commands: AtomicU64,
     /// Commands answered with an error.
     pub errors: AtomicU64,
-    /// Keys read that were there.
+    /// Keys read that existed.
     pub hits: AtomicU64,
-    /// Keys read that were not.
+    /// Keys read that did not exist.
     pub misses: AtomicU64,
-    /// Values that the store had no room for at the time.
+    /// Values refused because the store had no room or bandwidth for them at the time.
     pub throttled: AtomicU64,
     /// Bytes received.
     pub bytes_received: AtomicU64,

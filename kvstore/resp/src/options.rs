@@ -1,4 +1,4 @@
-//! Arguments into meanings.
+//! Parsing of arguments.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -12,26 +12,26 @@ pub(crate) const SYNTAX: Reply = Reply::Error(Cow::Borrowed("ERR syntax error"))
 const NOT_AN_INTEGER: Reply = Reply::Error(Cow::Borrowed("ERR value is not an integer or out of range"));
 const KEY_TOO_LONG: Reply = Reply::Error(Cow::Borrowed("ERR key is too long"));
 
-/// A number of seconds that no clock overflows with: about 30,000 years.
+/// Maximum expiry, about 30,000 years, so that no clock overflows.
 const EXPIRY_MS_MAX: i64 = 1_000_000_000_000_000;
 
-/// A word, in capitals; words longer than any that has a meaning are empty.
+/// Returns a word in capitals; words longer than any known one become empty.
 pub(crate) fn word(argument: &Value) -> String {
     let bytes = argument.contiguous().filter(|bytes| bytes.len() <= 32).unwrap_or_default();
     String::from_utf8_lossy(bytes).to_ascii_uppercase()
 }
 
-/// A key: at most [`SHORT_MAX`] bytes.
+/// Checks a key: at most [`SHORT_MAX`] bytes.
 pub(crate) fn key(argument: &Value) -> Result<&[u8], Reply> {
     argument.contiguous().filter(|key| key.len() <= SHORT_MAX).ok_or(KEY_TOO_LONG)
 }
 
-/// A whole number.
+/// Parses an integer.
 pub(crate) fn integer(argument: &Value) -> Result<i64, Reply> {
     argument.contiguous().and_then(number).ok_or(NOT_AN_INTEGER)
 }
 
-/// A time that may be over already, in milliseconds; `unit_ms` is what the number counts.
+/// Parses a time in units of `unit_ms` into milliseconds; it may lie in the past.
 pub(crate) fn milliseconds(argument: &Value, unit_ms: i64, command: &str) -> Result<i64, Reply> {
     integer(argument)?
         .checked_mul(unit_ms)
@@ -39,7 +39,7 @@ pub(crate) fn milliseconds(argument: &Value, unit_ms: i64, command: &str) -> Res
         .ok_or_else(|| Reply::error(format!("ERR invalid expire time in '{command}' command")))
 }
 
-/// A life of a value that begins now.
+/// Parses a lifetime that begins now.
 pub(crate) fn life(argument: &Value, unit_ms: i64, command: &str) -> Result<Duration, Reply> {
     match u64::try_from(milliseconds(argument, unit_ms, command)?) {
         Ok(time) if time > 0 => Ok(Duration::from_millis(time)),
@@ -47,7 +47,7 @@ pub(crate) fn life(argument: &Value, unit_ms: i64, command: &str) -> Result<Dura
     }
 }
 
-/// What follows the value in `SET`: how to store, and whether the old value is wanted.
+/// Parses the arguments after the value in `SET`: the options, and whether the old value is wanted.
 pub(crate) fn set_options(arguments: &[Value]) -> Result<(SetOptions, bool), Reply> {
     let (mut options, mut previous) = (SetOptions::default(), false);
     let mut rest = arguments.iter();
@@ -69,7 +69,7 @@ pub(crate) fn set_options(arguments: &[Value]) -> Result<(SetOptions, bool), Rep
     Ok((options, previous))
 }
 
-/// The bytes of a value that `GETRANGE` means: both ends included, negative ones count from the end.
+/// Returns the range of bytes that `GETRANGE` means: both ends included, negative ones count from the end.
 pub(crate) fn range(start: i64, end: i64, length: usize) -> std::ops::Range<usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     let absolute = |at: i64| if at < 0 { at.saturating_add(length).max(0) } else { at.min(length) };
@@ -77,7 +77,7 @@ pub(crate) fn range(start: i64, end: i64, length: usize) -> std::ops::Range<usiz
         return 0..0;
     }
     let (start, end) = (absolute(start), absolute(end).saturating_add(1).min(length));
-    // Both lie in 0 to the length, which fits.
+    // Both are between 0 and the length, which fits.
     let index = |at: i64| usize::try_from(at).unwrap_or(0);
     if start < end { index(start)..index(end) } else { 0..0 }
 }

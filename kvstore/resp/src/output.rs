@@ -1,7 +1,7 @@
-//! Answers on their way out.
+//! Output buffer of a connection.
 //!
-//! Short bytes are collected in one buffer; long pieces are queued as they are, so that a value leaves without being
-//! copied. [`Output`] is a [`Buf`], which tokio writes with one `writev` for up to 64 parts.
+//! Short bytes are collected in one buffer; long pieces are queued as they are, so that a value is sent without
+//! being copied. [`Output`] is a [`Buf`], which tokio writes with one `writev` for up to 64 parts.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -16,7 +16,7 @@ const COPY_MAX: usize = 8 << 10;
 pub(crate) struct Output {
     queue: VecDeque<Bytes>,
     queued: usize,
-    /// What comes after the queue.
+    /// Bytes after those in `queue`.
     tail: BytesMut,
 }
 
@@ -88,7 +88,7 @@ impl Buf for Output {
         }
         self.tail.advance(count);
         if self.tail.is_empty() {
-            // Gives the room at the front back without moving anything.
+            // Reclaims the space at the front without moving bytes.
             self.tail.clear();
         }
     }

@@ -1,12 +1,12 @@
-//! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^a]` and a backslash before what is meant literally.
+//! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^a]` and a backslash before a literal character.
 //!
-//! Written as a loop that goes back to the last star only: patterns like `a*a*a*b`, which take a recursive matcher
-//! exponential time, take at most length of the key times length of the pattern here.
+//! Matches in a loop that backtracks to the last star only: patterns like `a*a*a*b`, which take a recursive
+//! matcher exponential time, take at most length of the key times length of the pattern here.
 
-/// Whether a key fits a pattern.
+/// Whether a key matches a pattern.
 pub(crate) fn fits(pattern: &[u8], key: &[u8]) -> bool {
     let (mut in_pattern, mut in_key) = (0, 0);
-    // Where to go on after the last star: in the pattern, and one key byte further each time.
+    // Backtracking position after the last star: in the pattern, and in the key, one byte further each time.
     let mut star: Option<(usize, usize)> = None;
     loop {
         if pattern.get(in_pattern) == Some(&b'*') {
@@ -33,7 +33,7 @@ pub(crate) fn fits(pattern: &[u8], key: &[u8]) -> bool {
     }
 }
 
-/// Length of the pattern's first element if it fits the byte.
+/// Returns the length of the pattern's first element if it matches the byte.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match (pattern[0], pattern.get(1)) {
         (b'?', _) => Some(1),
@@ -63,7 +63,7 @@ fn set(pattern: &[u8], byte: u8) -> Option<usize> {
         };
         found |= (low.min(high)..=low.max(high)).contains(&byte);
     }
-    // An open bracket reaches to the end, as Redis has it.
+    // An open bracket extends to the end, as in Redis.
     (found != negated).then_some(pattern.len())
 }
 

@@ -1,18 +1,18 @@
-//! How long a connection stands still.
+//! Detection of connections that stall or are slow.
 //!
-//! Time is counted without a clock per operation: an alarm rings at a fixed pace and looks whether anything has moved
-//! since. A connection is closed after one to two times its limit of standing still, or of being slow.
+//! Time is counted without reading a clock per operation: at a fixed pace an alarm checks whether bytes have
+//! moved since. A connection is closed after one to two times its limit of stalling, or of being slow.
 
 use std::time::Duration;
 
-/// Bytes per second that a connection with a part of the common budget must move.
+/// Minimum rate, in bytes per second, of a connection that holds a share of the common budget.
 pub(crate) const RATE_MIN: usize = 64 << 10;
 
-/// How long nothing has moved, and how long too little.
+/// Time for which a connection has stalled, and has been slow.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
     moved: bool,
-    /// Something has happened since the last ring that was not the client's to speed up.
+    /// A delay since the last alarm was not the client's fault.
     excused: bool,
     bytes: usize,
     still: Duration,
@@ -29,8 +29,8 @@ impl Quiet {
         (self.moved, self.excused) = (true, true);
     }
 
-    /// The alarm rang after `pace`: whether nothing has moved for `limit`, where zero is none, or less than [`RATE_MIN`]
-    /// for `slow_limit`, where that is asked for.
+    /// Counts `pace` since the last alarm. Returns whether no byte has moved for `limit`, where zero is no
+    /// limit, or less than [`RATE_MIN`] for `slow_limit`, if there is one.
     pub(crate) fn rang(&mut self, pace: Duration, limit: Duration, slow_limit: Option<Duration>) -> bool {
         let was = std::mem::take(self);
         if !was.moved {

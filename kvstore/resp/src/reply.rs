@@ -1,6 +1,6 @@
-//! Bytes out of answers, in both versions of the protocol.
+//! Encoding of answers, in both versions of the protocol.
 //!
-//! Version 3 adds types of its own for "nothing" and for maps; version 2 writes the first as a bulk string of length
+//! Version 3 adds types for null and for maps; version 2 writes the first as a bulk string of length
 //! -1 and the second as an array of twice the length.
 
 use std::borrow::Cow;
@@ -31,7 +31,7 @@ pub enum Reply {
     Integer(i64),
     /// Bytes.
     Bulk(Value),
-    /// Nothing.
+    /// Null: no value.
     Null,
     /// Several answers.
     Array(Vec<Reply>),
@@ -51,12 +51,12 @@ impl Reply {
         Self::Bulk(Value::from(text.into()))
     }
 
-    /// A count of things that are in memory, which fit.
+    /// Returns an integer answer for a count of things in memory, which fits.
     pub(crate) fn count(count: usize) -> Self {
         Self::Integer(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// Bytes that the answer keeps in memory until it is sent, without its headers.
+    /// Bytes that the answer keeps in memory until it is sent, without headers.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Bulk(value) => value.len(),
@@ -66,7 +66,7 @@ impl Reply {
         }
     }
 
-    /// Appends the answer to what is sent.
+    /// Appends the encoded answer to `output`.
     pub(crate) fn encode(&self, protocol: Protocol, output: &mut Output) {
         match self {
             Self::Simple(text) => line(output, b'+', text),
@@ -102,7 +102,7 @@ fn number(output: &mut Output, kind: u8, length: usize) {
     output.put_number(kind, i64::try_from(length).unwrap_or(i64::MAX));
 }
 
-/// A line, whatever the text has: a line end inside would be read as the next answer.
+/// Writes a line; line ends in the text are replaced, since a client would read them as the end of the answer.
 fn line(output: &mut Output, kind: u8, text: &str) {
     output.put(&[kind]);
     for part in text.split_inclusive(['\r', '\n']) {

@@ -1,8 +1,8 @@
 //! Listening, taking connections, and stopping.
 //!
-//! [`Server::bind`] takes the places to listen, so that a caller learns of a taken port before anything else starts;
-//! [`Server::run`] serves until it is told to stop, lets connections finish what they have begun, and ends those that
-//! take too long. One more client than `clients_max` is told so, as Redis does, and closed.
+//! [`Server::bind`] opens the listening sockets, so that a caller learns of a port in use before anything else
+//! starts; [`Server::run`] serves until it is told to stop, lets connections finish their commands, and ends
+//! those that take too long. A client beyond `clients_max` gets an error, as in Redis, and is closed.
 
 use std::fs;
 use std::hash::RandomState;
@@ -26,14 +26,15 @@ use crate::error::RespError;
 use crate::metrics::RespCounters;
 use crate::values::Values;
 
-/// Unit of the budget for long arguments.
+/// Bytes of one permit of the budget for long arguments.
 pub(crate) const CHARGE_BYTES: usize = 1024;
-/// Pause after a failed `accept`, which says mostly that file descriptors have run out.
+/// Pause after a failed `accept`, which mostly means that file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Between two warnings of clients that speak HTTP: a page in a browser can try as often as it likes.
+/// Minimum time between two warnings of clients that speak HTTP: a page in a browser can connect any number of
+/// times.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(crate) struct Shared<V> {
     pub(crate) values: V,
@@ -43,18 +44,18 @@ pub(crate) struct Shared<V> {
     pub(crate) started: Instant,
     /// Budget for long arguments, in units of [`CHARGE_BYTES`].
     pub(crate) received: Semaphore,
-    /// Held by the one command that may exceed that budget.
+    /// Permit of the one command that may exceed that budget.
     pub(crate) beyond: Semaphore,
     pub(crate) hasher: RandomState,
     next_id: AtomicU64,
-    /// When the last client that spoke HTTP was warned of.
+    /// Time of the last warning about a client that spoke HTTP.
     warned: Mutex<Option<Instant>>,
 }
 
-/// A place that is listened on.
+/// An address that the server listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bound {
-    /// A TCP address with its real port.
+    /// A TCP address with its actual port.
     Tcp(SocketAddr),
     /// A unix socket.
     Unix(PathBuf),
@@ -75,7 +76,7 @@ enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// Removes the socket's file at the end.
+/// Removes the socket's file on drop.
 #[derive(Debug)]
 struct SocketFile(PathBuf);
 
@@ -92,7 +93,7 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// A server that has its places to listen.
+/// A server whose listening sockets are open.
 #[derive(Debug)]
 pub struct Server<V> {
     shared: Arc<Shared<V>>,
@@ -100,10 +101,10 @@ pub struct Server<V> {
 }
 
 impl<V: Values> Server<V> {
-    /// Listens. A unix socket's file that nobody answers on any more is replaced.
+    /// Opens the listening sockets. The file of a unix socket without a listener is replaced.
     ///
     /// # Errors
-    /// The configuration is out of range, or a place cannot be had.
+    /// The configuration is out of range, or an address cannot be listened on.
     pub async fn bind(values: V, config: RespConfig) -> Result<Self, RespError> {
         config.check()?;
         let mut listeners = Vec::new();
@@ -133,7 +134,7 @@ impl<V: Values> Server<V> {
         Ok(Self { shared: Arc::new(shared), listeners })
     }
 
-    /// Where it listens.
+    /// Addresses that the server listens on.
     #[must_use]
     pub fn bound(&self) -> Vec<Bound> {
         let place = |listener: &Listener| match listener {
@@ -143,7 +144,7 @@ impl<V: Values> Server<V> {
         self.listeners.iter().filter_map(place).collect()
     }
 
-    /// What it has done so far.
+    /// Counters of the server.
     #[must_use]
     pub fn counters(&self) -> Arc<RespCounters> {
         Arc::clone(&self.shared.counters)
@@ -157,17 +158,17 @@ impl<V: Values> Server<V> {
             accepting.spawn(accept(Arc::clone(&self.shared), listener, telling.clone()));
         }
         stop.await;
-        // Nobody listens any more if this fails.
+        // Fails only if every task that listens has ended.
         let _ = told.send(true);
         let ended = async { while accepting.join_next().await.is_some() {} };
         if tokio::time::timeout(self.shared.config.drain, ended).await.is_err() {
             tracing::info!("connections were ended in the middle of a command");
         }
-        // Dropping the set ends what still runs.
+        // Dropping the set ends the tasks that still run.
     }
 }
 
-/// Takes connections of one listener until told to stop, and waits for them.
+/// Accepts connections of one listener until told to stop, and waits for them to end.
 async fn accept<V: Values>(shared: Arc<Shared<V>>, listener: Listener, mut stop: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     let telling = stop.clone();
@@ -201,7 +202,7 @@ async fn accept<V: Values>(shared: Arc<Shared<V>>, listener: Listener, mut stop:
     while connections.join_next().await.is_some() {}
 }
 
-/// Counts a connection out, however its task ends.
+/// Decrements the count of open connections on drop, however the task ends.
 struct Open<'a>(&'a RespCounters);
 
 impl Drop for Open<'_> {
@@ -218,7 +219,7 @@ async fn connection<V: Values>(shared: Arc<Shared<V>>, stream: Stream, stop: wat
     };
     let ended = match stream {
         Stream::Tcp(stream, _) => {
-            // Answers are small and awaited: collecting them would add 40 ms to each.
+            // Answers are small and awaited: Nagle's algorithm would add 40 ms to each.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(id, %error, "TCP_NODELAY was refused");
             }
@@ -252,7 +253,7 @@ fn warn_of_http<V>(shared: &Shared<V>, client: Option<SocketAddr>) {
     );
 }
 
-/// Tells a client that there are too many, as far as that works at once.
+/// Tells a client that there are too many, if the socket takes the text at once.
 fn refuse(stream: Stream) {
     const TEXT: &[u8] = b"-ERR max number of clients reached\r\n";
     tokio::spawn(async move {
@@ -262,7 +263,7 @@ fn refuse(stream: Stream) {
                 Stream::Unix(mut stream) => stream.write_all(TEXT).await,
             }
         };
-        // The client may have gone; it gets no more than this moment.
+        // The client may be gone; the write is limited to this time.
         let _ = tokio::time::timeout(ACCEPT_PAUSE, told).await;
     });
 }
@@ -289,7 +290,7 @@ async fn bind_unix(path: &Path) -> io::Result<Listener> {
     }
     let listener = UnixListener::bind(path)?;
     let file = SocketFile(path.to_owned());
-    // Until here the umask decides; nobody has been let in yet, because nothing is accepted before this returns.
+    // Until here the umask decides; no connection is accepted before this function returns.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     Ok(Listener::Unix(listener, file))
 }

@@ -1,7 +1,7 @@
-//! What belongs to one connection: version of the protocol, authentication, name.
+//! State of one connection: version of the protocol, authentication, name.
 //!
-//! Commands that concern these are answered here, at once and only when all earlier ones have been answered: `HELLO`
-//! changes how answers are written.
+//! Commands that concern this state are answered here, at once and only when all earlier ones have been
+//! answered: `HELLO` changes how answers are written.
 
 use std::borrow::Cow;
 
@@ -15,18 +15,18 @@ use crate::server::Shared;
 use crate::values::{Value, Values};
 use crate::wire::{Command, Limits};
 
-/// Before a client has said the password: as much as Redis takes, enough for `AUTH` and `HELLO`.
+/// Limits of a client that has not authenticated: as in Redis, enough for `AUTH` and `HELLO`.
 const STRANGER: Limits = Limits { value_bytes_max: 16 << 10, command_bytes_max: 64 << 10, arguments_max: 10 };
 const NO_AUTH: Reply = Reply::Error(Cow::Borrowed("NOAUTH Authentication required."));
 const WRONG_PASSWORD: Reply =
     Reply::Error(Cow::Borrowed("WRONGPASS invalid username-password pair or user is disabled."));
-/// Names that only an HTTP request begins a line with. A page in a browser can make it send one to any port, with commands in
-/// its body (redis-server's `securityWarningCommand`).
+/// Names that begin a line of an HTTP request only. A page in a browser can make it send such a request to any
+/// port, with commands in its body (redis-server's `securityWarningCommand`).
 const CROSS_PROTOCOL: [&[u8]; 2] = [b"POST", b"HOST:"];
-/// Longest name of a connection.
+/// Maximum length of a connection's name.
 const NAME_MAX: usize = 256;
 
-/// One connection.
+/// State of one connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: u64,
@@ -36,16 +36,16 @@ pub(crate) struct Session {
     pub(crate) closing: bool,
 }
 
-/// What to do with a command.
+/// Next step for a command.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Answer this.
+    /// Send this answer.
     Answer(Reply),
-    /// Let the session answer it.
+    /// Let the session answer the command.
     Session(&'static Specification, Command),
-    /// Carry it out on stored values.
+    /// Carry the command out on stored values.
     Stored(&'static Specification, Command),
-    /// Close the connection: this is a line of an HTTP request.
+    /// Close the connection: the command is a line of an HTTP request.
     CrossProtocol,
 }
 
@@ -54,12 +54,12 @@ impl Session {
         Self { id, protocol: Protocol::Two, authenticated, name: Bytes::new(), closing: false }
     }
 
-    /// What the client may send.
+    /// Limits on the client's requests.
     pub(crate) fn limits(&self, known: Limits) -> Limits {
         if self.authenticated { known } else { STRANGER }
     }
 
-    /// Finds out what a command is and whether this client may give it.
+    /// Looks a command up and checks whether this client may give it.
     pub(crate) fn recognise(&self, names: &Names, command: Command) -> Next {
         let name = command.arguments.first().and_then(Value::contiguous).unwrap_or_default();
         let Some(specification) = names.find(name) else {
@@ -124,7 +124,7 @@ impl Session {
         }
     }
 
-    /// `HELLO [version [AUTH name password] [SETNAME name]]`: nothing changes unless all of it can be done.
+    /// `HELLO [version [AUTH name password] [SETNAME name]]`: either all of it takes effect or nothing.
     fn hello<V: Values>(&mut self, shared: &Shared<V>, arguments: &[Value]) -> Result<Reply, Reply> {
         let mut after = Self { name: self.name.clone(), ..*self };
         if let Some(version) = arguments.get(1) {
@@ -177,7 +177,7 @@ impl Session {
     ) -> Result<(), Reply> {
         let Some(right) = &shared.config.password else {
             return match user {
-                // The user of a server without password may say any, as in Redis.
+                // Without a configured password the default user may give any password, as in Redis.
                 Some(user) if user.contiguous() == Some(b"default") => Ok(()),
                 Some(_) => Err(WRONG_PASSWORD),
                 None => Err(Reply::error(
@@ -218,7 +218,7 @@ impl Session {
     }
 }
 
-/// A name that can stand in a list of connections.
+/// Checks that a name can stand in a list of connections.
 fn checked_name(argument: &Value) -> Result<Bytes, Reply> {
     let name = argument.contiguous().filter(|name| name.len() <= NAME_MAX);
     name.filter(|name| name.iter().all(u8::is_ascii_graphic)).map(Bytes::copy_from_slice).ok_or_else(|| {
@@ -226,7 +226,7 @@ fn checked_name(argument: &Value) -> Result<Bytes, Reply> {
     })
 }
 
-/// What a client wrote, short and printable.
+/// Shortens and escapes a client's bytes for an error.
 fn shown(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(64)].escape_ascii().to_string()
 }

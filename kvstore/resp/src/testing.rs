@@ -1,7 +1,7 @@
 //! A store in memory, for tests and for measuring the server alone.
 //!
-//! It keeps what it is given up to a number of bytes and forgets the oldest first. `slow` lets each operation wait, so
-//! that tests can see what runs side by side.
+//! Keeps values up to a number of bytes and evicts the oldest first. `slow` delays each operation, so
+//! that tests can observe concurrency.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -14,7 +14,7 @@ use crate::values::{
     Condition, Entry, Expiry, KeyPage, SetOptions, SetOutcome, Usage, Value, ValueError, Values,
 };
 
-/// Pieces up to this length are copied: they may be slices of a read buffer that is much larger than they are.
+/// Pieces up to this length are copied: they may be slices of a much larger read buffer.
 const COPY_MAX: usize = 64 << 10;
 
 /// A bounded map.
@@ -28,7 +28,7 @@ pub struct MemoryValues {
 #[derive(Debug, Default)]
 struct State {
     values: HashMap<Bytes, Kept>,
-    /// Keys by age, for eviction and for walking through them: a later value has a larger number.
+    /// Keys by age, for eviction and for iteration: a later value has a larger number.
     ages: BTreeMap<u64, Bytes>,
     next_age: u64,
     bytes: u64,
@@ -42,13 +42,13 @@ struct Kept {
 }
 
 impl MemoryValues {
-    /// An empty store for at most so many bytes of values.
+    /// Returns an empty store for at most `bytes_max` bytes of values.
     #[must_use]
     pub fn new(bytes_max: u64) -> Self {
         Self { bytes_max, slow: Duration::ZERO, state: Mutex::default() }
     }
 
-    /// Lets each operation take at least this long.
+    /// Makes each operation take at least this long.
     #[must_use]
     pub fn slow(mut self, slow: Duration) -> Self {
         self.slow = slow;
@@ -62,7 +62,7 @@ impl MemoryValues {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held, and a test that does has failed anyway.
+        // No code panics while holding it, and a test that does has failed anyway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,28 +1,28 @@
-//! What the server needs of a store.
+//! Interface between the server and a store.
 //!
-//! A [`Value`] is a list of pieces, because a value is kept in several blocks and arrives in several reads: neither
-//! way are they joined. A piece that a store gives out keeps its memory alive until the answer has been written, so
-//! a piece is the natural holder of a lease.
+//! A [`Value`] is a list of pieces, because a value is kept in several blocks and arrives in several reads, and
+//! is never joined on either way. A piece that a store hands out keeps its memory alive until the answer has
+//! been written, so a piece can hold a lease.
 //!
-//! Implementations may be asked by any number of tasks at a time. They answer a damaged or half-written value with
-//! "absent": a wrong value is worse than a miss.
+//! Implementations may be called by any number of tasks concurrently. They answer a damaged or half-written
+//! value with "absent": a wrong value is worse than a miss.
 //!
-//! A future may be dropped before it is ready, at any point where it waits: its client has gone, or the server stops.
-//! What it has taken must then be given back by what it holds, and a `set` that was cut off must leave the old value,
-//! the new one or none, never a part.
+//! A future may be dropped before it is ready, at any await point: its client has gone, or the server stops.
+//! Resources must then be released on drop, and an interrupted `set` must leave the old value, the new one or
+//! none, never a part.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-/// Named strings of bytes. `async fn` satisfies each method that gives a future; futures may be dropped half-way (see
-/// the module).
+/// A store of named byte strings. `async fn` satisfies each method that returns a future; futures may be
+/// dropped half-way (see the module).
 pub trait Values: Send + Sync + 'static {
-    /// The value of a key; `None` is absent, expired, or not readable in time.
+    /// Returns the value of a key; `None`: absent, expired, or not readable in time.
     fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Value>, ValueError>> + Send;
 
-    /// Stores a value. Its pieces may be slices of a larger read buffer: what is kept for long should be copied.
+    /// Stores a value. Its pieces may be slices of a larger read buffer: copy what is kept for long.
     fn set(
         &self,
         key: &[u8],
@@ -30,42 +30,42 @@ pub trait Values: Send + Sync + 'static {
         options: SetOptions,
     ) -> impl Future<Output = Result<SetOutcome, ValueError>> + Send;
 
-    /// Whether a key is there, its size and remaining life, without reading the value.
+    /// Returns the size and remaining lifetime of a key's value without reading it; `None`: absent.
     fn look(&self, key: &[u8]) -> impl Future<Output = Result<Option<Entry>, ValueError>> + Send;
 
-    /// Length of a key's value, if that is known at once, without waiting: what a `get` will take in memory. 0 for a key
-    /// that is not there; `None` is not known, and then [`Values::look`] is asked where it matters. A wrong one makes
-    /// reads wait too long or too little, nothing worse.
+    /// Length of a key's value, if it is known without waiting: the memory that a `get` will take. 0 for an
+    /// absent key; `None` if it is not known, and then [`Values::look`] is called if needed. A wrong length
+    /// makes reads wait too long or too little, nothing worse.
     fn size_hint(&self, key: &[u8]) -> Option<u64> {
         let _ = key;
         None
     }
 
-    /// Forgets a key; tells whether it was there.
+    /// Deletes a key; returns whether it existed.
     fn delete(&self, key: &[u8]) -> impl Future<Output = Result<bool, ValueError>> + Send;
 
-    /// Gives a key a remaining life, or an endless one; tells whether it was there.
+    /// Sets or removes the expiry of a key; returns whether the key existed.
     fn expire(
         &self,
         key: &[u8],
         after: Option<Duration>,
     ) -> impl Future<Output = Result<bool, ValueError>> + Send;
 
-    /// At most `limit` keys from a cursor on; 0 is the beginning, and as the next cursor the end. A key that is there
-    /// from the first page to the last is given at least once.
+    /// Returns at most `limit` keys from a cursor on; 0 is the beginning, and as the next cursor the end. A key
+    /// that exists from the first page to the last is returned at least once.
     fn keys(&self, cursor: u64, limit: usize) -> impl Future<Output = Result<KeyPage, ValueError>> + Send;
 
-    /// Forgets everything.
+    /// Deletes all keys.
     fn clear(&self) -> impl Future<Output = Result<(), ValueError>> + Send;
 
-    /// How much is there. Answered from counters, at once.
+    /// Number of keys and bytes. Read from counters, without waiting.
     fn usage(&self) -> Usage;
 }
 
-/// Bytes in pieces.
+/// A value: a list of pieces of bytes.
 #[derive(Debug, Clone, Default)]
 pub struct Value {
-    /// Most values have one piece, which then costs no list.
+    /// Separate, because most values have one piece, which then needs no list.
     first: Bytes,
     rest: Vec<Bytes>,
     bytes: usize,
@@ -91,7 +91,7 @@ impl Value {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Whether the value is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -102,7 +102,7 @@ impl Value {
         std::iter::once(&self.first).filter(|piece| !piece.is_empty()).chain(&self.rest)
     }
 
-    /// All bytes, where they lie in one piece.
+    /// All bytes, if they are in one piece.
     #[must_use]
     pub fn contiguous(&self) -> Option<&[u8]> {
         self.rest.is_empty().then_some(&self.first[..])
@@ -123,7 +123,7 @@ impl Value {
         part
     }
 
-    /// Takes the pieces apart.
+    /// Returns the pieces.
     #[must_use]
     pub fn into_pieces(self) -> Vec<Bytes> {
         let mut pieces = self.rest;
@@ -154,7 +154,7 @@ impl PartialEq for Value {
     }
 }
 
-/// When to store.
+/// Condition of a `set`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Condition {
     /// In any case.
@@ -166,7 +166,7 @@ pub enum Condition {
     IfPresent,
 }
 
-/// How long a stored value lives.
+/// Lifetime of a stored value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Expiry {
     /// Until it is evicted.
@@ -174,23 +174,23 @@ pub enum Expiry {
     Never,
     /// At most this long.
     After(Duration),
-    /// As long as the value that it replaces would have.
+    /// As long as the value that it replaces would have lived.
     Keep,
 }
 
-/// How to store.
+/// Options of a `set`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetOptions {
-    /// When to store.
+    /// Condition for storing.
     pub condition: Condition,
-    /// How long it lives.
+    /// Lifetime of the value.
     pub expiry: Expiry,
 }
 
-/// What became of a value.
+/// Result of a `set`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetOutcome {
-    /// It is stored, and a `get` will find it until it is evicted.
+    /// The value is stored, and a `get` finds it until it is evicted.
     Stored,
     /// The condition was not met.
     ConditionUnmet,
@@ -198,55 +198,55 @@ pub enum SetOutcome {
     Throttled,
     /// The store never takes values as large as this.
     TooLarge {
-        /// The largest that it takes.
+        /// Maximum number of bytes of a value.
         bytes_max: u64,
     },
 }
 
-/// What is known of a value without reading it.
+/// Metadata of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Length of the value.
     pub bytes: u64,
-    /// Remaining life; `None` is endless.
+    /// Remaining lifetime; `None`: no expiry.
     pub expires_in: Option<Duration>,
 }
 
-/// Some of the keys.
+/// A page of keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyPage {
     /// The keys.
     pub keys: Vec<Bytes>,
-    /// Where to go on; 0 is the end.
+    /// Cursor of the next page; 0: this was the last.
     pub next: u64,
 }
 
-/// How much is there.
+/// Usage of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Number of keys.
     pub keys: u64,
     /// Bytes of their values.
     pub bytes: u64,
-    /// Most bytes that values may have; 0 is not bounded.
+    /// Maximum bytes of values; 0: not bounded.
     pub bytes_max: u64,
 }
 
-/// A store that could not do what was asked.
+/// Errors of a store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// This store cannot do it at all.
+    /// The store does not support the operation.
     #[error("{operation} is not supported by this store")]
     Unsupported {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
     },
-    /// It failed this time.
+    /// The operation failed this time.
     #[error("{operation}: {reason}")]
     Failed {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
-        /// What went wrong, with errno where there is one.
+        /// Reason of the failure, with errno where there is one.
         reason: String,
     },
 }

@@ -1,55 +1,56 @@
-//! Commands out of bytes.
+//! Parsing of requests.
 //!
-//! A request is an array of bulk strings, or one line of words ("inline"). The parser takes what has come, remembers
-//! where it stopped, and never looks at a byte of a value twice. Arguments of up to [`SHORT_MAX`] bytes are slices of
-//! the read buffer. Longer ones are collected in pieces, and [`RequestParser::room`] tells how much to make room for:
-//! never more than as much again as has come, so that a declared length alone costs nothing.
+//! A request is an array of bulk strings, or one line of words ("inline"). The parser consumes the bytes
+//! received, keeps its position, and never looks at a byte of a value twice. Arguments of up to [`SHORT_MAX`]
+//! bytes are slices of the read buffer. Longer ones are collected in pieces, and [`RequestParser::room`] tells
+//! how much to make room for: never more than as much again as was received, so that a declared length alone
+//! costs nothing.
 //!
-//! Own parser rather than `redis-protocol` 6: that one gives a frame only when the whole of it lies in one buffer, so
-//! a value of 5 MiB would be parsed again at each read and be copied as the buffer grows.
+//! Own parser rather than `redis-protocol` 6: that one returns a frame only when the whole of it lies in one
+//! buffer, so a value of 5 MiB would be parsed again at each read and be copied as the buffer grows.
 //!
-//! Invariants: equal bytes give equal commands however they are cut; arguments never exceed [`Limits`]; the bytes and the
-//! bookkeeping of a large command are told to the connection ([`RequestParser::charged_bytes`]) as they come; after an
-//! error the connection must be closed, because nobody knows where the next command begins. Errors read as Redis
-//! words them, since clients match on that.
+//! Invariants: equal bytes give equal commands however they are cut; arguments never exceed [`Limits`]; the
+//! bytes and the bookkeeping of a large command are reported to the connection
+//! ([`RequestParser::charged_bytes`]) as they come; after an error the connection must be closed, because the
+//! start of the next command is unknown. Errors have the wording of Redis, since clients match on it.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::values::Value;
 
-/// Longest argument that is taken whole out of the read buffer.
+/// Maximum length of an argument that is a slice of the read buffer.
 pub const SHORT_MAX: usize = 32 << 10;
 /// Bytes of short arguments that a command in progress keeps without being charged for them.
 const SHORT_FREE_BYTES: usize = 64 << 10;
-/// What keeping one argument costs beside its bytes.
+/// Cost of keeping one argument, beside its bytes.
 const ARGUMENT_BYTES: usize = size_of::<Value>();
-/// Longest inline command, and line of a header.
+/// Maximum length of an inline command.
 const LINE_MAX: usize = 64 << 10;
-/// Longest line with a number: sign, 19 digits and the two bytes of its end, generously.
+/// Maximum length of a line with a number: sign, 19 digits, line end, and some slack.
 const NUMBER_LINE_MAX: usize = 32;
-/// Read for anything but a long argument.
+/// Size of a read, except inside a long argument.
 pub const READ_BYTES: usize = 64 << 10;
 const PIECE_MAX: usize = 1 << 20;
 
 /// Bounds on what a client may declare.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Longest argument.
+    /// Maximum length of an argument.
     pub value_bytes_max: usize,
-    /// Most bytes of all arguments of a command.
+    /// Maximum bytes of all arguments of a command.
     pub command_bytes_max: usize,
-    /// Most arguments of a command.
+    /// Maximum number of arguments of a command.
     pub arguments_max: usize,
 }
 
-/// A command with its name as argument 0. There is always a name.
+/// A command with its name as argument 0, which always exists.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Command {
     /// Name and arguments.
     pub arguments: Vec<Value>,
-    /// Their bytes.
+    /// Bytes of all arguments.
     pub bytes: usize,
-    /// Those of long arguments.
+    /// Bytes of the long arguments.
     pub long_bytes: usize,
 }
 
@@ -85,20 +86,20 @@ enum State {
     Start,
     /// Before the `$` of an argument.
     Header,
-    /// Inside an argument that is taken whole.
+    /// Inside a short argument, with its length.
     Short(usize),
-    /// Inside a longer one: how much lacks, and how much is worth taking at once.
+    /// Inside a long argument: bytes still lacking, and bytes that are worth taking at once.
     Long { lacking: usize, piece: usize },
-    /// After the last byte of a longer one.
+    /// After the last byte of a long argument.
     LongEnd,
 }
 
-/// How much the next read should make room for.
+/// Room that the next read should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// Whatever comes.
+    /// Any number of bytes.
     Any,
-    /// This much, and no more is wanted.
+    /// At most this many bytes.
     Exactly(usize),
 }
 
@@ -112,12 +113,12 @@ pub struct RequestParser {
     value: Value,
     /// Bytes of the short arguments of the command in progress, and [`ARGUMENT_BYTES`] for each argument.
     short_bytes: usize,
-    /// Nothing of the command in progress is kept.
+    /// The command in progress was abandoned: its bytes are skipped.
     abandoned: bool,
 }
 
 impl RequestParser {
-    /// A parser at the beginning of a connection.
+    /// Returns a parser at the beginning of a connection.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -173,11 +174,11 @@ impl RequestParser {
         }
     }
 
-    /// What the next read should make room for.
+    /// Room that the next read should have.
     #[must_use]
     pub fn room(&self, buffered: usize) -> Room {
         match self.state {
-            // The two bytes that end the argument come along with its last piece.
+            // The two bytes that end the argument are read along with its last piece.
             State::Long { lacking, piece } if piece >= lacking => {
                 Room::Exactly((lacking + 2).saturating_sub(buffered))
             }
@@ -209,8 +210,8 @@ impl RequestParser {
         }
     }
 
-    /// Forgets what has come of the command in progress, and lets the rest of it pass. When it is complete, it is given
-    /// out with one empty argument. Between commands there is nothing to forget.
+    /// Drops the received bytes of the command in progress, and skips the rest of it. When it is complete, it
+    /// is returned with one empty argument. No effect between commands.
     pub fn abandon(&mut self) {
         if self.inside() {
             self.abandoned = true;
@@ -278,7 +279,7 @@ impl RequestParser {
             };
             return true;
         }
-        // What came along with the header is taken at once, whatever its size.
+        // Bytes that came along with the header are taken at once, whatever their number.
         let first = self.value.is_empty() && take > 0;
         if take < lacking && take < piece && !first {
             return false;
@@ -305,7 +306,7 @@ impl RequestParser {
     }
 }
 
-/// Takes the end of a line; `false` when it has not come yet.
+/// Takes the end of a line; `false` when it is not complete yet.
 fn end(buffer: &mut BytesMut) -> Result<bool, WireError> {
     if buffer.len() < 2 {
         return Ok(false);
@@ -317,7 +318,7 @@ fn end(buffer: &mut BytesMut) -> Result<bool, WireError> {
     Ok(true)
 }
 
-/// Takes a line that is one byte and a number.
+/// Takes a line of one byte and a number.
 fn number_line(buffer: &mut BytesMut, not_a_number: WireError) -> Result<Option<i64>, WireError> {
     let seen = &buffer[..buffer.len().min(NUMBER_LINE_MAX)];
     let Some(at) = memchr::memchr(b'\n', seen) else {
@@ -329,7 +330,7 @@ fn number_line(buffer: &mut BytesMut, not_a_number: WireError) -> Result<Option<
     Ok(Some(number))
 }
 
-/// A decimal number as Redis writes it: an optional minus sign and digits, nothing else.
+/// Parses a decimal number as Redis writes it: an optional minus sign and digits, nothing else.
 #[must_use]
 pub fn number(digits: &[u8]) -> Option<i64> {
     let (negative, digits) = match digits.strip_prefix(b"-") {
@@ -339,7 +340,7 @@ pub fn number(digits: &[u8]) -> Option<i64> {
     if digits.is_empty() || digits.len() > 19 {
         return None;
     }
-    // Summed below zero, where there is room for the smallest number as well.
+    // Summed as a negative number, which also has room for the smallest one.
     let sum = digits.iter().try_fold(0_i64, |sum, digit| {
         let digit = digit.is_ascii_digit().then(|| i64::from(digit - b'0'))?;
         sum.checked_mul(10)?.checked_sub(digit)
@@ -400,7 +401,8 @@ fn word(line: &[u8]) -> Result<(Vec<u8>, &[u8]), WireError> {
     if quote.is_some() { Err(WireError::Quotes) } else { Ok((word, &[])) }
 }
 
-/// What follows a backslash between double quotation marks: the byte meant, and how many bytes say so.
+/// Decodes an escape between double quotation marks: the byte, and the length of the sequence after the
+/// backslash.
 fn escape(after: &[u8]) -> Option<(u8, usize)> {
     let hex = |at: usize| after.get(at).and_then(|&digit| char::from(digit).to_digit(16));
     Some(match *after.first()? {

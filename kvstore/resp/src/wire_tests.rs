@@ -18,7 +18,7 @@ fn texts(command: &Command) -> Vec<Vec<u8>> {
     command.arguments.iter().map(|value| value.clone().into_pieces().concat()).collect()
 }
 
-/// Feeds bytes in the given cuts, as a connection does; commands, and the error if there was one.
+/// Feeds bytes in the given cuts, as a connection does. Returns the commands, and the error if there was one.
 fn parse(bytes: &[u8], mut cut: impl FnMut() -> usize) -> (Vec<Vec<Vec<u8>>>, Option<WireError>) {
     let (mut parser, mut buffer, mut commands) = (RequestParser::new(LIMITS), BytesMut::new(), Vec::new());
     let mut rest = bytes;
@@ -185,7 +185,7 @@ fn short_arguments_are_charged_when_there_are_many_of_them() {
     // Ten bytes of a small command cost nothing.
     let (mut parser, mut buffer) = (RequestParser::new(limits), BytesMut::from(&b"*3\r\n$3\r\nSET\r\n"[..]));
     assert_eq!((parser.next(&mut buffer), parser.charged_bytes()), (Ok(None), 0));
-    // Empty arguments cost what keeping them takes, others their bytes as well.
+    // Empty arguments cost their bookkeeping, others their bytes as well.
     for (length, least) in [(0, 60_000 * 32), (100, 60_000 * 100)] {
         let (mut parser, mut buffer) = (RequestParser::new(limits), BytesMut::new());
         buffer.extend_from_slice(b"*65536\r\n");

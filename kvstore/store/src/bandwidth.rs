@@ -1,4 +1,5 @@
-//! What the traffic of each tier may take: what requests wait for comes first and is only counted, the rest waits its turn.
+//! Bandwidth of each tier: bytes that requests wait for are only counted, all other traffic waits for its
+//! turn.
 //!
 //! One thread. The clock is read for tiers that have a limit, and for no other.
 
@@ -9,7 +10,7 @@ use crate::plan::{Admission, BandwidthGate, BandwidthLimit, Priority, TIERS, Tie
 pub(crate) struct Bandwidth {
     gate: BandwidthGate,
     clock: fn() -> Instant,
-    /// Writes wait for bandwidth until then.
+    /// Writes wait for bandwidth until this time.
     writes_from: Option<Instant>,
 }
 
@@ -39,17 +40,17 @@ impl Bandwidth {
         self.writes_from.is_some()
     }
 
-    /// Writes that wait are tried again after this time.
+    /// Holds writes back for this time.
     pub(crate) fn hold_writes(&mut self, wait: Duration) {
         self.writes_from = Some((self.clock)() + wait);
     }
 
-    /// Whether writes have waited long enough; they wait no more then.
+    /// Whether the wait of the writes is over, and ends it then.
     pub(crate) fn release_writes(&mut self, now: Instant) -> bool {
         self.writes_from.take_if(|from| *from <= now).is_some()
     }
 
-    /// When writes that wait are to be tried again.
+    /// Time at which writes that wait are tried again.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.writes_from
     }

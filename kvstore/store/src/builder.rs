@@ -1,4 +1,4 @@
-//! What a store is made of: its tiers, its memory, and the threads that start over them.
+//! Construction of a store: its tiers, its memory, and the threads that run it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,22 +35,22 @@ const OFFLOADS_MAX: usize = 1024;
 pub struct DiskTier {
     /// Opens its log, on the thread that will drive it.
     pub open: OpenDisk,
-    /// Operations that may be under way.
+    /// Operations that may be in flight.
     pub depth: usize,
-    /// Which block goes when one must.
+    /// Policy that chooses the block to evict.
     pub eviction: PolicyKind,
-    /// What is written at all.
+    /// Rules by which blocks are admitted to the disk.
     pub admission: AdmissionConfig,
 }
 
 /// Host memory that becomes the host tier.
 #[derive(Debug, Clone, Copy)]
 pub struct HostTier {
-    /// Its slots.
+    /// Number of slots.
     pub slots: u32,
-    /// What backs them.
+    /// Size of the pages that back the slots.
     pub pages: PageSize,
-    /// Which block goes when one must.
+    /// Policy that chooses the block to evict.
     pub eviction: PolicyKind,
 }
 
@@ -101,7 +101,7 @@ impl StoreBuilder {
         self.config.block_bytes
     }
 
-    /// The way in for the answers of tiers that are added.
+    /// Inbox for the answers of tiers that are added.
     #[must_use]
     pub fn inbox(&self) -> FarInbox {
         FarInbox(self.sender.clone())
@@ -122,15 +122,15 @@ impl StoreBuilder {
         self
     }
 
-    /// Adds a tier that is not on this node; they are asked in the order of adding.
+    /// Adds a tier that is not on this node; such tiers are asked in the order in which they were added.
     #[must_use]
     pub fn other(mut self, tier: Box<dyn FarTier>) -> Self {
         self.others.push(tier);
         self
     }
 
-    /// Starts the threads. `notify` is called on one of them and must not block. What the disk has kept comes back too,
-    /// each block after its parent.
+    /// Starts the threads. `notify` is called on one of them and must not block. Also returns the blocks that
+    /// the disk has kept, each after its parent.
     pub fn start(
         self,
         notify: impl FnMut(Moved) + Send + 'static,
@@ -149,7 +149,7 @@ impl StoreBuilder {
         }
         let slots = tiers.iter().map(|tier| tier.slots).collect();
         if tiers.len() < usize::from(MAPPED.0) {
-            // The place of the disk.
+            // Placeholder at the disk's tier index.
             tiers.push(TierConfig::new(1, PolicyKind::Lru));
         }
         let reads_mapped = others.iter().any(|tier| tier.tier() == Tier::Remote);
@@ -180,7 +180,7 @@ impl StoreBuilder {
     }
 }
 
-/// Starts the disk's thread; what it answers goes to the store's.
+/// Starts the disk's thread; its results go to the store's thread.
 fn open_disk(
     open: OpenDisk,
     depth: usize,

@@ -1,3 +1,5 @@
+//! Configuration of the store and its tiers.
+
 use std::time::Duration;
 
 use crate::plan::{BandwidthLimit, ReturnConfig, TIERS};
@@ -12,13 +14,13 @@ pub enum WriteMode {
     Back,
 }
 
-/// How many blocks are retained ([`crate::Store::retain`]), and for how long.
+/// Limits of retention ([`crate::Store::retain`]): the number of blocks, and the time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetentionConfig {
-    /// The part of the disk, or of host memory where there is none, that retained blocks may fill; of it those of one tenant have
-    /// [`StoreConfig::tenant_share`]. 0: none is retained.
+    /// Part of the disk, or of host memory without a disk, that retained blocks may fill; the blocks of one
+    /// tenant may fill [`StoreConfig::tenant_share`] of that. 0: no block is retained.
     pub share: f64,
-    /// The longest time for which a block is retained, whatever the request asks for.
+    /// The longest time for which a block is retained, even if the request asks for more.
     pub longest: Duration,
 }
 
@@ -28,27 +30,28 @@ impl Default for RetentionConfig {
     }
 }
 
-/// How the store behaves.
+/// Configuration of a store.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
     /// Longest block, in bytes.
     pub block_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// The NUMA node that the host tier's pages are taken from as far as it has some; `None`: each is on that of the thread that touches it
-    /// first.
+    /// NUMA node that the host tier's pages are taken from as far as it has some; `None`: each page is on the
+    /// node of the thread that touches it first.
     pub numa_node: Option<u32>,
     /// When blocks are written to the disk.
     pub disk_write: WriteMode,
-    /// How long the tiers of other nodes may take.
+    /// Longest time that a search in the tiers of other nodes may take.
     pub others_deadline: Duration,
-    /// The part of each tier of this node that the blocks of one tenant may fill; 1: all of it.
+    /// Part of each tier of this node that the blocks of one tenant may fill; 1: all of it.
     pub tenant_share: f64,
-    /// How many blocks may be retained, and for how long.
+    /// Limits of retention: the number of blocks, and the time.
     pub retention: RetentionConfig,
     /// When blocks of idle conversations are fetched ahead; `None`: never.
     pub prefetch: Option<ReturnConfig>,
-    /// What all traffic of a tier may take; what requests wait for comes first. By [`crate::plan::Tier::index`].
+    /// Bandwidth of each tier for all of its traffic, by [`crate::plan::Tier::index`]; `None`: no limit.
+    /// Transfers that requests wait for come first.
     pub bandwidth: [Option<BandwidthLimit>; TIERS],
 }
 

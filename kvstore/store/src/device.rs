@@ -1,13 +1,14 @@
-//! Copies between host memory and a worker's pool that lies in a device's memory: they go on beside the store's thread,
-//! which starts them, rings one doorbell for what it started in a round, and asks how they ended. One thread; a start and
-//! an end cost a hash map's entry each, besides what the copier does.
+//! Copies between host memory and a worker's pool that lies in a device's memory: they run beside the store's
+//! thread, which starts them, rings one doorbell for the copies started in a round, and polls for their ends.
+//! One thread; a start and an end cost a hash map's entry each, besides the copier's work.
 //!
-//! The processor cannot read what arrived on the device. A block that goes there is verified in host memory right before
-//! its copy begins; one that comes from there gets its checksum from what arrived here. Where the caller lets the device take
-//! the checksums, on its side of the copies, neither is done.
+//! The processor cannot read the bytes that arrived on the device. A block that goes there is verified in
+//! host memory right before its copy begins; a block that comes from there gets its checksum from the bytes
+//! that arrived here. Where the caller lets the device take the checksums, on its side of the copies, neither
+//! is done.
 //!
-//! Until its copy is over a block in host memory stays leased, and so do the slots on both sides, whatever becomes of the
-//! request: nothing is reused under a copy.
+//! Until its copy has ended, a block in host memory stays leased, and so do the slots on both sides, even if
+//! the request ends before: nothing is reused under a copy.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -21,18 +22,18 @@ use crate::job::NewBlock;
 const SPIN_MAX: Duration = Duration::from_millis(1);
 const ASK_AGAIN: Duration = Duration::from_micros(50);
 
-/// What a copy is for.
+/// Purpose of a copy.
 pub(crate) enum Purpose {
     /// A block comes from the pool.
     In { block: NewBlock, filling: Filling, bytes: usize },
-    /// A block goes to the pool: the load's number, and which block of it.
+    /// A block goes to the pool: the load's number, and the block's index in the load.
     Out { load: u64, index: usize, lease: Lease },
 }
 
 struct UnderWay {
     purpose: Purpose,
     started: Instant,
-    /// Nothing else was under way, so its time is that of a copy.
+    /// Whether no other copy was in flight at the start, so that the elapsed time is that of one copy.
     is_alone: bool,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct DeviceCopies {
     under_way: HashMap<u64, UnderWay>,
     next_token: u64,
     done: Vec<CopyDone>,
-    /// Copies that are over and were not looked at yet.
+    /// Copies that have ended and have not been handled yet.
     ended: VecDeque<Ended>,
     is_due: bool,
     /// When a copy ended last, or the first of those under way was started.
@@ -63,8 +64,8 @@ impl DeviceCopies {
         }
     }
 
-    /// Lets others run: copies take microseconds, and nobody rings when they are over. A device that has not ended one for
-    /// long is asked less often.
+    /// Yields the processor: copies take microseconds, and no event reports their end. A device that has not
+    /// ended one for [`SPIN_MAX`] is asked every [`ASK_AGAIN`].
     pub(crate) fn wait(&self) {
         if self.last_progress.elapsed() > SPIN_MAX {
             std::thread::sleep(ASK_AGAIN);
@@ -73,12 +74,12 @@ impl DeviceCopies {
         }
     }
 
-    /// Whether the end of some copy is to come, or to be looked at.
+    /// Whether a copy is in flight, or has ended and has not been handled.
     pub(crate) fn is_busy(&self) -> bool {
         !self.under_way.is_empty() || !self.ended.is_empty()
     }
 
-    /// A copy that is over, in the order in which they ended.
+    /// Returns the next copy that has ended, in the order in which they ended.
     pub(crate) fn next_ended(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
@@ -115,7 +116,8 @@ impl DeviceCopies {
         }
     }
 
-    /// Rings the doorbell for what was started, and asks what has ended: [`DeviceCopies::next_ended`].
+    /// Rings the doorbell for the started copies, and collects those that have ended for
+    /// [`DeviceCopies::next_ended`].
     pub(crate) fn poll(&mut self) {
         let Some(copier) = &mut self.copier else { return };
         if std::mem::take(&mut self.is_due) {
@@ -139,17 +141,17 @@ impl DeviceCopies {
     }
 }
 
-/// A copy that is over.
+/// A copy that has ended.
 pub(crate) struct Ended {
     pub(crate) purpose: Purpose,
     pub(crate) is_good: bool,
-    /// Its time, where that is the time of a copy.
+    /// Duration of the copy; `None` if another copy was in flight at its start.
     pub(crate) took: Option<Duration>,
 }
 
 /// A copy that was not started.
 pub(crate) struct Refused {
     pub(crate) purpose: Purpose,
-    /// There is no room for it now.
+    /// Whether the copier is full now.
     pub(crate) is_full: bool,
 }

@@ -1,9 +1,11 @@
+//! Errors while a store is opened.
+
 use dataplane_memory::MemoryError;
 use kvstore_catalog::CatalogError;
 use kvstore_object::ConfigError;
 use kvstore_remote::RemoteError;
 
-/// Why a store could not be started.
+/// The error that kept a store from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The host tier's memory cannot be had.
@@ -21,12 +23,12 @@ pub enum StoreError {
     /// The object tier's settings make no sense, or its credentials are not there.
     #[error("object tier: {0}")]
     Object(#[from] ConfigError),
-    /// A setting has a value that cannot be.
+    /// A setting has an invalid value.
     #[error("{key}: {reason}")]
     Setting {
-        /// Its section and key.
+        /// Section and key of the setting.
         key: &'static str,
-        /// What is wrong with the value.
+        /// Explanation of what is wrong with the value.
         reason: String,
     },
     /// A thread could not be started.

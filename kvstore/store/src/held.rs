@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use kvstore_catalog::Lease;
 
-/// Slots of host memory that are held, each with the number of its leases: several may want the same block.
+/// Slots of host memory that are held, each with the number of its leases: a block may be held several times.
 ///
-/// Relaxed throughout: the store's thread alone holds blocks, and others read a level.
+/// Relaxed throughout: the store's thread alone holds blocks; other threads only read the count.
 #[derive(Debug)]
 pub(crate) struct HeldSlots {
     leases: Box<[AtomicU32]>,
@@ -20,7 +20,7 @@ impl HeldSlots {
         Self { leases, slots: AtomicUsize::new(0) }
     }
 
-    /// How many slots are held.
+    /// Number of slots that are held.
     pub(crate) fn slots(&self) -> usize {
         self.slots.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What the store is asked, and what it reports.
+//! Jobs that callers give to the store, and events that the store reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,28 +19,28 @@ pub enum Medium {
     Disk,
 }
 
-/// What a block is, besides its bytes.
+/// Description of a block: everything but its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// The block before it in its chain.
     pub parent: Option<BlockIdentity>,
-    /// Its place in the chain, from 0.
+    /// Position of the block in its chain, from 0.
     pub position: u32,
-    /// Whatever the caller wants back with a block that outlived the process: its tokens, for events. At most
-    /// [`crate::META_BYTES_MAX`] bytes; a block with more is not written below host memory.
+    /// Caller's data, kept with the block and returned if the block outlives the process: its tokens, for
+    /// events. At most [`crate::META_BYTES_MAX`] bytes; a block with more is not written below host memory.
     pub meta: Arc<[u8]>,
-    /// Whose quota it counts against, where there is one.
+    /// Tenant whose quota the block counts against, where tenants have quotas.
     pub tenant: TenantId,
 }
 
 /// A block on its way out of the worker's pool.
 #[derive(Debug)]
 pub struct Offload {
-    /// Which block.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// What it is.
+    /// Description of the block.
     pub description: Description,
-    /// Where it is; the reference is dropped when the copy is made.
+    /// Slot of the worker's pool with the block's bytes; the reference is dropped after the copy.
     pub slot: SlotRef,
 }
 
@@ -49,13 +49,13 @@ pub struct Offload {
 pub struct Onboard {
     /// The caller's number for the request.
     pub request: u64,
-    /// The blocks, each hanging on the one before.
+    /// Identities of the blocks, each the child of the one before.
     pub chain: Vec<BlockIdentity>,
-    /// Blocks before them in their prompt: what stands further back costs more to compute again.
+    /// Number of blocks before `chain` in the prompt: a block further back costs more to compute again.
     pub first: u32,
     /// A slot for each.
     pub targets: Vec<SlotRef>,
-    /// What has not arrived by then is not waited for.
+    /// Blocks that have not arrived by this time are not waited for.
     pub deadline: Instant,
 }
 
@@ -68,17 +68,17 @@ pub struct Prepare {
     pub chain: Vec<BlockIdentity>,
     /// Leading blocks that the worker's pool has.
     pub device_blocks: usize,
-    /// What the caller keeps with the blocks behind those, as [`Description::meta`] has it; blocks beyond its end have
-    /// nothing.
+    /// Caller's data for the blocks behind those, as in [`Description::meta`]. Blocks beyond the end of this
+    /// list have none.
     pub metas: Vec<Arc<[u8]>>,
-    /// Whose quota counts what is brought, where there is one.
+    /// Tenant whose quota the fetched blocks count against, where tenants have quotas.
     pub tenant: TenantId,
-    /// What has not arrived by then is not waited for.
+    /// Blocks that have not arrived by this time are not waited for.
     pub deadline: Instant,
 }
 
 impl Prepare {
-    /// What the caller keeps with the block at this place of the chain.
+    /// Caller's data for the block at this position of the chain.
     pub(crate) fn meta(&self, position: usize) -> Arc<[u8]> {
         let at = position.checked_sub(self.device_blocks);
         at.and_then(|at| self.metas.get(at)).cloned().unwrap_or_default()
@@ -89,36 +89,38 @@ impl Prepare {
 #[derive(Debug)]
 pub struct Throttled<T>(pub T);
 
-/// What the store's thread reports.
+/// Events that the store's thread reports.
 #[derive(Debug)]
 pub enum Moved {
-    /// The tier holds the block now. Of host memory below a [`StorePool`](crate::StorePool) this may be told again, as its removal.
+    /// The tier holds the block now. Host memory below a [`StorePool`](crate::StorePool) may report this, and
+    /// the removal, more than once.
     Stored {
         /// The block.
         identity: BlockIdentity,
         /// The tier.
         medium: Medium,
     },
-    /// The tier holds it no more.
+    /// The tier does not hold the block any more.
     Removed {
         /// The block.
         identity: BlockIdentity,
         /// The tier.
         medium: Medium,
     },
-    /// An offload is over, and the slot that it came from no longer needed. `Stored` came before, if it worked.
+    /// An offload has ended, and the slot that it came from is no longer needed. If the block was stored,
+    /// `Stored` came before.
     Offloaded {
         /// The block.
         identity: BlockIdentity,
     },
-    /// Blocks were brought into the given slots; the leading `verified` of them are good, or
-    /// copied, where whoever asked verifies them.
+    /// Blocks were brought into the given slots. The leading `verified` of them are verified, or only copied
+    /// where the caller verifies them.
     Onboarded {
         /// The caller's number for the request.
         request: u64,
         /// The slots that were given.
         slots: Vec<SlotRef>,
-        /// How many of them hold verified, or copied, blocks.
+        /// Number of leading slots that hold verified blocks, or copied ones where the caller verifies them.
         verified: usize,
     },
     /// The search in other nodes' tiers is over.
@@ -133,25 +135,25 @@ pub enum Moved {
 /// A block that the disk tier has kept from an earlier process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Survivor {
-    /// Which block.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// What it is.
+    /// Description of the block.
     pub description: Description,
 }
 
-/// Where blocks that were asked for go.
+/// Destination of the blocks of a load.
 pub(crate) enum Destination {
     /// Into these slots, one for each.
     Slots(Vec<SlotRef>),
-    /// They stay in host memory; nobody holds them.
+    /// Host memory; the load holds no block at its end.
     Host,
-    /// The blocks stay in host memory, where the idle conversation with this last block holds them.
+    /// Host memory, where the idle conversation with this last block holds them.
     Ahead(BlockIdentity),
-    /// They stay in host memory and are held there for whoever gets them.
+    /// Host memory; the blocks are held and passed to this callback.
     Held(Box<dyn FnOnce(Vec<HostBlock>) + Send>),
 }
 
-/// Where the bytes of a new block are.
+/// Location of a new block's bytes.
 pub(crate) enum Source {
     /// In a slot of the worker's pool.
     Slot(SlotRef),
@@ -164,7 +166,8 @@ pub(crate) enum Source {
 /// Blocks that a retention request counts for beside its own.
 pub(crate) const RETENTION_REQUEST_BLOCKS: usize = 64;
 
-/// Blocks of a chain that are to be retained. As long as it exists, it counts against a bound on all of them.
+/// Blocks of a chain that are to be retained. Each request counts against a bound on all of them until it is
+/// dropped.
 #[derive(Debug)]
 pub struct RetentionRequest {
     chain: Box<[BlockIdentity]>,
@@ -172,7 +175,7 @@ pub struct RetentionRequest {
 }
 
 impl RetentionRequest {
-    /// `None`: with these more than `most` blocks would wait.
+    /// Returns `None` if more than `most` blocks would wait with this request.
     pub(crate) fn new(chain: &[BlockIdentity], waiting: &Arc<AtomicUsize>, most: usize) -> Option<Arc<Self>> {
         let request = Self { chain: chain.into(), waiting: Arc::clone(waiting) };
         let before = waiting.fetch_add(request.counted(), Ordering::Relaxed);
@@ -205,15 +208,16 @@ pub(crate) struct Probe {
     pub(crate) deadline: Instant,
 }
 
-/// Blocks that somebody asked for.
+/// A request to load blocks.
 pub(crate) struct LoadRequest {
     /// The caller's number.
     pub(crate) request: u64,
     pub(crate) chain: Vec<BlockIdentity>,
-    /// Blocks before them in their prompt.
+    /// Number of blocks before `chain` in the prompt.
     pub(crate) first: u32,
     pub(crate) destination: Destination,
-    /// What goes to a device's memory is verified there, by whoever asked for it.
+    /// Whether the caller verifies blocks in a device's memory after their copy, instead of the store before
+    /// it.
     pub(crate) is_verified_there: bool,
     pub(crate) deadline: Instant,
 }
@@ -222,9 +226,9 @@ pub(crate) enum Job {
     Load(LoadRequest),
     Prepare(Prepare),
     Cancel(u64),
-    /// A prompt has come: a conversation begins or goes on.
+    /// A prompt has arrived: a conversation begins or continues.
     Came(Vec<BlockIdentity>),
-    /// Nobody computes on this chain any more.
+    /// No worker computes on this chain any more: its conversation is idle.
     WentIdle(Vec<BlockIdentity>),
     /// Blocks are to be retained for so long.
     Retain {
@@ -242,8 +246,8 @@ pub(crate) struct NewBlock {
     pub(crate) identity: BlockIdentity,
     pub(crate) description: Description,
     pub(crate) source: Source,
-    /// Its checksum, where whoever hands it over has taken it.
+    /// Checksum of the block, if the caller has computed it.
     pub(crate) checksum: Option<u64>,
-    /// Told whether it was stored.
+    /// Called with whether the block was stored.
     pub(crate) done: Option<Box<dyn FnOnce(bool) + Send>>,
 }

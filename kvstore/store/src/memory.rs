@@ -33,7 +33,7 @@ pub(crate) struct HostMemory {
     /// The part of each block's description that readers on other threads need. Relaxed throughout: notes are written before the
     /// block is registered, and read by holders of a lease.
     notes: Vec<Note>,
-    /// Where the blocks of [`MAPPED`] lie, by their slots in that tier.
+    /// Places of the blocks of [`MAPPED`], by their slots in that tier.
     mapped: Vec<Mutex<Option<Arc<MappedPlace>>>>,
     pages_ahead: Option<PagesAhead>,
 }
@@ -41,21 +41,22 @@ pub(crate) struct HostMemory {
 /// Blocks of pools on this host that may be known at a time.
 pub(crate) const MAPPED_SLOTS: u32 = 16 << 10;
 
-/// A block in the memory of a pool on this host. Its bytes may change: whoever reads them compares them with the checksum.
+/// A block in the memory of a pool on this host. Its bytes may change: every reader compares them with the
+/// checksum.
 #[derive(Debug)]
 pub(crate) struct MappedPlace {
     pub(crate) slab: Arc<Slab>,
     pub(crate) slot: u32,
-    /// Of the slot, while it holds the block.
+    /// Generation of the slot while it holds the block.
     pub(crate) generation: u32,
-    /// The block's place in its chain.
+    /// Position of the block in its chain.
     pub(crate) position: u32,
-    /// The first bytes of what its owner keeps with it.
+    /// First bytes of the caller's data kept with the block.
     pub(crate) word: u64,
     made: Instant,
     /// When it was read last, in ms since `made` and one; 0: never. Relaxed: nothing else depends on it.
     read_at_ms: AtomicU64,
-    /// How often it was read. Relaxed as well.
+    /// Number of complete reads. Relaxed as well.
     reads: AtomicU32,
 }
 
@@ -70,12 +71,12 @@ impl MappedPlace {
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often it was read to its end.
+    /// Number of reads of the block to its end.
     pub(crate) fn reads(&self) -> u32 {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// Whether it was read, and not within so much time before `now`.
+    /// Whether the block was read, and not within so much time before `now`.
     pub(crate) fn was_read_before(&self, now: Instant, within: Duration) -> bool {
         match self.read_at_ms.load(Ordering::Relaxed) {
             0 => false,
@@ -93,9 +94,9 @@ impl MappedPlace {
 
 #[derive(Debug, Default)]
 struct Note {
-    /// The block's place in its chain.
+    /// Position of the block in its chain.
     position: AtomicU32,
-    /// The first bytes of what its owner keeps with it.
+    /// First bytes of the caller's data kept with the block.
     word: AtomicU64,
 }
 
@@ -132,7 +133,7 @@ impl HostMemory {
         &self.slab
     }
 
-    /// Notes what the block is that is going to be registered in a slot.
+    /// Records position and caller's data of the block that is going to be registered in a slot.
     pub(crate) fn note(&self, slot: u32, position: u32, meta: &[u8]) {
         let note = &self.notes[slot as usize];
         let word = meta.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
@@ -140,7 +141,7 @@ impl HostMemory {
         note.word.store(word, Ordering::Relaxed);
     }
 
-    /// Where the block in a slot of [`MAPPED`] lies; `None`: it is not known any more.
+    /// Returns the place of the block in a slot of [`MAPPED`]; `None`: the block is not known any more.
     pub(crate) fn mapped(&self, slot: u32) -> Option<Arc<MappedPlace>> {
         // Nothing panics while it is held.
         self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -150,7 +151,7 @@ impl HostMemory {
         *self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
-    /// A block for a reader; `None`: it is in a pool's memory, and not known any more.
+    /// Returns the block for a reader; `None`: the block was in a pool's memory and is not known any more.
     pub(crate) fn held(self: &Arc<Self>, lease: Lease) -> Option<HostBlock> {
         let mapped = match lease.tier() {
             MAPPED => Some(self.mapped(lease.slot())?),
@@ -165,7 +166,7 @@ impl HostMemory {
         &self.slots[slot as usize]
     }
 
-    /// The slot is about to be used: pages are allocated ahead of it.
+    /// Reports that the slot is about to be used: pages are allocated ahead of it.
     fn note_use(&self, slot: u32) {
         if let Some(pages_ahead) = &self.pages_ahead {
             pages_ahead.note_use(slot);
@@ -183,19 +184,19 @@ impl HostMemory {
         Some((bytes, sum.seal(bytes as u64)))
     }
 
-    /// The same from the heap.
+    /// Copies a block from the heap into a slot; returns its checksum.
     pub(crate) fn write(&self, slot: u32, pieces: &[bytes::Bytes]) -> u64 {
         let mut writer = SlotWriter::default();
         pieces.iter().for_each(|piece| writer.append(&self.slab, slot, piece));
         writer.finish().1
     }
 
-    /// Whether the block is one of those that the target's pool holds.
+    /// Whether the block has the length of the blocks of the target's pool.
     pub(crate) fn fits(&self, lease: &Lease, target: &SlotRef) -> bool {
         lease.bytes() as usize == target.slab().layout().slot_bytes
     }
 
-    /// Copies a block out; false when what arrived is not what had been stored.
+    /// Copies a block out; false when the copied bytes do not match its checksum.
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
         let mapped = if lease.tier() == MAPPED { self.mapped(lease.slot()) } else { None };
@@ -214,7 +215,7 @@ impl HostMemory {
         is_intact || is_planted(Planted::DamageServed)
     }
 
-    /// Whether a block in host memory is what had been stored.
+    /// Whether a block in host memory matches its checksum.
     pub(crate) fn is_intact(&self, lease: &Lease) -> bool {
         checksum(&self.slab, lease.slot(), lease.bytes() as usize) == lease.checksum()
     }
@@ -283,7 +284,7 @@ impl SlotWriter {
         self.at += bytes.len();
     }
 
-    /// How many bytes were written, and their checksum.
+    /// Returns the number of bytes written, and their checksum.
     fn finish(mut self) -> (usize, u64) {
         let open = self.at % LANE_BYTES;
         self.sum.add((self.at / LANE_BYTES) as u64, &self.lane[..open]);
@@ -306,7 +307,7 @@ impl NewSlot {
         Self { filling, memory, writer: SlotWriter::default() }
     }
 
-    /// Bytes that it has room for.
+    /// Bytes that the slot has room for.
     #[must_use]
     pub fn room(&self) -> usize {
         self.memory.slab.layout().slot_bytes
@@ -325,12 +326,12 @@ impl NewSlot {
         true
     }
 
-    /// The slot itself, for whoever writes it without [`NewSlot::fill`].
+    /// The slot itself, for a caller that writes it without [`NewSlot::fill`].
     pub(crate) fn slot(&self) -> &SlotRef {
         self.memory.slot(self.filling.slot())
     }
 
-    /// The slot, for a caller who knows what was written there.
+    /// Returns the slot, for a caller that knows its contents.
     pub(crate) fn into_filling(self) -> Filling {
         self.filling
     }
@@ -352,13 +353,13 @@ pub struct HostBlock {
 }
 
 impl HostBlock {
-    /// Its length.
+    /// Length of the block in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lease.bytes() as usize
     }
 
-    /// Whether it has no bytes.
+    /// Whether the block has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -377,12 +378,12 @@ impl HostBlock {
         self.memory.slot(self.lease.slot())
     }
 
-    /// Whether it lies in the memory of a pool on this host.
+    /// Whether the block lies in the memory of a pool on this host.
     pub(crate) fn is_mapped(&self) -> bool {
         self.mapped.is_some()
     }
 
-    /// Where its bytes are.
+    /// Slab and slot with the block's bytes.
     fn location(&self) -> (&Slab, u32) {
         match &self.mapped {
             Some(place) => (&place.slab, place.slot),
@@ -390,7 +391,8 @@ impl HostBlock {
         }
     }
 
-    /// Whether a pool has taken its memory for another block: what was read of it is of no use, and nothing is damaged.
+    /// Whether a pool has used the memory for another block: bytes that were read are useless, but nothing is
+    /// damaged.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.mapped.as_ref().is_some_and(|place| place.is_gone())
@@ -401,7 +403,7 @@ impl HostBlock {
         self.lease.parent()
     }
 
-    /// Its place in its chain.
+    /// Position of the block in its chain.
     pub(crate) fn position(&self) -> u32 {
         match &self.mapped {
             Some(place) => place.position,
@@ -409,7 +411,7 @@ impl HostBlock {
         }
     }
 
-    /// The first eight bytes of what its owner keeps with it; zero when there are fewer.
+    /// The first eight bytes of the caller's data kept with the block; zero when there are fewer.
     pub(crate) fn word(&self) -> u64 {
         match &self.mapped {
             Some(place) => place.word,
@@ -417,13 +419,13 @@ impl HostBlock {
         }
     }
 
-    /// What [`dataplane_checksum::checksum`] of its bytes must be.
+    /// Checksum of the block's bytes, by [`dataplane_checksum::checksum`].
     #[must_use]
     pub fn checksum(&self) -> u64 {
         self.lease.checksum()
     }
 
-    /// Whether it begins with these bytes. Whether it is intact is not looked at.
+    /// Whether the block begins with these bytes. Its checksum is not compared.
     #[must_use]
     pub fn begins_with<const BYTES: usize>(&self, bytes: &[u8; BYTES]) -> bool {
         let mut start = [0; BYTES];
@@ -435,14 +437,15 @@ impl HostBlock {
         start == *bytes
     }
 
-    /// Reads it from its start, with its checksum.
+    /// Starts a read from the block's first byte that also takes the checksum.
     #[must_use]
     pub fn read(&self) -> BlockRead<'_> {
         let (slab, slot) = self.location();
         BlockRead { block: self, slab, slot, at: 0, sum: Sum::default(), lane: [0; LANE_BYTES] }
     }
 
-    /// Its bytes, or `None` when they are not what had been stored.
+    /// Returns the block's bytes, or `None` when they do not match the checksum or the pool has reused the
+    /// memory.
     #[must_use]
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.len()];
@@ -453,7 +456,8 @@ impl HostBlock {
     }
 }
 
-/// A held block that is read from its start. What is verified at the end are the bytes that were given out. Allocates nothing.
+/// A read of a held block from its start. The bytes that were given out are those that are verified at the
+/// end. Allocates nothing.
 #[derive(Debug)]
 pub struct BlockRead<'a> {
     block: &'a HostBlock,
@@ -517,7 +521,7 @@ impl BlockRead<'_> {
         self.block.len() - self.at
     }
 
-    /// Whether it is what had been stored; reads what is left of it.
+    /// Whether the bytes match the block's checksum; reads those that are left.
     #[must_use]
     pub fn is_intact(mut self) -> bool {
         let open = self.at % LANE_BYTES;

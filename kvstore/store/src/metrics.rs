@@ -1,6 +1,8 @@
+//! Counters of the store.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the store has done so far. Each counter only grows.
+/// Counters of a store. Each counter only grows.
 #[derive(Debug, Default)]
 pub struct StoreCounters {
     pub(crate) offloaded: AtomicU64,

@@ -1,10 +1,11 @@
-//! The store's thread: it copies, decides what goes where, and keeps the slower tiers busy.
+//! The store's thread: it copies blocks, decides where each block goes, and keeps the slower tiers busy.
 //!
-//! What somebody waits for (loads, results of reads) comes before what nobody does (offloads), one block at a time, so
-//! that a load waits for little more than the copies of `COPY_BYTES_MAX` and the checksums of what has just arrived, which
-//! are bounded as well ([`Tiers::hashing`]): a round is a few of those bounds long. Loads that never pause leave a new block its turn in every [`OFFLOAD_EVERY`]th. The slower tiers
-//! have threads of their own; this one hands them commands and gets their results through its inbox, and never waits for
-//! one of them.
+//! Work that a request waits for (loads, results of reads) comes before work without a waiter (offloads), one
+//! block at a time, so that a load waits for little more than the copies of `COPY_BYTES_MAX` and the
+//! checksums of blocks that have just arrived, which are bounded as well ([`Tiers::hashing`]): a round is a
+//! few of those bounds long. Under loads that never pause, a new block has its turn in every
+//! [`OFFLOAD_EVERY`]th round. The slower tiers have threads of their own; this one hands them commands and
+//! gets their results through its inbox, and never waits for one of them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,14 +24,14 @@ use crate::tiers::Tiers;
 
 /// The longest sleep when nothing has a deadline.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// How soon those who wait for room are tried again when nothing tells that there is some.
+/// Interval of the retries of work that waits for slots, when no event reports a free one.
 const ROOM_RECHECK: Duration = Duration::from_millis(1);
 /// Messages taken in before the rest of a round has its turn.
 const MESSAGES_MAX: usize = 256;
-/// A new block has its turn after so many rounds with copies for loads: it waits long for them, but not for ever.
+/// A new block has its turn after so many rounds with copies for loads: it may wait long, but not for ever.
 const OFFLOAD_EVERY: u32 = 16;
 
-/// What reaches the thread at once; new blocks have a queue of their own.
+/// Messages of the thread's inbox. New blocks have a queue of their own.
 pub(crate) enum Message {
     Job(Job),
     Disk(DiskResult),
@@ -38,8 +39,9 @@ pub(crate) enum Message {
     Stop,
 }
 
-/// The parts, each with a state of its own, and the loop that gives them their turns. What concerns one part is a method of
-/// that part, which gets those that it works with as arguments; what concerns all of them is a method here.
+/// The parts, each with a state of its own, and the loop that gives them their turns. Work that concerns one
+/// part is a method of that part, which gets the other parts that it needs as arguments; work that concerns
+/// all of them is a method here.
 pub(crate) struct Mover {
     pub(crate) inbox: Receiver<Message>,
     pub(crate) offloads: Offloads,
@@ -53,7 +55,7 @@ pub(crate) struct Mover {
     pub(crate) busy_rounds: u32,
 }
 
-/// How a round ended.
+/// Outcome of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Round {
     /// There may be more to do at once.
@@ -91,7 +93,7 @@ impl Mover {
         self.tiers.hashing.refill();
         for _ in 0..MESSAGES_MAX {
             if self.tiers.hashing.is_spent() {
-                // The rest is hashed when what is here was copied to those who wait for it.
+                // The rest is hashed after the loaded blocks were copied to the requests that wait for them.
                 break;
             }
             let Ok(message) = self.inbox.try_recv() else { break };
@@ -148,7 +150,7 @@ impl Mover {
         if is_idle { Round::Idle } else { Round::Busy }
     }
 
-    /// How long to wait for a message when a round found nothing to do. Work that waits for room is tried again after it.
+    /// Longest wait for a message after an idle round. Work that waits for slots is tried again after it.
     pub(crate) fn timeout(&mut self) -> Duration {
         let deadline = [
             self.loads.next_deadline(),
@@ -170,7 +172,7 @@ impl Mover {
         timeout.min(SLEEP_MAX)
     }
 
-    /// Sleeps until there is something to do; false when everything is over.
+    /// Sleeps until there is work; false when the thread is to end.
     fn sleep(&mut self) -> bool {
         let timeout = self.timeout();
         // A new block that waits for room keeps further ones waiting: only a result can make room.
@@ -189,12 +191,12 @@ impl Mover {
                 self.offload(block);
                 true
             }
-            // Nobody can ask any more.
+            // Every sender is gone.
             _ => false,
         }
     }
 
-    /// False when it was the last one.
+    /// Handles a message; false when it was the last one.
     fn take(&mut self, message: Message) -> bool {
         match message {
             Message::Job(job) => self.start(job),
@@ -245,7 +247,7 @@ impl Mover {
         self.tiers.retain(request, how_long);
     }
 
-    /// The disk has answered a read.
+    /// Handles the disk's answer to a read.
     fn read(&mut self, read: Read, bytes: Option<u32>, is_gone: bool) {
         let identity = read.identity;
         let waiters = self.tiers.end_read(&read);

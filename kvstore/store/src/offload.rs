@@ -15,10 +15,11 @@ use crate::mover::Mover;
 use crate::shared::HOST;
 use crate::tiers::{Arrival, Origin};
 
-/// New blocks that wait to be copied.
+/// New blocks that wait to be copied into host memory.
 pub(crate) struct Offloads {
     pub(crate) incoming: Receiver<NewBlock>,
-    /// Those that found all of host memory in use by writes to the disk, and wait for one to end.
+    /// Blocks that wait for a slot of host memory: every slot is in use, and operations in flight will free
+    /// some.
     held: VecDeque<NewBlock>,
 }
 
@@ -27,17 +28,17 @@ impl Offloads {
         Self { incoming, held: VecDeque::new() }
     }
 
-    /// Whether one waits for room.
+    /// Whether a block waits for a slot of host memory.
     pub(crate) fn wait_for_room(&self) -> bool {
         !self.held.is_empty()
     }
 }
 
 impl Mover {
-    /// The block whose turn it is.
+    /// Returns the block whose turn it is.
     pub(crate) fn next_offload(&mut self) -> Option<NewBlock> {
         if self.offloads.wait_for_room() {
-            // The others would only queue up behind it.
+            // Further blocks would only queue up behind it.
             let has_room = self.tiers.room.take_for_new_blocks();
             return has_room.then(|| self.offloads.held.pop_front()).flatten();
         }
@@ -107,7 +108,7 @@ impl Mover {
             return;
         };
         if is_full {
-            // One of those under way will make room.
+            // One of the copies in flight will make room.
             drop(filling);
             self.offloads.held.push_front(block);
         } else {
@@ -150,7 +151,7 @@ impl Mover {
         has_ended
     }
 
-    /// A block's bytes are in host memory: it becomes known.
+    /// Registers a block whose bytes are in host memory.
     fn take_in(&mut self, mut block: NewBlock, filling: Filling, bytes: usize, checksum: u64) {
         // The pool can have its slot back now; the rest concerns the store alone.
         block.source = Source::Bytes(Vec::new());
@@ -173,7 +174,7 @@ impl Mover {
         self.over(block, true);
     }
 
-    /// The block cannot be kept.
+    /// Counts a block that cannot be kept, and ends its offload.
     fn unfit(&mut self, block: NewBlock, filling: Filling) {
         StoreCounters::add(&self.tiers.shared.counters.unfit, 1);
         drop(filling);

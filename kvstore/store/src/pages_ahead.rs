@@ -75,7 +75,7 @@ impl Drop for PagesAhead {
         self.is_closing.store(true, Ordering::Relaxed);
         self.used = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
+            // A panic of the thread has been printed already.
             let _panicked = thread.join();
         }
     }

@@ -1,6 +1,6 @@
 //! Faults that the model test plants into the store, to see that it finds them. In every other build they do not exist.
 
-/// Where a fault can be planted.
+/// Faults that can be planted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
     /// A block that is forgotten while it is written becomes known on the disk all the same.

@@ -1,8 +1,8 @@
-//! A store's blocks for other nodes: what a pool serves ([`PoolBlocks`]).
+//! A store's blocks for other nodes, as a pool serves them ([`PoolBlocks`]).
 //!
-//! Clients read and write host memory's slots themselves. What only the disk has is brought into memory first, for
-//! [`DISK_WAIT_MAX`] at most; what has not come by then is a miss. A block is verified once, by the pool when it has been written there, and
-//! every reader verifies what it has read.
+//! Clients read and write host memory's slots themselves. Blocks that only the disk has are brought into
+//! memory first, within [`DISK_WAIT_MAX`]; a block that has not come by then is a miss. A block is verified
+//! once by the pool, when it has been written there, and every reader verifies the bytes that it has read.
 //!
 //! Pools have parts of chains: a client sends each group of blocks to a node of its own. A block whose parent is not in memory here
 //! begins a chain of this store.
@@ -26,14 +26,14 @@ use crate::disk::NO_PARENT;
 use crate::memory::{HostBlock, NewSlot};
 use crate::store::Store;
 
-/// How long a look-up waits for blocks of the disk: half of the default of `remote_tier.deadline`, so that the answer arrives before a
-/// client counts a failure.
+/// Longest time that a look-up waits for blocks of the disk: half of the default of `remote_tier.deadline`,
+/// so that the answer arrives before a client counts a failure.
 const DISK_WAIT_MAX: Duration = Duration::from_millis(100);
 /// Slots with writes of former clients under way that are passed over for one new block.
 const STRAY_SLOTS_MAX: usize = 8;
 
-/// Serves the blocks of a store to other nodes. Listeners are told of the blocks that it evicts when the store's thread comes to it, and
-/// may be told twice that host memory has a block, or has it no more.
+/// Serves the blocks of a store to other nodes. Listeners hear of the blocks that it evicts when the store's
+/// thread publishes them, and may hear twice that host memory has a block, or does not have it any more.
 pub struct StorePool {
     store: Arc<Store>,
     answers: Receiver<Told>,
@@ -59,8 +59,8 @@ pub struct Reading {
 }
 
 impl StorePool {
-    /// The blocks of this store, which others may use too. Panics when its disk is not written through: blocks that leave memory would
-    /// be lost.
+    /// Creates the pool of a store, which other callers may use too. Panics when the store's disk is not
+    /// written through: blocks that leave memory would be lost.
     #[must_use]
     pub fn new(store: Arc<Store>) -> Self {
         let is_written_through = store.disk_write().is_none_or(|mode| mode == WriteMode::Through);
@@ -96,7 +96,7 @@ fn readable(identity: &BlockIdentity, block: HostBlock) -> Readable<Reading> {
     Readable { slot, description, hold }
 }
 
-/// The leading blocks that this node's own memory has: those of another pool are not passed on.
+/// The leading blocks that this node's own memory has: blocks of another pool are not passed on.
 fn all_readable(chain: &[BlockIdentity], blocks: Vec<HostBlock>) -> Vec<Readable<Reading>> {
     let own = blocks.into_iter().take_while(|block| !block.is_mapped());
     chain.iter().zip(own).map(|(identity, block)| readable(identity, block)).collect()

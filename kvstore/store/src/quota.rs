@@ -1,4 +1,4 @@
-//! Whose blocks count against which quota: the one place that knows.
+//! Accounts of blocks: the tenant whose quota each block counts against.
 //!
 //! The catalog keeps the accounts. Where tenants have a share, every tier of this node tells them apart, so that a block
 //! that goes from one to another counts for its own.
@@ -6,10 +6,10 @@
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TenantId, TenantQuota, TierIndex};
 
-/// Whose blocks are that nobody asked for. It has no quota.
+/// Tenant of blocks that no tenant asked for. It has no quota.
 pub(crate) const NOBODY: TenantId = TenantId(u32::MAX);
 
-/// Tenants with blocks that are told apart, where they have quotas; those beyond share one.
+/// Number of tenants that are told apart where tenants have quotas; further tenants share one account.
 pub(crate) const TENANTS_MAX: u16 = 8192;
 
 /// Slots of a tier that the blocks of one tenant may fill; `None`: all of them.
@@ -18,13 +18,13 @@ pub(crate) fn of_share(share: f64, slots: u32) -> Option<u32> {
     (share < 1.0).then(|| (f64::from(slots) * share).ceil() as u32)
 }
 
-/// The accounts of those who have no quota, in so many tiers.
+/// Returns the unlimited accounts of [`NOBODY`] in so many tiers.
 pub(crate) fn unlimited(tiers: usize) -> Vec<TenantQuota> {
     let unlimited = |tier| TenantQuota { tenant: NOBODY, tier: TierIndex(tier), slots: u32::MAX };
     (0..tiers as u8).map(unlimited).collect()
 }
 
-/// Whose the block is that the tier has.
+/// Returns the tenant that the tier's block counts against.
 pub(crate) fn owner(catalog: &Catalog, tier: TierIndex, identity: &BlockIdentity) -> TenantId {
     let lease = catalog.pin(tier, identity);
     lease.and_then(|lease| catalog.tenant_of(&lease)).unwrap_or(NOBODY)

@@ -1,4 +1,4 @@
-//! What the store's thread and its callers share.
+//! State that the store's thread and its callers share.
 
 use std::iter::{repeat_n, zip};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -23,14 +23,14 @@ pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
 /// Blocks in the memory of pools on this host, which are read where they lie (`tiers::mapped`).
 pub(crate) const MAPPED: TierIndex = TierIndex(2);
-/// The quantile of transfer times that plans know of.
+/// The quantile of transfer times that plans use.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
-/// The part of the time that prompts take to compute which questions to the tiers of other nodes may take although these do not
-/// seem to pay, as a divisor: what is there may have changed.
+/// Divisor of the time that prompts take to compute: the part that look-ups in the tiers of other nodes may
+/// take although they are not expected to pay. The contents of those tiers may have changed.
 const CURIOSITY: f64 = 32.0;
-/// How often they have something, before anything is known.
+/// Assumed part of the look-ups in other nodes' tiers that find blocks, before any is measured.
 const FAR_HIT_GUESS: f64 = 0.5;
-/// How much the last answer counts in what is known of their hits.
+/// Weight of the latest answer in the moving average `far_hit`.
 const LAST: f64 = 0.1;
 /// The part of host memory that one probe may fill, as a divisor.
 const PROBE_SHARE: u64 = 16;
@@ -49,7 +49,7 @@ pub struct Prompt<'a> {
     pub groups: &'a [PromptGroup<'a>],
     /// Blocks before them, which the worker's pool has.
     pub device_blocks: usize,
-    /// Its tokens.
+    /// Number of tokens of the prompt.
     pub tokens: usize,
     /// Tokens of a block.
     pub block_tokens: usize,
@@ -62,7 +62,7 @@ pub struct Prompt<'a> {
 pub struct PromptGroup<'a> {
     /// The group's block for each block of the prompt's chain.
     pub chain: &'a [BlockIdentity],
-    /// How many blocks are needed before the first one that is computed; `usize::MAX`: all of them.
+    /// Number of blocks needed before the first one that is computed; `usize::MAX`: all of them.
     pub window_blocks: usize,
 }
 
@@ -77,37 +77,37 @@ pub enum Others {
     Hold(usize),
 }
 
-/// What to do with it.
+/// The decision for a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
     /// Compute it: no tier has what would be faster.
     Recompute,
     /// Bring so many blocks of the chain in, and compute the rest.
     Onboard {
-        /// How many.
+        /// Number of blocks to bring in.
         blocks: usize,
-        /// Not waiting any longer is what costs least.
+        /// Time after which waiting any longer does not pay.
         deadline: Instant,
     },
     /// Ask the tiers of other nodes first ([`crate::Store::prepare`]), then plan again.
     AskOthers {
-        /// Not waiting any longer is what costs least.
+        /// Time after which waiting any longer does not pay.
         deadline: Instant,
     },
 }
 
-/// How long a load took. Plans learn from it how fast the tiers are.
+/// Measured times of a load, from which plans learn the speed of the tiers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadTimes {
-    /// From its beginning to its last block.
+    /// Time from the load's beginning to its last block.
     pub elapsed: Duration,
-    /// Bytes that came from the disk, in all of that time.
+    /// Bytes that came from the disk within `elapsed`.
     pub disk_bytes: u64,
     /// Bytes that the disk was asked for.
     pub disk_wanted_bytes: u64,
     /// Bytes that were copied out of host memory.
     pub host_bytes: u64,
-    /// How long copying them took.
+    /// Time spent copying `host_bytes`.
     pub copying: Duration,
     /// The deadline passed while the load waited for the disk.
     pub is_late: bool,
@@ -120,9 +120,9 @@ struct Estimates {
     previous: Choice,
     /// Scratch of `plan`.
     held: Vec<TierSet>,
-    /// How often the tiers of other nodes had something, lately.
+    /// Part of the recent look-ups in other nodes' tiers that found blocks, as a moving average.
     far_hit: f64,
-    /// Seconds that questions which do not seem to pay may take.
+    /// Seconds that look-ups may take although they are not expected to pay.
     curiosity_s: f64,
     exploration: Exploration,
 }
@@ -143,16 +143,17 @@ pub(crate) struct Shared {
     pub(crate) retaining: Arc<AtomicUsize>,
     /// Blocks that are retained.
     pub(crate) retained: AtomicUsize,
-    /// Callers fill slots themselves: some are to be free.
+    /// Set when callers fill slots themselves: the store's thread then keeps some slots free.
     pub(crate) wants_free_slots: AtomicBool,
-    /// Blocks of host memory that another thread than the store's has evicted; listeners are still to be told.
+    /// Blocks of host memory that another thread than the store's has evicted and whose removal has not been
+    /// published yet.
     pub(crate) evicted_elsewhere: SegQueue<BlockIdentity>,
     has_disk: bool,
     /// The tiers of other nodes, in the order in which they are asked.
     others: Vec<Tier>,
     planning: PlanConfig,
     estimates: Mutex<Estimates>,
-    /// Where the clock of probes starts.
+    /// Zero of the clock that schedules probes.
     origin: Instant,
 }
 
@@ -237,7 +238,7 @@ impl Shared {
         self.catalog.usage(tier).map_or(0, |usage| usage.free)
     }
 
-    /// Held for arithmetic only.
+    /// The lock is held for arithmetic only.
     fn estimates(&self) -> MutexGuard<'_, Estimates> {
         self.estimates.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -245,13 +246,13 @@ impl Shared {
     /// The tiers of this node that hold a block. Takes no lock.
     fn tiers_of(&self, identity: &BlockIdentity) -> TierSet {
         let Some(places) = self.catalog.places(identity) else { return TierSet::EMPTY };
-        // Blocks of a pool on this host are copied as fast.
+        // Blocks of a pool on this host are copied as fast as blocks of host memory.
         let on_host = places.slot(HOST).or(places.slot(MAPPED)).map(|_| Tier::Host);
         let on_disk = places.slot(DISK).filter(|_| self.has_disk).map(|_| Tier::Disk);
         on_host.into_iter().chain(on_disk).collect()
     }
 
-    /// The plan, and what is to be read besides so that the disk's speed stays known.
+    /// Returns the plan, and the blocks to read besides so that the disk's speed stays known.
     pub(crate) fn plan(&self, prompt: &Prompt<'_>, others: Others) -> (Plan, Option<Probe>) {
         let now = Instant::now();
         // Long prompts are looked up without the lock: the store's thread takes it for every copy.
@@ -328,7 +329,7 @@ impl Shared {
             (compute, gain_s, speed.latency_s)
         });
         let probe = self.has_disk.then(|| {
-            // What host memory has too would be found there.
+            // Blocks that host memory has too would be read from there, not from the disk.
             for tiers in &mut held {
                 *tiers = if tiers.contains(Tier::Host) { TierSet::EMPTY } else { *tiers };
             }
@@ -409,14 +410,14 @@ impl Shared {
         }
     }
 
-    /// How long the tier is expected to take for nothing.
+    /// Expected time of an answer that brings no bytes.
     #[cfg(test)]
     pub(crate) fn latency(&self, tier: Tier) -> Duration {
         self.estimates().speeds.snapshot_of(tier).expected(0, 0)
     }
 
-    /// A node of the tier can be reached again. What was learnt while it could not, and which part of what was asked for was found, would
-    /// keep requests from asking.
+    /// Records that a node of the tier can be reached again. The speed learnt while it could not be reached,
+    /// and the part of look-ups that found blocks, would keep requests from asking.
     pub(crate) fn observe_reached(&self, tier: Tier) {
         let mut estimates = self.estimates();
         if estimates.speeds.forget_slowness(tier) {
@@ -435,7 +436,7 @@ impl Shared {
         self.estimates().speeds.observe(Tier::Host, bytes as u64, elapsed, 0);
     }
 
-    /// What an eviction of the block at this place of its chain would cost, in seconds.
+    /// Seconds of compute that an eviction of the block at this position of its chain would cost.
     pub(crate) fn recompute_cost(&self, position: u32) -> f32 {
         let block_tokens = self.config.block_tokens;
         let context = position.saturating_mul(block_tokens);

@@ -34,7 +34,7 @@ const UNWRITTEN_SHARE: usize = 4;
 /// Requests that the store numbers itself have this bit; callers' numbers must not.
 const OWN_REQUEST: u64 = 1 << 63;
 
-/// Blocks in the tiers behind a worker's pool. Dropping it stops the threads; what the disk holds stays.
+/// Blocks in the tiers behind a worker's pool. Dropping the store stops its threads; blocks on the disk stay.
 pub struct Store {
     shared: Arc<Shared>,
     messages: Sender<Message>,
@@ -46,7 +46,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// In front of a thread that runs.
+    /// Creates the handle of a store whose thread runs.
     pub(crate) fn new(
         shared: Arc<Shared>,
         messages: Sender<Message>,
@@ -60,13 +60,13 @@ impl Store {
         Self { shared, messages, offloads, next_request, slots, disk_counters, thread }
     }
 
-    /// What it has done so far.
+    /// Counters of the store.
     #[must_use]
     pub fn counters(&self) -> &Arc<StoreCounters> {
         &self.shared.counters
     }
 
-    /// What the disk's log has done.
+    /// Counters of the disk's log; `None` without a disk.
     #[must_use]
     pub fn disk_counters(&self) -> Option<&Arc<DiskCounters>> {
         self.disk_counters.as_ref()
@@ -78,19 +78,19 @@ impl Store {
         [0, 1].map(|tier| self.slots.get(tier).copied().map_or(0, u64::from))
     }
 
-    /// Whether its thread runs, which only a panic or `close` ends.
+    /// Whether the store's thread runs. Only a panic or `close` ends it.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Stops the threads and puts what the disk holds on stable storage. Nothing is answered any more.
+    /// Stops the threads and flushes the disk's blocks to stable storage. No request is answered any more.
     pub fn close(&self) {
         let _stopped = self.messages.send(Message::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // A panic there has been printed; there is nobody to hand it to.
+            // A panic of the thread has been printed already.
             let _panicked = thread.join();
         }
     }
@@ -107,8 +107,8 @@ impl Store {
         self.shared.retained.load(Ordering::Relaxed)
     }
 
-    /// Slots of host memory that somebody uses or fills now, but for those that the store itself holds, for idle conversations and for
-    /// retention: zero when nothing is under way.
+    /// Slots of host memory that are in use or being filled, except those that the store itself holds for
+    /// idle conversations and for retention. 0 when nothing is in flight.
     #[must_use]
     pub fn leased_slots(&self) -> usize {
         // Slots that their last readers have handed back are taken in by any change, or by this.
@@ -129,7 +129,7 @@ impl Store {
         [HOST, DISK].into_iter().any(|tier| self.shared.holds(tier, identity))
     }
 
-    /// A block that was known to lie in a pool's memory has gone from there.
+    /// Reports that a block that was known to lie in a pool's memory has gone from there.
     pub fn forget_gone(&self, identity: BlockIdentity) {
         let _stopped = self.messages.send(Message::Job(Job::ForgetGone(identity)));
     }
@@ -140,27 +140,27 @@ impl Store {
         self.shared.match_count(chain)
     }
 
-    /// What is best done with a prompt, given what is known of the tiers of other nodes.
+    /// Returns the plan for a prompt, given the knowledge of its blocks in the tiers of other nodes.
     #[must_use]
     pub fn plan(&self, prompt: &Prompt<'_>, others: Others) -> Plan {
         let (plan, probe) = self.shared.plan(prompt, others);
         if let Some(probe) = probe {
-            // What is not known today will be asked again.
+            // A full queue drops the probe; a later plan names it again.
             let _full = self.send(Job::Probe(probe));
         }
         plan
     }
 
-    /// A prompt has come. With [`Store::went_idle`] this teaches when conversations go on, so that their blocks can be
-    /// fetched ahead; without prefetch it does nothing.
+    /// Reports that a prompt has come. Together with [`Store::went_idle`] this teaches when conversations
+    /// continue, so that their blocks can be fetched ahead; without prefetch it does nothing.
     pub fn came(&self, chain: &[BlockIdentity]) {
-        // One that is not counted is no loss.
+        // A dropped hint costs nothing but a measurement.
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::Came(chain.to_vec()));
         }
     }
 
-    /// The conversation with these blocks waits for its user.
+    /// Reports that the conversation with these blocks is idle: it waits for its user.
     pub fn went_idle(&self, chain: &[BlockIdentity]) {
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::WentIdle(chain.to_vec()));
@@ -237,9 +237,9 @@ impl Store {
         })
     }
 
-    /// A free slot of host memory, for a caller who has a block's bytes in its own memory and copies them itself; then
-    /// [`Store::put_slot`]. None when no slot is free now, or the tenant has used its quota: [`Store::put`] makes room. The store's thread
-    /// evicts ahead for those who ask.
+    /// Reserves a free slot of host memory for a caller that copies a block there itself; [`Store::put_slot`]
+    /// follows. `None` when no slot is free now, or the tenant has used its quota: [`Store::put`] makes room.
+    /// The store's thread evicts ahead for such callers.
     #[must_use]
     pub fn reserve(&self, tenant: TenantId) -> Option<NewSlot> {
         self.shared.wants_free_slots.store(true, Ordering::Relaxed);
@@ -276,8 +276,9 @@ impl Store {
         leases.into_iter().map_while(|lease| self.shared.memory.held(lease)).collect()
     }
 
-    /// A free slot of host memory, made by evicting on this thread if need be. None while none is free and the disk is behind: what it
-    /// has not written yet would be lost. The store's thread tells listeners of what is evicted; a disk must be written through.
+    /// Reserves a slot of host memory, by evicting on this thread if need be. `None` while no slot is free
+    /// and the disk is behind: blocks that it has not written yet would be lost. The store's thread publishes
+    /// the evictions; a disk must be written through.
     pub(crate) fn reserve_evicting(&self) -> Option<NewSlot> {
         if let Some(free) = self.shared.catalog.reserve_free(HOST, quota::NOBODY) {
             return Some(NewSlot::new(free.fill(), Arc::clone(&self.shared.memory)));
@@ -392,8 +393,8 @@ impl Store {
         })
     }
 
-    /// The same, and no use of the blocks: for whoever looks at them before or after a load, which is one. The eviction policies
-    /// see nothing of it.
+    /// The same without counting as a use, for callers that look at blocks before or after a load, which
+    /// counts. The eviction policies do not see it.
     #[must_use]
     pub fn pin_now(&self, chain: &[BlockIdentity]) -> Option<Vec<HostBlock>> {
         let catalog = &self.shared.catalog;
@@ -404,7 +405,7 @@ impl Store {
         })
     }
 
-    /// The blocks of a chain of which these are the first, if each of the others can be had.
+    /// Returns the blocks of a chain of which `leases` are the first, if each of the others can be leased.
     fn all_held(
         &self,
         chain: &[BlockIdentity],
@@ -417,7 +418,8 @@ impl Store {
         leases.into_iter().map(|lease| self.shared.memory.held(lease)).collect()
     }
 
-    /// Notes a use of blocks of a chain that host memory or the disk has, of whoever needs no copy of them.
+    /// Counts a use of the blocks of a chain that host memory or the disk has, for a caller that needs no
+    /// copy of them.
     pub fn touch(&self, chain: &[BlockIdentity]) {
         [HOST, DISK].into_iter().for_each(|tier| self.shared.catalog.touch(tier, chain));
     }
@@ -430,19 +432,19 @@ impl Store {
         })
     }
 
-    /// Nobody waits for this request any more; nothing follows.
+    /// Cancels a request; no event of it follows.
     pub fn cancel(&self, request: u64) {
-        // What is inside is bounded already, and a cancellation makes it less.
+        // No bound is checked: the work inside is bounded already, and a cancellation reduces it.
         let _stopped = self.messages.send(Message::Job(Job::Cancel(request)));
     }
 
-    /// Throws blocks away, in every tier of this node.
+    /// Discards blocks in every tier of this node.
     pub fn forget(&self, chain: Vec<BlockIdentity>) {
         let _stopped = self.messages.send(Message::Job(Job::Forget(chain)));
     }
 
-    /// Throws the copies of blocks away that host memory has: those of a block that a reader found damaged there. What the
-    /// disk has stays, and is verified when it is read.
+    /// Discards the host memory copies of blocks that a reader found damaged there. The disk's copies stay,
+    /// and are verified when they are read.
     pub fn forget_on_host(&self, chain: Vec<BlockIdentity>) {
         let _stopped = self.messages.send(Message::Job(Job::ForgetOnHost(chain)));
     }

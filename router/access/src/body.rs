@@ -1,15 +1,17 @@
-//! Which fields of a client's body an engine may see.
+//! Policy for the fields of a client's body that engines may see.
 //!
-//! Unlike headers, a body has too many harmless fields, and new ones with each release, to list those that pass: a
-//! gateway that drops a new sampling parameter answers wrongly and silently. So the steering ones are listed, each
-//! with its reason ([`BODY_FIELDS`]). Those of a router or an engine's own parts are left out; what a client asks for and
-//! would miss is refused ([`Screen`](crate::Screen), which also looks deeper).
+//! Unlike headers, a body has too many harmless fields, and new ones with each release, to list those that
+//! pass: a gateway that dropped a new sampling parameter would answer wrongly and silently. So the steering
+//! fields are listed, each with its reason ([`BODY_FIELDS`]). Fields for routers or engines' own parts are
+//! removed; a field whose absence would change the answer is refused ([`Screen`](crate::Screen), which also
+//! checks nested fields).
 //!
 //! Pure functions over names; no allocation.
 
 use crate::headers::Decision;
 
-/// Fields of a body that steer or endanger an engine: name, what is done with it unless it is allowed, and why.
+/// Fields of a body that steer or endanger an engine: name, decision unless the field is allowed, and
+/// reason.
 pub const BODY_FIELDS: [(&str, Decision, &str); 29] = [
     ("kv_transfer_params", Decision::Strip, "names a host, a port and blocks that the worker then reads"),
     ("ec_transfer_params", Decision::Strip, "the same for encodings of images"),
@@ -58,15 +60,17 @@ pub const BODY_FIELDS: [(&str, Decision, &str); 29] = [
     ),
 ];
 
-/// Which fields of a body pass.
+/// Policy for the fields of a body.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BodyPolicy {
-    /// Names of [`BODY_FIELDS`] that pass nevertheless, where clients are trusted: behind another router, say.
+    /// Names of [`BODY_FIELDS`] that pass nevertheless, where clients are trusted, for example behind
+    /// another router.
     pub allowed: Vec<String>,
 }
 
 impl BodyPolicy {
-    /// What to do with a top-level field of a body. Names of fields are compared as they are, since engines do so.
+    /// Returns the decision for a top-level field of a body. Field names are compared exactly, as engines
+    /// do.
     #[must_use]
     pub fn field(&self, name: &str) -> Decision {
         match BODY_FIELDS.iter().find(|(listed, _, _)| *listed == name) {

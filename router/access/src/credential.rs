@@ -1,9 +1,10 @@
-//! What a client presented: where it stands in the request, and of which kind it is.
+//! A client's credential: its place in the request and its kind.
 //!
-//! A key and a token travel in the same header, `Authorization: Bearer`, so the form decides: three parts between
-//! dots, the first of which decodes to a JSON object's start (`eyJ`), are a token. Keys made here have no dot.
+//! A key and a token arrive in the same header, `Authorization: Bearer`, so the form decides: three parts
+//! between dots, the first of which decodes to a JSON object's start (`eyJ`), are a token. Keys of
+//! `new_key` have no dot.
 
-/// Longest credential that is looked at. Identity providers stay below 8 KiB, as servers bound header lines.
+/// Longest credential that is accepted. Identity providers stay below 8 KiB, as servers bound header lines.
 pub const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 /// A presented credential, still unchecked. Its text is not shown in debug output.
@@ -13,15 +14,15 @@ pub enum Credential<'a> {
     Key(&'a str),
     /// A JSON Web Token, for [`crate::JwtVerifier::verify`].
     Token(&'a str),
-    /// None was presented.
+    /// No credential was presented.
     Missing,
-    /// There is one, but not one that can be right: empty, too long, or another scheme than `Bearer`.
+    /// The credential cannot be valid: empty, too long, or of another scheme than `Bearer`.
     Malformed,
 }
 
 impl<'a> Credential<'a> {
-    /// From the values of `authorization` (OpenAI's clients) and `x-api-key` (Anthropic's). When both are there,
-    /// they must agree.
+    /// Returns the credential in the values of `authorization` (OpenAI's clients) and `x-api-key`
+    /// (Anthropic's). When both are present, they must agree.
     #[must_use]
     pub fn from_headers(authorization: Option<&'a str>, api_key: Option<&'a str>) -> Self {
         let bearer = match authorization {
@@ -33,7 +34,7 @@ impl<'a> Credential<'a> {
         };
         match (bearer, api_key.map(str::trim)) {
             (None, None) => Self::Missing,
-            // Both were sent by the client: this comparison tells it nothing that it does not know.
+            // Both were sent by the client: this comparison reveals nothing to it.
             (Some(first), Some(second)) if first != second => Self::Malformed,
             (Some(text), _) | (None, Some(text)) => Self::classify(text),
         }

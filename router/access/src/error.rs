@@ -1,5 +1,5 @@
-//! What can fail. Refusals of a client are outcomes and live with what refuses; failures here are the operator's
-//! to mend: a file, a key set, a configuration, the disk.
+//! Failures that the operator must correct: a file, a key set, a configuration, the disk. Refusals of a
+//! client are outcomes and are defined where they are made.
 
 use std::fmt;
 use std::io;
@@ -8,21 +8,21 @@ use std::path::PathBuf;
 /// A failure, named by the operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The keys file is bad; what was loaded before stays in force.
+    /// The keys file is invalid; the previous one stays in use.
     #[error("the keys file is bad: {0}")]
     Keys(Problems),
     /// A configuration cannot be used.
     #[error("the configuration of {what} is bad: {reason}")]
     Config {
-        /// Of what.
+        /// Part of the configuration.
         what: &'static str,
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
-    /// A JSON Web Key Set could not be read; what was loaded before stays in force.
+    /// A JSON Web Key Set could not be read; the previous one stays in use.
     #[error("the key set of the identity provider is bad: {reason}")]
     Jwks {
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
     /// The operating system gave no random bytes.
@@ -31,9 +31,9 @@ pub enum Error {
     /// The audit log could not be opened, or its thread could not be started.
     #[error("opening the audit log {path}: {source}", path = path.display())]
     Audit {
-        /// Which file.
+        /// Path of the log file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -43,7 +43,8 @@ pub enum Error {
 pub struct Problem {
     /// Line, from 1.
     pub line: usize,
-    /// What is wrong. It never contains a value of the file, which may be a key pasted by mistake.
+    /// Description of the problem. It never contains a value of the file, which may be a key pasted by
+    /// mistake.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! What a credential entitles to, however it was checked.
+//! Rights of a credential, independent of its kind.
 
 use std::sync::Arc;
 
@@ -11,34 +11,34 @@ pub const PER_MINUTE_MAX: u64 = 1_000_000_000;
 /// Largest weight of a tenant; the smallest is 1.
 pub const WEIGHT_MAX: u32 = 1000;
 
-/// How much may be asked for; `None` is without limit.
+/// Limits of a key or a tenant; `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct LimitConfig {
     /// Requests per minute.
     pub requests_per_minute: Option<u64>,
     /// Tokens per minute, prompt and answer together.
     pub tokens_per_minute: Option<u64>,
-    /// Requests at the same time.
+    /// Concurrent requests.
     pub concurrent_max: Option<u32>,
 }
 
-/// The models that may be asked for.
+/// Models that a client may request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Models {
     /// Every model.
     All,
-    /// These. A name that ends in `*` stands for every model that begins so.
+    /// The listed models. A name that ends in `*` matches every model with that prefix.
     Some(Arc<[Box<str>]>),
 }
 
 impl Models {
-    /// From a list of names and prefixes; `*` alone is every model. An empty list allows none.
+    /// Creates the set from names and prefixes; `*` alone is every model. An empty list allows none.
     pub fn from_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let names: Vec<Box<str>> = names.into_iter().map(Box::from).collect();
         if names.iter().any(|name| &**name == "*") { Self::All } else { Self::Some(names.into()) }
     }
 
-    /// Whether a model may be asked for.
+    /// Whether the client may request a model.
     #[must_use]
     pub fn allows(&self, model: &str) -> bool {
         match self {
@@ -51,41 +51,42 @@ impl Models {
     }
 }
 
-/// Who asks, and what they may.
+/// Identity and rights of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// Name of the key, or the subject of the token; for logs and metrics. Unique among keys.
     pub name: Arc<str>,
-    /// Whether `name` is of a key or of a token's subject; where its limits are counted.
+    /// Whether `name` is of a key or of a token's subject; selects the table in which its limits are
+    /// counted.
     pub scope: Scope,
-    /// Who pays; the unit of fairness, of shared limits and of cache isolation.
+    /// Tenant that is charged; the unit of fairness, of shared limits and of cache isolation.
     pub tenant: Arc<str>,
-    /// Whether the administrative routes are open.
+    /// Whether the client may use the administrative routes.
     pub is_admin: bool,
-    /// Models that may be asked for.
+    /// Models that the client may request.
     pub models: Models,
     /// Limits of this key alone.
     pub limits: LimitConfig,
     /// Limits of the whole tenant.
     pub tenant_limits: LimitConfig,
-    /// Lower is earlier, as in vLLM; 0 by default.
+    /// Priority; a lower value is earlier, as in vLLM; 0 by default.
     pub priority: i32,
-    /// Share of the tenant when it waits beside others of the same priority, 1 by default.
+    /// Share of the tenant when it waits beside other tenants of the same priority, 1 by default.
     pub weight: u32,
-    /// Unix seconds from which on it is void.
+    /// Time of expiry in Unix seconds.
     pub expires: Option<u64>,
 }
 
 impl Grant {
-    /// Whether it is void at this time, in Unix seconds.
+    /// Whether the grant has expired at this time, in Unix seconds.
     #[must_use]
     pub fn is_expired(&self, now_unix: u64) -> bool {
         self.expires.is_some_and(|expires| now_unix >= expires)
     }
 }
 
-/// A name that can stand in logs, headers and metrics: not empty, not too long, no control characters or blanks
-/// at its ends.
+/// Whether a text can be a name in logs, headers and metrics: not empty, not too long, no control
+/// characters or blanks at its ends.
 pub(crate) fn is_name(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= NAME_BYTES_MAX

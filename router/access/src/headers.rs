@@ -1,26 +1,26 @@
-//! Which headers of clients are passed on to engines.
+//! Policy for the headers of clients that are passed on to engines.
 //!
-//! Engines and their sidecars act on headers and body fields that are meant for a router that everybody trusts: which rank
-//! computes, from which host key-value blocks are fetched, under which name. A client that sets them could bypass routing, make
-//! a worker connect to a host of its choice, or read what another tenant left. So only headers that are known to be harmless
-//! pass ([`PASSED_HEADERS`]).
+//! Engines and their sidecars act on headers and body fields that are meant for a trusted router: the rank
+//! that computes, the host from which key-value blocks are fetched, the request's name. A client that sets
+//! them could bypass routing, make a worker connect to a host of its choice, or read another tenant's
+//! blocks. So only headers that are known to be harmless pass ([`PASSED_HEADERS`]).
 
 use http::{HeaderName, header};
 
-/// What to do with a field.
+/// Decision on a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Decision {
-    /// The field goes to the engine as it is.
+    /// The field is passed to the engine unchanged.
     Pass,
-    /// The field is left out.
+    /// The field is removed.
     Strip,
-    /// The gateway's own value takes its place, whether the client sent one or not.
+    /// The gateway's own value replaces the field, also where the client sent none.
     Replace,
-    /// The request is refused: without it the answer would be another than the client asked for.
+    /// The request is refused: without the field the answer would differ from the client's request.
     Refuse,
 }
 
-/// Headers of clients that engines get to see: W3C trace context, a hint at the conversation, and the language.
+/// Headers of clients that are passed to engines: W3C trace context, the session hint, and the language.
 pub static PASSED_HEADERS: [HeaderName; 4] = [
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
@@ -28,14 +28,14 @@ pub static PASSED_HEADERS: [HeaderName; 4] = [
     header::ACCEPT_LANGUAGE,
 ];
 
-/// Parts of a request id out of which engines read addresses to connect to: vLLM's P2P-NCCL and MoRI-IO connectors
-/// take `___prefill_addr_HOST:PORT___decode_addr_HOST:PORT_…` apart.
+/// Parts of a request id from which engines read addresses to connect to: vLLM's P2P-NCCL and MoRI-IO
+/// connectors parse `___prefill_addr_HOST:PORT___decode_addr_HOST:PORT_…`.
 const ADDRESSES_IN_IDS: [&str; 3] = ["prefill_addr", "decode_addr", "___"];
-/// Longest request id that is used.
+/// Longest accepted request id, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Whether a client's request id may be used: it is short, made of letters, digits and `-_.:`, and has no address in it.
-/// Otherwise the gateway makes one.
+/// Whether a client's request id may be used: it is short, made of letters, digits and `-_.:`, and contains
+/// no address. Otherwise the gateway makes one.
 #[must_use]
 pub fn is_plain_request_id(id: &str) -> bool {
     let is_plain = !id.is_empty()

@@ -1,26 +1,28 @@
-//! Who may do what, how much, and in which order. A library without a server: credentials, names, estimates and
-//! the time arrive as arguments, and outcomes are values that the gateway turns into answers.
+//! Authentication, authorization, limits and admission. A library without a server: credentials, names,
+//! estimates and the time arrive as arguments, and outcomes are values that the gateway converts to
+//! answers.
 //!
-//! In the order in which a request meets them:
+//! In the order in which a request uses them:
 //!
-//! * [`Credential`]: what the client presented, a key or a token.
-//! * [`KeyStore`]: keys from a file, by their digest. [`JwtVerifier`]: bearer tokens of an identity provider. Both
-//!   give a [`Grant`]: name, tenant, models, limits, priority and weight.
-//! * [`PASSED_HEADERS`] and [`BodyPolicy`]: what of a client's request an engine may see. [`Screen`] and [`MediaPolicy`]: what
-//!   is refused, since it endangers engines.
+//! * [`Credential`]: the credential that the client presented, a key or a token.
+//! * [`KeyStore`]: keys from a file, by their digest. [`JwtVerifier`]: bearer tokens of an identity
+//!   provider. Both give a [`Grant`]: name, tenant, models, limits, priority and weight.
+//! * [`PASSED_HEADERS`] and [`BodyPolicy`]: headers and fields of a client's request that an engine may
+//!   see. [`Screen`] and [`MediaPolicy`]: contents that are refused, since they endanger engines.
 //! * [`Salter`]: the cache salt that keeps tenants out of each other's blocks.
 //! * [`LimitTable`] and [`admit`]: requests, tokens and concurrency of a key and of its tenant.
-//! * [`Gate`]: at most so many requests inside; the others wait in a fair and bounded queue, or are sent away at
-//!   once.
-//! * [`AuditLog`]: one line for each request, without what was said.
+//! * [`Gate`]: a bounded number of requests in flight; more wait in a fair and bounded queue, or are
+//!   refused immediately.
+//! * [`AuditLog`]: one line for each request, without contents of prompts or answers.
 //!
-//! Beside them, [`random_number`] and [`new_secret`] for what must not be guessed.
+//! Beside them, [`random_number`] and [`new_secret`] for values that must not be guessed.
 //!
 //! This crate knows nothing of workers, engines, blocks or HTTP; it opens one file, the audit log's.
 //!
-//! Hot path, for a request with a known key that nothing holds up: one SHA-256 of the key, one map look-up, two
-//! look-ups of limiters under a read lock, at most six compare-and-swaps for limits, and two atomic steps at the
-//! gate. About half a microsecond together, and no allocation until the audit line (`tests/no_allocation.rs`).
+//! Hot path, for a request with a known key that does not have to wait: one SHA-256 of the key, one map
+//! look-up, two look-ups of limiters under a read lock, at most six compare-and-swaps for limits, and two
+//! atomic steps at the gate. About half a microsecond together, and no allocation until the audit line
+//! (`tests/no_allocation.rs`).
 
 #![forbid(unsafe_code)]
 

@@ -1,32 +1,33 @@
-//! Which images, sounds and videos a request may make an engine fetch.
+//! Policy for images, sounds and videos that a request may make an engine fetch.
 //!
-//! An engine follows the URLs in a request from where it stands: inside the cluster, beside metadata services and the
-//! other workers. Programs do not read every URL alike, so only those are taken of which all say the same: no user
-//! information, no blanks, backslashes or control characters, host names in plain ASCII, addresses in their usual
-//! spelling. Names are not looked up: a public name may lead to a private address, and a server may redirect to one.
-//! Against that help a list of hosts, and a network in which engines reach no more than they must.
+//! An engine fetches the URLs of a request from inside the cluster, beside metadata services and the other
+//! workers. Programs parse some URLs differently, so only unambiguous ones are accepted: no user
+//! information, no blanks, backslashes or control characters, host names in plain ASCII, addresses in their
+//! usual notation. Names are not resolved: a public name may lead to a private address, and a server may
+//! redirect to one. Protection against that is a list of hosts, and a network in which engines reach no
+//! more than they must.
 //!
 //! Pure functions over texts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Ends of names that mean something only within a host or a network.
+/// Last labels of names that are only defined within a host or a network.
 const PRIVATE_ENDS: [&str; 8] =
     ["localhost", "localdomain", "local", "internal", "intranet", "lan", "svc", "home.arpa"];
 
-/// What media of a request may be.
+/// Restrictions on media of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaPolicy {
-    /// Schemes of URLs.
+    /// Accepted schemes of URLs.
     pub schemes: Vec<String>,
-    /// Hosts: names, addresses, `*.example.com` for what is below a name, `*`. Empty is every public one. One that
-    /// stands here itself may be private.
+    /// Accepted hosts: names, addresses, `*.example.com` for all names below a name, `*`. Empty: every
+    /// public host. A host that is listed itself may be private.
     pub hosts: Vec<String>,
     /// Whether hosts may be private.
     pub private_hosts: bool,
-    /// Most of them in a request.
+    /// Largest number of media in a request.
     pub count_max: usize,
-    /// Most bytes of one that stands in the request itself, as it is written there.
+    /// Largest size of a medium that is embedded in the request, in bytes as written there.
     pub data_bytes_max: usize,
 }
 
@@ -43,11 +44,12 @@ impl Default for MediaPolicy {
 }
 
 impl MediaPolicy {
-    /// Whether a URL may be given to an engine; otherwise what is wrong with it, to follow its name.
+    /// Checks whether a URL may be given to an engine; the error is a predicate that follows the field's
+    /// name.
     ///
     /// # Errors
     ///
-    /// What is wrong, without the URL.
+    /// The reason, without the URL.
     pub fn check(&self, url: &str) -> Result<(), String> {
         let no_url = || "is not a plain URL of a host that everybody reads alike".to_owned();
         let (scheme, rest) = url.split_once(':').ok_or_else(no_url)?;
@@ -74,11 +76,11 @@ impl MediaPolicy {
         Ok(())
     }
 
-    /// Whether so many bytes may stand in a request.
+    /// Checks whether data of this size may be embedded in a request.
     ///
     /// # Errors
     ///
-    /// What is wrong.
+    /// The reason.
     pub fn check_data(&self, bytes: usize) -> Result<(), String> {
         match bytes > self.data_bytes_max {
             true => Err(format!("has {bytes} bytes, more than {}", self.data_bytes_max)),
@@ -96,7 +98,8 @@ enum Host<'a> {
 }
 
 impl<'a> Host<'a> {
-    /// The host of what follows the scheme; `None` for everything that programs could read differently.
+    /// Parses the host of a URL behind the scheme; `None` for every form that programs could parse
+    /// differently.
     fn of(rest: &'a str) -> Option<Self> {
         let rest = rest.strip_prefix("//")?;
         if rest.bytes().any(|byte| byte <= b' ' || matches!(byte, b'\\' | 0x7f)) {
@@ -129,11 +132,12 @@ impl<'a> Host<'a> {
         if !last.starts_with(|letter: char| letter.is_ascii_digit()) {
             return Some(Self::Name(name));
         }
-        // No name ends so. An address of fewer parts, in octal or hexadecimal is another one to other programs.
+        // No name ends in a number. Other programs read an address of fewer parts, in octal or in
+        // hexadecimal as another address.
         Some(Self::Address(IpAddr::V4(name.parse().ok()?)))
     }
 
-    /// Whether it stands in a list of hosts itself.
+    /// Whether the host equals a listed host.
     fn is(&self, listed: &str) -> bool {
         match self {
             Self::Name(name) => name.eq_ignore_ascii_case(listed.trim_end_matches('.')),
@@ -144,7 +148,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Whether a pattern stands for it.
+    /// Whether the host matches a listed pattern.
     fn is_below(&self, listed: &str) -> bool {
         match (listed.strip_prefix('*'), self) {
             (Some(""), _) => true,
@@ -157,7 +161,7 @@ impl<'a> Host<'a> {
         match self {
             Self::Address(IpAddr::V4(address)) => is_public_v4(*address),
             Self::Address(IpAddr::V6(address)) => is_public_v6(*address),
-            // A single label is looked for in the search list of the host's resolver.
+            // A single label is resolved by the search list of the host's resolver.
             Self::Name(name) => {
                 let is_private =
                     |end: &&str| ends_with(name, end) && name[..name.len() - end.len()].ends_with('.');
@@ -167,13 +171,14 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Whether a host's name ends so, and is longer.
+/// Whether a host's name ends in `end`, and is longer.
 fn ends_with(name: &str, end: &str) -> bool {
     let at = name.len().saturating_sub(end.len());
     at > 0 && name.as_bytes()[at..].eq_ignore_ascii_case(end.as_bytes())
 }
 
-/// By IANA's registry of special-purpose addresses, and Azure's address for its own services.
+/// Whether an address is public by IANA's registry of special-purpose addresses; Azure's address for its
+/// own services is not.
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, d] = address.octets();
     let is_special = matches!(
@@ -202,7 +207,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         }
         // For protocols (2001::/23, Teredo among them) and for documentation.
         [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
-        // Global unicast. Everything else is local, multicast or not given out.
+        // Global unicast. Everything else is local, multicast or unassigned.
         [first, ..] => (0x2000..0x4000).contains(&first),
     }
 }

@@ -9,19 +9,21 @@ use crate::error::Error;
 
 /// Random bytes of a secret.
 const SECRET_BYTES: usize = 32;
-/// Numbers that a thread draws from the system at a time: as many as one call gives for certain (getrandom(2)).
+/// Numbers that a thread draws from the system at a time: as many as one call is guaranteed to return
+/// (getrandom(2)).
 const DRAWN: usize = 32;
 
 thread_local! {
-    /// Drawn and not yet given out. What is given out is taken from here.
+    /// Numbers that were drawn and not yet used. A used number is removed.
     static NUMBERS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A number that nobody can guess. No allocation but a thread's first, and one system call for many numbers.
+/// Returns a number that cannot be guessed. Allocates only at a thread's first call, and makes one system
+/// call for many numbers.
 ///
 /// # Panics
 ///
-/// When the system has no random bytes: nothing that rests on them may go on then.
+/// When the system has no random bytes: no operation that relies on them may continue.
 #[must_use]
 pub fn random_number() -> u64 {
     NUMBERS.with_borrow_mut(|numbers| {
@@ -37,7 +39,7 @@ pub fn random_number() -> u64 {
     })
 }
 
-/// A fresh secret of 256 bits, in hexadecimal digits.
+/// Returns a new secret of 256 bits, in hexadecimal digits.
 ///
 /// # Errors
 ///

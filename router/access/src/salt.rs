@@ -1,9 +1,10 @@
-//! Cache salts: a text that every tenant has one of, that is part of the hash of each of its blocks, and that
-//! nobody outside can compute.
+//! Cache salts: a text for each tenant that is part of the hash of each of its blocks and that other
+//! tenants cannot compute.
 //!
-//! Without it a tenant could learn by timing whether somebody else sent a prompt with the same beginning. A keyed
-//! BLAKE3 of the tenant's name is enough: equal on every gateway that has the same secret, so that caches are
-//! shared between them, and without a table. Whoever changes the secret starts with cold caches.
+//! Without a salt a tenant could learn by timing whether another tenant sent a prompt with the same
+//! beginning. A keyed BLAKE3 of the tenant's name is enough: equal on every gateway that has the same
+//! secret, so that caches are shared between them, and without a table. After a change of the secret caches
+//! are cold.
 //!
 //! A client's own salt can only divide its tenant's cache further: it is hashed together with the tenant, with
 //! lengths, so that no choice of it reaches another tenant's salt.
@@ -23,7 +24,7 @@ const SECRET_BYTES_MIN: usize = 32;
 const SALT_BYTES: usize = 18;
 /// Letters of a salt: four for three bytes, no padding.
 const SALT_LETTERS: usize = SALT_BYTES / 3 * 4;
-/// Sets this use of the secret apart from every other.
+/// Separates this use of the secret from every other.
 const CONTEXT: &str = "kvasir 2026 cache salt of a tenant";
 
 /// A salt: 24 letters, digits, `-` and `_`.
@@ -31,10 +32,10 @@ const CONTEXT: &str = "kvasir 2026 cache salt of a tenant";
 pub struct Salt([u8; SALT_LETTERS]);
 
 impl Salt {
-    /// As text, for `cache_salt`.
+    /// Returns the text for `cache_salt`.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        // Base64 is ASCII, so the empty text never comes out.
+        // Base64 is ASCII, so the empty text is never returned.
         std::str::from_utf8(&self.0).unwrap_or_default()
     }
 }
@@ -45,7 +46,7 @@ impl fmt::Debug for Salt {
     }
 }
 
-/// Makes salts.
+/// Derives salts from a secret.
 #[derive(Clone)]
 pub struct Salter {
     key: [u8; 32],
@@ -59,8 +60,8 @@ impl fmt::Debug for Salter {
 }
 
 impl Salter {
-    /// With a secret that all gateways of a fleet share. With `are_own_salts_allowed` a client's `cache_salt`
-    /// divides its tenant's cache; without, it is ignored.
+    /// Creates a salter with a secret that all gateways of a fleet share. With `are_own_salts_allowed` a
+    /// client's `cache_salt` divides its tenant's cache; without, it is ignored.
     ///
     /// # Errors
     ///
@@ -73,7 +74,8 @@ impl Salter {
         Ok(Self { key: blake3::derive_key(CONTEXT, secret), are_own_salts_allowed })
     }
 
-    /// The salt of a tenant's request, with the client's own if there is one. An empty one is none.
+    /// Returns the salt of a tenant's request, with the client's own if there is one. An empty own salt
+    /// counts as none.
     #[must_use]
     pub fn salt(&self, tenant: &str, own: Option<&str>) -> Salt {
         let own = own.filter(|own| self.are_own_salts_allowed && !own.is_empty());
@@ -84,7 +86,7 @@ impl Salter {
         }
         let mut letters = [0; SALT_LETTERS];
         let hash = hasher.finalize();
-        // The lengths fit by construction.
+        // The buffer has the right length by construction.
         let written = URL_SAFE_NO_PAD.encode_slice(&hash.as_bytes()[..SALT_BYTES], &mut letters);
         assert_eq!(written.ok(), Some(SALT_LETTERS));
         Salt(letters)

@@ -1,11 +1,11 @@
-//! What of a client's body is refused, since it endangers engines: fields, variables of the chat template, and what stands
-//! in the parts of messages.
+//! Refuses contents of a client's body that endanger engines: fields, variables of the chat template, and
+//! parts of messages.
 //!
-//! In a body of which nobody knows everything, one looks where such things may stand and nowhere else: at the fields of
-//! [`BODY_FIELDS`] that are refused, at `chat_template_kwargs`, and in `messages` and `input` at the parts of their
-//! contents. Texts are skipped as they stand. So the cost is one or two scans of the conversation, and at most
-//! [`LOOKED_AT_MAX`] things are looked at. What is refused is named by its path, rather than left out: an answer that
-//! took no notice of an image or a template would be a wrong answer.
+//! A body may have unknown fields, so only known places are checked: the fields of [`BODY_FIELDS`] that are
+//! refused, `chat_template_kwargs`, and in `messages` and `input` the parts of their contents. Texts are
+//! skipped unparsed. So the cost is one or two scans of the conversation, and at most [`LOOKED_AT_MAX`]
+//! items are checked. A refused field is named by its path, rather than left out: an answer that ignored an
+//! image or a template would be a wrong answer.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::body::BODY_FIELDS;
 use crate::headers::Decision;
 use crate::media::MediaPolicy;
 
-/// Fields of a body with which a client has a say in its chat template.
+/// Fields of a body by which a client changes its chat template.
 pub const TEMPLATE_FIELDS: [&str; 3] = ["chat_template", TEMPLATE_VARIABLES, "documents"];
 const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
 
@@ -26,47 +26,49 @@ pub const CONVERSATIONS: [&str; 2] = ["messages", "input"];
 pub const RANKED: [&str; 9] =
     ["query", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2", "input"];
 
-/// Messages, parts and their fields that are looked at in a request; more are refused.
+/// Largest number of messages, parts and their fields that are checked in a request; more are refused.
 const LOOKED_AT_MAX: usize = 1 << 16;
-/// How deep contents lie in contents: a message's, a part's, and one to spare.
+/// Nesting depth of contents in contents: a message's, a part's, and one to spare.
 const DEPTH_MAX: usize = 3;
 /// Longest value of a template's variable.
 const VARIABLE_BYTES_MAX: usize = 64;
-/// Letters of a client's own name for something that are shown.
+/// Characters of a client's own name that are shown.
 const SHOWN_MAX: usize = 64;
 
-/// Fields of a part that bring media: a URL, or an object or array with URLs or data.
+/// Fields of a part that contain media: a URL, or an object or array with URLs or data.
 const MEDIA: [&str; 8] =
     ["image_url", "video_url", "audio_url", "image", "video", "audio", "input_audio", "source"];
-/// Fields of a part that bring tensors, which engines unpack with code that was not made for strangers' bytes.
+/// Fields of a part that contain tensors, which engines unpack with code that was not made for untrusted
+/// bytes.
 const EMBEDDINGS: [&str; 4] = ["image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"];
 
-/// Why a request is refused.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Objection {
     /// Path of the field.
     pub param: String,
-    /// What is wrong with it, for people.
+    /// Description of the problem, for people.
     pub message: String,
 }
 
-/// What is let through.
+/// Exceptions from the checks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Screen {
-    /// Fields that pass although they are listed, also those of parts.
+    /// Fields that pass although they are listed, also in parts.
     pub allowed: Vec<String>,
-    /// Variables of the chat template that a client may set, to something short.
+    /// Variables of the chat template that a client may set, to a short value.
     pub template_variables: Vec<String>,
-    /// Images, sounds and videos.
+    /// Policy for images, sounds and videos.
     pub media: MediaPolicy,
 }
 
 impl Screen {
-    /// Looks at a body that has been parsed, of which these fields may hold media, by the JSON text of its fields; `None` for what is absent or null.
+    /// Checks a parsed body by the JSON text of its fields, of which `contents` may hold media; `field`
+    /// returns `None` for an absent or null one.
     ///
     /// # Errors
     ///
-    /// The first that is not let through.
+    /// The first refused field.
     pub fn check<'a>(
         &self,
         contents: &[&str],
@@ -117,7 +119,7 @@ fn has_objects(raw: &str) -> bool {
     raw.starts_with(['[', '{']) && raw.contains('{')
 }
 
-/// One body on its way through the screen.
+/// A check of one body.
 struct Walk<'a> {
     screen: &'a Screen,
     looked_at: usize,
@@ -125,7 +127,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Messages, items or parts.
+    /// Checks messages, items or parts.
     fn list(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), Objection> {
         if raw.starts_with('{') {
             return self.part(path, raw, depth);
@@ -139,7 +141,7 @@ impl Walk<'_> {
         })
     }
 
-    /// A message or a part: both may hold contents. So may a list of parts that stands for one.
+    /// Checks a message or a part: both may hold contents, as may a list of parts in place of one.
     fn part(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), Objection> {
         if raw.starts_with('[') && depth > 0 {
             return self.list(path, raw, depth - 1);
@@ -154,7 +156,7 @@ impl Walk<'_> {
             match name {
                 _ if value == "null" => Ok(()),
                 "content" | "output" if depth > 0 => self.list(&below, value, depth - 1),
-                // Elsewhere a source is a text.
+                // Elsewhere `source` is a text.
                 "source" if !value.starts_with('{') => Ok(()),
                 _ if MEDIA.contains(&name) => self.media(&below, value),
                 _ if EMBEDDINGS.contains(&name) && !self.screen.allows(name) => {
@@ -187,7 +189,7 @@ impl Walk<'_> {
 
     fn url(&mut self, path: &Path<'_>, raw: &str) -> Result<(), Objection> {
         self.count(path)?;
-        // Without an escape it stands there as it is. One that is no text is no URL either.
+        // Without an escape the text is the URL itself. A value other than a text is no URL either.
         let url: Cow<'_, str> = match raw.contains('\\') {
             true => serde_json::from_str::<String>(raw).unwrap_or_default().into(),
             false => raw.trim_matches('"').into(),
@@ -217,14 +219,14 @@ impl Walk<'_> {
     }
 }
 
-/// Where a value stands in another.
+/// Position of a value in its parent.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Member(&'a str),
     Element(usize),
 }
 
-/// Where a value stands in the body.
+/// Path of a value in the body.
 #[derive(Clone, Copy)]
 struct Path<'a> {
     above: Option<&'a Path<'a>>,
@@ -259,7 +261,8 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Goes through the members of an object or the elements of an array, each as its JSON text, until there is an objection.
+/// Visits the members of an object or the elements of an array, each as its JSON text, until the first
+/// objection.
 fn each<'a>(
     raw: &'a str,
     mut visit: impl FnMut(Place<'_>, &'a str) -> Result<(), Objection>,
@@ -442,7 +445,7 @@ mod tests {
         let many = format!("[{}{{}}]", "{},".repeat(LOOKED_AT_MAX));
         let refused = screen.check(&CONVERSATIONS, |name| (name == "messages").then_some(many.as_str()));
         assert_eq!(refused.expect_err("refused").param, "messages");
-        // However deep, it is gone through without recursion.
+        // Walked without recursion at any depth.
         let deep = format!("[{}{}]", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(
             screen.check(&CONVERSATIONS, |name| (name == "messages").then_some(deep.as_str())),

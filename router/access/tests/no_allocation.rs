@@ -1,4 +1,4 @@
-//! A request with a known key that nothing holds up allocates nothing in this crate.
+//! A request with a known key that does not have to wait allocates nothing in this crate.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ const ROUNDS: u64 = 100_000;
 static ALLOCATOR: Counting = Counting;
 
 fn allocations(mut work: impl FnMut(u64)) -> u64 {
-    // Once before, for what is made lazily.
+    // A warm-up round, for lazily made values.
     work(0);
     count(|| (1..=ROUNDS).for_each(&mut work)).allocations
 }

@@ -1,12 +1,12 @@
 //! Documents of tenants in an embedded database: stored responses, conversations, files, batches.
 //!
-//! One file, kept by [redb](https://docs.rs/redb). A document has a [`Key`] (tenant, collection, id) and an end of its time, after
-//! which nobody sees it and a sweep removes it. Reading and writing a tenant's documents takes the tenant's name, so one tenant
+//! One file, kept by [redb](https://docs.rs/redb). A document has a [`Key`] (tenant, collection, id) and an expiry time, after
+//! which it is invisible and a sweep removes it. Reading and writing a tenant's documents takes the tenant's name, so one tenant
 //! cannot reach another's.
 //!
-//! Callers never wait for the disk on their own thread: a writer thread commits what has come meanwhile as one transaction
-//! (`writer`), and reader threads look at snapshots (`reader`). Their queues are bounded; a full one is an error. A write that was
-//! answered is on the disk.
+//! Callers never wait for the disk on their own thread: a writer thread commits the queued writes as one transaction
+//! (`writer`), and reader threads read snapshots (`reader`). Their queues are bounded; a full one is an error. A write that was
+//! acknowledged is on the disk.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub use self::reader::Snapshot;
 pub use self::writer::Transaction;
 
-/// Memory for pages of the file. What it holds beside its documents (keys, freed pages) is not counted.
+/// Memory for pages of the file. Space in the file beside documents (keys, freed pages) is not counted.
 const CACHE_BYTES: usize = 64 << 20;
 
 /// A kind of documents. The numbers are part of the file's format.
@@ -45,7 +45,7 @@ pub enum Collection {
     Batch = 6,
 }
 
-/// Where a document is.
+/// Key of a document.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// The tenant that owns the document.
@@ -57,7 +57,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// A document's place.
+    /// Returns the key of a document.
     #[must_use]
     pub fn new(tenant: &Arc<str>, collection: Collection, id: impl Into<String>) -> Self {
         Self { tenant: Arc::clone(tenant), collection, id: id.into() }
@@ -67,29 +67,29 @@ impl Key {
 /// Settings of a database.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The file. Its folder must exist; one process at a time has it open.
+    /// Path of the file. Its folder must exist; one process at a time has it open.
     pub path: PathBuf,
-    /// How long documents are kept, unless their writer says otherwise.
+    /// Time for which documents are kept, unless their writer sets another expiry.
     pub keep: Duration,
-    /// Bytes of all documents.
+    /// Largest number of bytes of all documents.
     pub bytes_max: u64,
-    /// Bytes of one tenant's documents.
+    /// Largest number of bytes of one tenant's documents.
     pub tenant_bytes_max: u64,
 }
 
-/// Why a document cannot be had.
+/// Reason for which a read or write failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Too many reads or writes wait.
+    /// The queue of reads or writes is full.
     #[error("the database is busy")]
     Busy,
-    /// The tenant's documents take all that they may.
+    /// The tenant's documents have reached their size limit.
     #[error("the tenant has no room left: its documents may take {0} bytes")]
     TenantFull(u64),
-    /// All documents together take all that they may.
+    /// All documents together have reached their size limit.
     #[error("the database is full")]
     Full,
-    /// The work itself gives up, and changes nothing.
+    /// The work itself failed; no document was changed.
     #[error("{0}")]
     Refused(String),
     /// The file cannot be read or written.
@@ -103,7 +103,7 @@ impl Error {
     }
 }
 
-/// Now, as seconds of Unix time.
+/// Current Unix time in seconds.
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -118,7 +118,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Opens the file, and makes it if there is none.
+    /// Opens the file, and creates it if it does not exist.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Database {
     pub fn open(config: Config) -> Result<Self, Error> {
         let at =
             |error: &dyn std::fmt::Display| Error::Storage(format!("{}: {error}", config.path.display()));
-        // Documents are for the gateway's user alone.
+        // The file is readable by the gateway's user alone.
         let made = OpenOptions::new()
             .read(true)
             .write(true)
@@ -148,19 +148,19 @@ impl Database {
         Ok(Self { writer, readers, keep, bytes })
     }
 
-    /// The end, in Unix seconds, of the time of a document that is written now.
+    /// Expiry time, in Unix seconds, of a document that is written now.
     #[must_use]
     pub fn expires(&self) -> u64 {
         unix_seconds().saturating_add(self.keep.as_secs())
     }
 
-    /// Bytes of all documents, those included whose time is over and which are not removed yet.
+    /// Bytes of all documents, including expired ones that are not removed yet.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes documents: all that `work` stages, or nothing if it fails. On the disk when this returns.
+    /// Applies all changes that `work` stages, or none if it fails. They are on the disk when this returns.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl Database {
         self.writer.run(work).await
     }
 
-    /// Looks at documents as they are now.
+    /// Reads documents in their present state.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Database {
         self.readers.run(work).await
     }
 
-    /// A document.
+    /// Returns a document.
     ///
     /// # Errors
     ///

@@ -1,6 +1,8 @@
+//! Tests of the database of stored objects.
+
 use super::*;
 
-/// A file that is removed in the end.
+/// Path of a file that is removed at the end.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -107,7 +109,7 @@ async fn documents_take_no_more_room_than_they_may() {
     let half = vec![0; 1 << 15];
     put(&database, key("a", "1"), &half).await.expect("room");
     assert_eq!(put(&database, key("a", "2"), &half).await, Err(Error::TenantFull(1 << 16)));
-    // In its own place there is room for another of its size.
+    // Replacing a document needs no further room.
     put(&database, key("a", "1"), &half).await.expect("room");
     let mut full = None;
     for tenant in 0..64 {
@@ -116,10 +118,10 @@ async fn documents_take_no_more_room_than_they_may() {
             Err(error) => full = full.or(Some((tenant, error))),
         }
     }
-    // With its name each takes 64 KiB of pages.
+    // With its key, each document takes 64 KiB of pages.
     assert_eq!(full, Some((15, Error::Full)), "1 MiB in all");
     assert!(database.bytes() <= 1 << 20);
-    // What says how something ended is written all the same, and counts.
+    // Final states are written beyond the quota, and are counted.
     let (expires, before) = (database.expires(), database.bytes());
     let ended = move |transaction: &mut Transaction<'_>| {
         transaction.put_beyond_quota(key("a", "2"), expires, b"over".to_vec())
@@ -139,7 +141,7 @@ async fn what_is_over_is_not_seen_and_removed() {
     written.await.expect("room");
     assert_eq!(database.get(key("a", "over")).await, Ok(None));
     assert_eq!(ids(&database, "a", "").await, ["kept"]);
-    // The sweep comes with the start.
+    // A sweep runs at the start.
     drop(database);
     let database = Database::open(config(&scratch)).expect("opens");
     put(&database, key("b", "1"), b"").await.expect("room");

@@ -1,4 +1,4 @@
-//! The thread that writes: what has come while a commit was on its way to the disk is committed together.
+//! The writer thread: writes that arrive during a commit are committed together by the next one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use tokio::sync::oneshot;
 use crate::tables::{self, DOCUMENTS, EXPIRIES, SIZES};
 use crate::{Collection, Config, Error, Key, unix_seconds};
 
-/// Writes that may wait.
+/// Capacity of the queue of writes.
 const WAITING_MAX: usize = 1024;
-/// Writes that are committed together at most.
+/// Largest number of writes that are committed together.
 const TOGETHER_MAX: usize = 256;
-/// Between two sweeps for documents whose time is over.
+/// Interval of sweeps for expired documents.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// Documents that one sweep removes before other writes have their turn.
+/// Documents that one sweep removes before other writes are served.
 const SWEPT_MAX: usize = 10_000;
 
 type Documents<'a> = Table<'a, (&'static str, u8, &'static str), (u64, &'static [u8])>;
 type Sizes<'a> = Table<'a, &'static str, u64>;
 
-/// Runs a write in a transaction. What it returns is called with how the commit ended.
+/// Runs a write in a transaction. The returned function is called with the result of the commit.
 type Write = Box<dyn FnOnce(&mut Tables<'_>) -> Answer + Send>;
 type Answer = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
@@ -36,7 +36,7 @@ struct Tables<'a> {
     config: &'a Config,
     /// Bytes of all documents.
     bytes: u64,
-    /// A change was made in part: nothing of this transaction may be committed.
+    /// Error after a partial change: this transaction must not be committed.
     broken: Option<Error>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// Bytes and end of a document that is there.
+    /// Bytes and expiry time of an existing document.
     fn found(&self, key: &Key) -> Result<Option<(u64, u64)>, Error> {
         let found = self.documents.get(tables::place(key)).map_err(Error::storage)?;
         Ok(found.map(|found| {
@@ -89,7 +89,7 @@ impl<'a> Tables<'a> {
         self.resize(tenant, 0, size_of(tenant, id, document))
     }
 
-    /// Removes documents whose time is over; whether there may be more.
+    /// Removes expired documents; returns whether there may be more.
     fn sweep(&mut self) -> Result<bool, Error> {
         let mut over = Vec::new();
         let end = (unix_seconds() + 1, "", 0, "");
@@ -109,7 +109,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// Bytes that a document takes: its own and those of its name, and for one that is larger than a page the pages that redb gives it,
+/// Bytes that a document takes: its own and those of its key; for a document larger than a page, the pages that redb allocates,
 /// which are a power of two.
 fn size_of(tenant: &str, id: &str, document: &[u8]) -> u64 {
     const PAGE_BYTES: usize = 4096;
@@ -117,18 +117,18 @@ fn size_of(tenant: &str, id: &str, document: &[u8]) -> u64 {
     if bytes > PAGE_BYTES { bytes.next_power_of_two() as u64 } else { bytes as u64 }
 }
 
-/// Changes that are made together. They are staged, and made when the work that stages them has succeeded.
+/// Changes that are applied together. They are staged, and applied when the work that stages them has succeeded.
 pub struct Transaction<'a> {
     tables: &'a Tables<'a>,
     now: u64,
-    /// `None` is removed.
+    /// Staged documents; `None`: removed.
     staged: BTreeMap<Key, Option<(u64, Vec<u8>)>>,
-    /// By tenant: bytes that the staged changes remove, and bytes that they add.
+    /// Bytes that the staged changes remove, and bytes that they add, by tenant.
     sizes: BTreeMap<Arc<str>, (u64, u64)>,
 }
 
 impl Transaction<'_> {
-    /// A document, with the changes staged so far.
+    /// Returns a document, with the changes staged so far.
     ///
     /// # Errors
     ///
@@ -145,7 +145,7 @@ impl Transaction<'_> {
         Ok(found.flatten())
     }
 
-    /// Puts a document in its place, until `expires` in Unix seconds.
+    /// Stores a document until `expires`, in Unix seconds.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// The same where there may be no room: for what says how something ended that was begun when there was.
+    /// As [`Self::put`], but beyond the quota: for the final state of work that was begun within it.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Removes a document; whether it was there.
+    /// Removes a document; returns whether it existed.
     ///
     /// # Errors
     ///
@@ -248,7 +248,7 @@ impl Writer {
         let write: Write = Box::new(move |tables| {
             let done = staged(tables, work);
             Box::new(move |committed| {
-                // The request may be gone; a write that was accepted is committed all the same.
+                // The request may be gone; an accepted write is committed all the same.
                 let _gone = answer.send(committed.and(done));
             })
         });
@@ -271,7 +271,7 @@ impl Drop for Writer {
     }
 }
 
-/// Does a write, and makes the changes that it has staged if it succeeds.
+/// Runs a write, and applies its staged changes if it succeeds.
 fn staged<T>(
     tables: &mut Tables<'_>,
     work: impl FnOnce(&mut Transaction<'_>) -> Result<T, Error>,
@@ -322,7 +322,7 @@ fn serve(file: &redb::Database, config: &Config, waiting: &Receiver<Write>, byte
     }
 }
 
-/// Makes changes, all or none.
+/// Applies changes, all or none.
 fn commit<T>(
     file: &redb::Database,
     config: &Config,

@@ -1,4 +1,4 @@
-//! Questions to a worker, or to another gateway, about itself.
+//! HTTP client for a worker's, or another gateway's, description, health and metrics.
 
 use std::sync::Arc;
 
@@ -15,36 +15,36 @@ use crate::upstream::{Call, ReplyBody, Upstream};
 
 /// Largest answer to [`EngineClient::get_large`]: a snapshot of some 37 million blocks.
 const LARGE_BYTES_MAX: usize = 1 << 30;
-/// Largest answer to [`EngineClient::post_large`]: what an engine has to tell since it was asked last.
+/// Largest answer to [`EngineClient::post_large`]: the events since an engine's last poll.
 const POLLED_BYTES_MAX: usize = 64 << 20;
-/// Largest answer to a question about the worker itself.
+/// Largest answer to a query about the worker itself.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Why a worker did not answer properly.
+/// Failure of a query to a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// It could not be reached, or the connection broke.
+    /// The worker could not be reached, or the connection broke.
     #[error("{worker}: {reason}")]
     Connection {
         /// The worker's URL.
         worker: String,
-        /// What happened.
+        /// Text of the failure.
         reason: String,
     },
-    /// It refused the request; the client should see this.
+    /// The worker refused the request; the client should see this error.
     #[error("{0}")]
     Refused(ApiError),
-    /// It answered something that is not its protocol.
+    /// The answer does not follow the worker's protocol.
     #[error("{worker}: {reason}")]
     Protocol {
         /// The worker's URL.
         worker: String,
-        /// What is wrong.
+        /// Text of the protocol error.
         reason: String,
     },
 }
 
-/// What a worker says about itself at `GET /kvasir/worker`.
+/// Answer of the reference engine to `GET /kvasir/worker`.
 #[derive(Debug, Clone, PartialEq, Deserialize, serde::Serialize)]
 pub struct WorkerDescription {
     /// `prefill`, `decode` or `both`.
@@ -57,16 +57,16 @@ pub struct WorkerDescription {
     pub block_tokens: usize,
     /// KV blocks in the worker's own pool.
     pub blocks: usize,
-    /// KV blocks that its host memory and disk tiers hold; 0 is none.
+    /// KV blocks in the worker's host memory and disk tiers; 0: no such tier.
     #[serde(default)]
     pub lower_blocks: [usize; 2],
-    /// Identifies this run of the process.
+    /// Number of this run of the process.
     pub instance: u64,
-    /// Where its KV events are published, if they are.
+    /// Endpoint at which KV events are published; `None`: none are published.
     pub events: Option<String>,
-    /// Where missed events can be had again.
+    /// Endpoint from which missed events can be fetched.
     pub replay: Option<String>,
-    /// Its data plane.
+    /// Addresses of the worker's data plane.
     pub data_plane: DataPlaneAddress,
 }
 
@@ -74,7 +74,7 @@ pub struct WorkerDescription {
 #[derive(Debug, Clone)]
 pub struct EngineClient {
     upstream: Arc<Upstream>,
-    /// Shown to other gateways.
+    /// Secret sent to other gateways.
     peer_key: Option<HeaderValue>,
 }
 
@@ -85,13 +85,13 @@ impl EngineClient {
         Self::over(&Upstream::new(base, tls))
     }
 
-    /// A client that shares connections.
+    /// Returns a client that uses the connections of `upstream`.
     #[must_use]
     pub fn over(upstream: &Arc<Upstream>) -> Self {
         Self { upstream: Arc::clone(upstream), peer_key: None }
     }
 
-    /// Shows this key to another gateway.
+    /// Sends this key with every request, to authenticate to another gateway.
     #[must_use]
     pub fn with_peer_key(mut self, key: Option<&str>) -> Self {
         self.peer_key = key.and_then(|key| HeaderValue::from_str(key).ok());
@@ -128,7 +128,7 @@ impl EngineClient {
         self.upstream.send(&call).await.map_err(|error| self.connection(error.reason))
     }
 
-    /// A small `GET`; the body of a 200.
+    /// Sends a `GET` with a small answer and returns the body of a 200.
     pub async fn get(&self, path: &str) -> Result<Bytes, EngineError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         let status = response.status();
@@ -140,7 +140,7 @@ impl EngineClient {
         }
     }
 
-    /// A small `GET`; the body of a 200, `None` when it is refused (4xx): there is no such path, or not for this gateway.
+    /// As [`Self::get`], but `None` for a 4xx: the path does not exist, or not for this gateway.
     pub async fn get_if_present(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         let status = response.status();
@@ -152,8 +152,8 @@ impl EngineClient {
         }
     }
 
-    /// A small `GET` of a path that not every release has: the body of a 200, `None` for any other answer but those that may be others
-    /// later (overload, a proxy without its engine), which are errors.
+    /// Sends a `GET` for a path that not every release has. Returns the body of a 200, and `None` for any other answer except
+    /// temporary ones (overload, a proxy without its engine), which are errors.
     pub async fn get_optional(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         let status = response.status();
@@ -170,14 +170,14 @@ impl EngineClient {
         }
     }
 
-    /// A small `GET`; only its status.
+    /// Sends a `GET` and returns the status only.
     pub async fn status(&self, path: &str) -> Result<StatusCode, EngineError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         let status = response.status();
         self.whole_body(response).await.map(|_| status)
     }
 
-    /// A small request; the body of a 2xx, or what its refusal says.
+    /// Sends a small request and returns the body of a 2xx, or the text of the refusal.
     pub async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
         let response = self.send(method, path, body).await?;
         let status = response.status();
@@ -192,7 +192,7 @@ impl EngineClient {
         })
     }
 
-    /// A small `POST`; the body of a 200.
+    /// Sends a `POST` with a small answer and returns the body of a 200.
     pub async fn post(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
         let response = self.send(Method::POST, path, body).await?;
         let status = response.status();
@@ -204,12 +204,12 @@ impl EngineClient {
         }
     }
 
-    /// A `GET` whose answer may be large; the body of a 200.
+    /// Sends a `GET` with a large answer and returns the body of a 200.
     pub async fn get_large(&self, path: &str) -> Result<Bytes, EngineError> {
         self.large(Method::GET, path, Bytes::new(), LARGE_BYTES_MAX).await
     }
 
-    /// A `POST` whose answer may be large; the body of a 200.
+    /// Sends a `POST` with a large answer and returns the body of a 200.
     pub async fn post_large(&self, path: &str, body: Bytes) -> Result<Bytes, EngineError> {
         self.large(Method::POST, path, body, POLLED_BYTES_MAX).await
     }
@@ -237,19 +237,19 @@ impl EngineClient {
         body.map_err(|error| self.connection(error.reason))
     }
 
-    /// Asks the worker who it is.
+    /// Requests the worker's description.
     pub async fn describe(&self) -> Result<WorkerDescription, EngineError> {
         let body = self.get("/kvasir/worker").await?;
         serde_json::from_slice(&body).map_err(|error| self.protocol(error))
     }
 
-    /// Whether the worker says that it is well.
+    /// Whether the worker's health check succeeds.
     pub async fn is_healthy(&self) -> bool {
         self.get("/health").await.is_ok()
     }
 
-    /// Asks how many tokens a prompt has. What the engine refuses comes back as [`EngineError::Refused`], with its status:
-    /// 404 when it has no such path.
+    /// Requests the number of tokens of a prompt. An engine's refusal is [`EngineError::Refused`] with its status: 404 when it
+    /// has no such path.
     pub async fn count_tokens(&self, how: TokenCount, body: Bytes) -> Result<usize, EngineError> {
         let path = how.path();
         let response = self.send(Method::POST, path, body).await?;
@@ -275,11 +275,11 @@ struct Counted {
     input_tokens: Option<usize>,
 }
 
-/// An engine's own error in the shape of the API.
+/// An engine's error as an error of the API.
 #[must_use]
 pub fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
     let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
-    // vLLM answered with the fields at the top before it nested them under `error`.
+    // Older releases of vLLM have the fields at the top level instead of under `error`.
     let error = if parsed["error"].is_object() { &parsed["error"] } else { &parsed };
     let message =
         error["message"].as_str().map_or_else(|| format!("the engine answered {status}"), str::to_owned);

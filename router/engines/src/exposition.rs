@@ -1,22 +1,22 @@
 //! Prometheus' text forms, for metrics that are written by hand.
 //!
-//! Everything is rendered as OpenMetrics 1.0: a counter's family has no suffix, its sample ends in `_total`. [`classic`] makes
-//! text form 0.0.4 of it, where the `# TYPE` line names the sample; that is what `promtool check metrics` reads. Names begin
-//! with `kvasir_`. Not a hot path: runs when somebody scrapes.
+//! Everything is rendered as OpenMetrics 1.0: a counter's family has no suffix, its sample ends in `_total`. [`classic`]
+//! converts that to text form 0.0.4, where the `# TYPE` line names the sample; `promtool check metrics` reads that form.
+//! Names begin with `kvasir_`. Not a hot path: runs once per scrape.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Marks the help text of a level; a count that only rises has none.
+/// Suffix of a gauge's help text; counters have none.
 const LEVEL: &str = " (level)";
 
-/// Content types of the two forms.
+/// Content type of OpenMetrics 1.0.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// The form that every Prometheus reads.
+/// Content type of text form 0.0.4, which every Prometheus reads.
 pub const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The family, type and help of a metric that our crates describe by name and help: a level where the help ends with
-/// "(level)", else a counter. Times in microseconds become seconds.
+/// Family, type, help and scale of a metric that the workspace's crates describe by name and help: a gauge if the help ends
+/// with "(level)", else a counter. Microseconds are converted to seconds.
 fn described<'a>(name: &str, help: &'a str) -> (String, &'static str, &'a str, f64) {
     let (kind, help) = match help.strip_suffix(LEVEL) {
         Some(help) => ("gauge", help),
@@ -58,11 +58,11 @@ pub fn metric(out: &mut String, name: &str, help: &str, value: u64) {
 
 /// One series of a histogram.
 pub struct HistogramSeries {
-    /// Its labels (`stage="verify"`).
+    /// Labels of the series (`stage="verify"`).
     pub labels: String,
-    /// Upper bound in seconds, and how many were at most as much; the last bound is `None`.
+    /// Upper bound in seconds, and number of observations up to it; the last bound is `None`.
     pub cumulative: Vec<(Option<f64>, u64)>,
-    /// All of them together, in seconds.
+    /// Sum of all observations, in seconds.
     pub sum: f64,
 }
 
@@ -79,7 +79,7 @@ pub fn histogram(out: &mut String, name: &str, help: &str, series: &[HistogramSe
     }
 }
 
-/// Writes what every process tells: its version, and `process_*` as Prometheus' clients name it (from `/proc/self`).
+/// Writes the metrics of every process: its version, and `process_*` as Prometheus' clients name it (from `/proc/self`).
 pub fn process(out: &mut String, version: &str) {
     let _infallible = writeln!(
         out,
@@ -120,7 +120,7 @@ pub fn process(out: &mut String, version: &str) {
     put("process_max_fds", "gauge", "Most file descriptors", most);
 }
 
-/// Text form 0.0.4 of OpenMetrics: counters' families take the suffix of their samples, units and the end marker go.
+/// Converts OpenMetrics to text form 0.0.4: counters' families take the suffix of their samples; units and the end marker are removed.
 #[must_use]
 pub fn classic(openmetrics: &str) -> String {
     let counters: BTreeSet<&str> = openmetrics

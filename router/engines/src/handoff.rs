@@ -1,14 +1,14 @@
-//! The `kv_transfer_params` of Kvasir's own hand-off: that of the reference engine, and of vLLM with KvasirConnector.
+//! The `kv_transfer_params` of Kvasir's own hand-off, used by the reference engine and vLLM with KvasirConnector.
 //!
-//! Both legs are dispatched at once and meet by `transfer_id`; the decode leg is told where the other's data plane
-//! listens. Engines of other makes have their own shapes, which pass through the gateway unread.
+//! Both legs are dispatched at once and meet by `transfer_id`; the decode leg contains the address of the prefill worker's
+//! data plane. Other engines have their own formats, which pass through the gateway unread.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where a worker's data plane can be reached.
+/// Addresses of a worker's data plane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPlaneAddress {
     /// Same on all processes that share memory: the machine's boot, `/`, and the folder that they share. A boot that is not
@@ -83,28 +83,28 @@ fn is_loopback(address: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kvasir", rename_all = "snake_case")]
 pub enum Handoff {
-    /// To the prefill worker: compute the prompt's blocks and send them to whoever asks for this transfer.
+    /// Prefill leg: compute the prompt's blocks and send them to the worker that requests this transfer.
     Prefill {
-        /// The transfer.
+        /// Number of the transfer.
         transfer_id: u64,
         /// Processes of the decode worker's rank that take a share of each block.
         #[serde(default = "one", skip_serializing_if = "is_one")]
         receivers: u16,
     },
-    /// To the decode worker: fetch the prompt's blocks from there.
+    /// Decode leg: fetch the prompt's blocks from the prefill worker.
     Decode {
-        /// The transfer.
+        /// Number of the transfer.
         transfer_id: u64,
-        /// The prefill worker.
+        /// Data plane of the prefill worker.
         from: DataPlaneAddress,
-        /// The first of its processes that hold this prompt's blocks: those of a data-parallel rank.
+        /// First process of the data-parallel rank that holds the prompt's blocks.
         #[serde(default, skip_serializing_if = "is_zero")]
         first_process: u32,
     },
 }
 
 impl Handoff {
-    /// As the value of `kv_transfer_params`, with the two flags that every dialect has.
+    /// Returns the value of `kv_transfer_params`, with the two flags that every dialect has.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
@@ -114,7 +114,7 @@ impl Handoff {
         value
     }
 
-    /// From `kv_transfer_params`; `None` when it is another dialect's.
+    /// Parses `kv_transfer_params`; `None` when it is of another dialect.
     #[must_use]
     pub fn from_json(value: &Value) -> Option<Self> {
         serde_json::from_value(value.clone()).ok()
@@ -166,7 +166,7 @@ mod tests {
         ] {
             assert_eq!(Handoff::from_json(&leg.to_json()), Some(leg.clone()));
         }
-        // Workers of the release before know neither field.
+        // Workers of the previous release know neither field.
         let plain = Handoff::Decode { transfer_id: 1, from, first_process: 0 }.to_json();
         assert!(plain.get("first_process").is_none() && plain["from"].get("processes").is_none(), "{plain}");
         let nixl = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null});

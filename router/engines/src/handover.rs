@@ -14,10 +14,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::upstream::{Call, ReplyBody, Upstream, UpstreamError};
 
-/// Pieces of an answer that wait to be read. Each is at most what the proxy sends in one message.
+/// Pieces of an answer that may wait to be read. Each is at most the size of one message of the proxy.
 const PIECES_MAX: usize = 8;
 
-/// The way to the proxy that one request came from.
+/// Channel to the proxy that one request came from.
 #[derive(Debug, Clone)]
 pub struct Handover(Arc<Inner>);
 
@@ -41,16 +41,16 @@ pub struct HandedOver {
     pub reply: ReplySender,
 }
 
-/// Takes the head of an engine's answer, or the reason why there is none.
+/// Sends the head of an engine's answer, or the error in its place, to the request.
 #[derive(Debug)]
 pub struct ReplySender(oneshot::Sender<Result<Response<mpsc::Receiver<Piece>>, HandoverError>>);
 
-/// Why a proxy brought no answer of an engine.
+/// Reason for which a proxy returned no engine's answer.
 #[derive(Debug)]
 pub enum HandoverError {
     /// The worker could not be reached, or broke the connection off.
     Worker(UpstreamError),
-    /// Another reason: the client may have gone, or a limit of the proxy was reached.
+    /// Another reason: the client disconnected, or a limit of the proxy was reached.
     Proxy(UpstreamError),
 }
 
@@ -68,8 +68,8 @@ fn upstream_error(worker: &str, reason: &str) -> UpstreamError {
     UpstreamError { worker: worker.to_owned(), reason: reason.to_owned(), is_too_large: false }
 }
 
-/// Among the extensions of an answer's head: another endpoint served the request, `HOST:PORT`, because the proxy could not use
-/// the one that it was given.
+/// Extension of an answer's head: another endpoint, `HOST:PORT`, served the request, because the proxy could not use the
+/// chosen one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedElsewhere(pub String);
 
@@ -83,8 +83,8 @@ pub enum Piece {
 }
 
 impl Handover {
-    /// A way to a proxy, and its other end. `shows_answers`: the proxy shows the bodies of answers, not only their heads.
-    /// `among`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
+    /// Returns a channel to a proxy, and its other end. `shows_answers`: the proxy passes on the bodies of answers, not only
+    /// their heads. `among`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
     #[must_use]
     pub fn new(shows_answers: bool, among: Option<Vec<String>>) -> (Self, oneshot::Receiver<HandedOver>) {
         let (sender, receiver) = oneshot::channel();
@@ -104,13 +104,13 @@ impl Handover {
         self.0.shows_answers
     }
 
-    /// The only workers that the proxy can reach, as `HOST:PORT` or `HOST`; `None` is all.
+    /// The only workers that the proxy can reach, as `HOST:PORT` or `HOST`; `None`: all workers.
     #[must_use]
     pub fn among(&self) -> Option<&[String]> {
         self.0.among.as_deref()
     }
 
-    /// Has the proxy send a request; the head of the engine's answer. Cancelling this drops the answer.
+    /// Has the proxy send a request, and returns the head of the engine's answer. Cancelling this drops the answer.
     pub async fn send(
         &self,
         upstream: &Arc<Upstream>,
@@ -134,8 +134,8 @@ impl Handover {
 }
 
 impl ReplySender {
-    /// Hands the head of the answer back; the pieces of its body follow through what this returns. An error when the request
-    /// was given up.
+    /// Passes the head of the answer on; the pieces of its body are sent through the returned channel. Returns an error when
+    /// the request was given up.
     pub fn answered(self, head: Response<()>) -> Result<mpsc::Sender<Piece>, mpsc::Sender<Piece>> {
         let (sender, receiver) = mpsc::channel(PIECES_MAX);
         match self.0.send(Ok(head.map(|()| receiver))) {
@@ -144,7 +144,7 @@ impl ReplySender {
         }
     }
 
-    /// The proxy answered in the engine's place, for this reason.
+    /// Reports that the proxy answered in the engine's place, for this reason.
     pub fn failed(self, worker: &str, reason: &str, is_worker_failure: bool) {
         let error = upstream_error(worker, reason);
         let error =

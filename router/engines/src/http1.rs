@@ -1,7 +1,7 @@
-//! HTTP/1.1 as a client (RFC 9112): one request at a time over a connection that is driven by whoever polls it.
+//! HTTP/1.1 as a client (RFC 9112): one request at a time over a connection that is driven by the task that polls it.
 //!
-//! No task, no channel and no copy of a body: a request leaves in one write, and what is read is handed on as it lies in the read
-//! buffer. Heads are parsed by `httparse`; everything that an engine sends is bounded.
+//! No task, no channel and no copy of a body: a request leaves in one write, and received bytes are returned as slices of the
+//! read buffer. Heads are parsed by `httparse`; the size of everything that an engine sends is limited.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -21,17 +21,17 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 /// Largest head of an answer, informational ones each.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 100;
-/// Informational answers before the one that counts.
+/// Largest number of informational answers before the final one.
 const INFORMATIONAL_MAX: usize = 8;
-/// Longest line that says how long a chunk is, and longest trailers.
+/// Longest chunk-size line, and largest trailers.
 const CHUNK_LINE_MAX: usize = 4 << 10;
 const TRAILER_BYTES_MAX: usize = 16 << 10;
-/// Room for a read.
+/// Buffer space reserved for a read.
 const READ_BYTES: usize = 16 << 10;
 /// Bodies up to this size are copied behind their head, so that both leave as one piece of memory.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
-/// Made once: making it takes longer than a search.
+/// Built once: building the searcher takes longer than a search.
 static END_OF_HEAD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
 
 /// A request to an engine.
@@ -40,39 +40,39 @@ pub(crate) struct Request<'a> {
     pub(crate) path: &'a str,
     pub(crate) host: &'a HeaderValue,
     pub(crate) authorization: Option<&'a HeaderValue>,
-    /// Beside `host`, the length, and `authorization` where that is given.
+    /// Headers in addition to `host`, the length, and `authorization` where that is given.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) body: &'a Bytes,
 }
 
-/// How much of a body is still to come.
+/// Rest of a body that is still to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// So many bytes.
+    /// Number of bytes.
     Length(u64),
     Chunked(Chunk),
-    /// All until the connection ends.
+    /// All bytes until the connection ends.
     UntilClose,
     Ended,
 }
 
-/// Where in a chunked body the next byte is.
+/// Position of the next byte in a chunked body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chunk {
     Size,
     Data(u64),
     /// The end of line behind a chunk.
     End,
-    /// Behind the last chunk, with so many bytes of trailers so far.
+    /// Trailers after the last chunk, with the number of their bytes so far.
     Trailers(usize),
 }
 
-/// The head of an answer, and how its body comes.
+/// The head of an answer, and the framing of its body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) head: Parts,
     pub(crate) framing: Framing,
-    /// The connection may be used again when the body has ended.
+    /// Whether the connection may be used again when the body has ended.
     pub(crate) is_reusable: bool,
 }
 
@@ -80,17 +80,17 @@ pub(crate) struct Answer {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Data(Bytes),
-    /// More must be read.
+    /// More input must be read.
     Starved,
     Ended,
 }
 
-/// A connection.
+/// A connection to an engine.
 pub(crate) struct Connection {
     stream: ClientStream,
-    /// Bytes that were read and not handed on.
+    /// Bytes that were read and not yet returned.
     input: BytesMut,
-    /// Kept for the next request.
+    /// Buffer for request heads, reused.
     output: Vec<u8>,
 }
 
@@ -103,22 +103,22 @@ impl Connection {
         Self { stream, input: BytesMut::new(), output: Vec::new() }
     }
 
-    /// Whether nothing has come on an idle connection, not even its end.
+    /// Whether nothing has arrived on an idle connection, not even its end.
     pub(crate) fn is_quiet(&mut self, context: &mut Context<'_>) -> bool {
         self.input.is_empty() && self.poll_read(context).is_pending()
     }
 
-    /// Whether everything that came belonged to the answer.
+    /// Whether every byte that arrived belonged to the answer.
     pub(crate) fn is_drained(&self) -> bool {
         self.input.is_empty()
     }
 
-    /// Reads what there is; 0 at the end.
+    /// Reads available bytes; 0 at the end of the stream.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.input.capacity() - self.input.len() < READ_BYTES / 2 {
             self.input.reserve(READ_BYTES);
         }
-        // Nothing is lost when such a future is dropped.
+        // Dropping such a future loses no data.
         pin!(self.stream.read_buf(&mut self.input)).poll(context)
     }
 
@@ -147,7 +147,7 @@ impl Connection {
         put(&[b"\r\n"]);
     }
 
-    /// Sends a request and reads the head of its answer. An answer that comes before all is sent ends the sending.
+    /// Sends a request and reads the head of its answer. An answer that arrives before all is sent ends the sending.
     pub(crate) async fn exchange(&mut self, request: &Request<'_>) -> io::Result<Answer> {
         self.write_head(request);
         let mut body: &[u8] = request.body;
@@ -162,7 +162,7 @@ impl Connection {
                 if !is_flushed && send_failure.is_none() {
                     match self.poll_send(body, &mut sent, context) {
                         Poll::Ready(Ok(())) => is_flushed = true,
-                        // The answer may say why.
+                        // The answer may say why sending failed.
                         Poll::Ready(Err(error)) => send_failure = Some(error),
                         Poll::Pending => {}
                     }
@@ -185,7 +185,7 @@ impl Connection {
                     return Poll::Ready(Err(broken("a head without end")));
                 }
                 if ready!(self.poll_read(context))? == 0 {
-                    // An engine that began to answer has the request: it must not be sent again.
+                    // An engine that began to answer has received the request: it must not be sent again.
                     if informational > 0 || !self.input.is_empty() {
                         return Poll::Ready(Err(broken("closed in the middle of a head")));
                     }
@@ -197,7 +197,7 @@ impl Connection {
         .await
     }
 
-    /// Sends the head and what follows it, of which so many bytes are gone already.
+    /// Sends the head and the body, of which `sent` bytes were sent before.
     fn poll_send(
         &mut self,
         body: &[u8],
@@ -223,9 +223,9 @@ impl Connection {
         Pin::new(stream).poll_flush(context)
     }
 
-    /// The head that has come, if all of it has; so many bytes of the input are known to hold no end of one.
+    /// Returns the head if it has arrived whole; the first `searched` bytes of the input contain no end of a head.
     fn head(&mut self, method: &Method, searched: &mut usize) -> io::Result<Option<Answer>> {
-        // An end may begin up to three bytes before what is new.
+        // The end may begin up to three bytes before the new input.
         let from = searched.saturating_sub(3);
         let Some(end) = END_OF_HEAD.find(&self.input[from..]) else {
             *searched = self.input.len();
@@ -238,12 +238,12 @@ impl Connection {
         parse(&head, method).map(Some)
     }
 
-    /// The next part of a body that has come already.
+    /// Returns the next part of a body from the input.
     pub(crate) fn next(&mut self, framing: &mut Framing) -> io::Result<Next> {
         next(&mut self.input, framing)
     }
 
-    /// Reads more of a body; what comes next of it.
+    /// Reads more of a body and returns its next part.
     pub(crate) fn poll_next(
         &mut self,
         framing: &mut Framing,
@@ -276,7 +276,7 @@ fn parse(bytes: &Bytes, method: &Method) -> io::Result<Answer> {
     let config = httparse::ParserConfig::default();
     match config.parse_response_with_uninit_headers(&mut parsed, bytes, &mut headers) {
         Ok(httparse::Status::Complete(end)) if end == bytes.len() => {}
-        // It takes a line feed alone for the end of a line, which was not looked for.
+        // `httparse` also accepts a bare line feed as end of line, which the search above did not look for.
         Ok(httparse::Status::Complete(_)) => return Err(broken("a head whose lines do not end in CRLF")),
         Ok(httparse::Status::Partial) => return Err(broken("a head that ends too early")),
         Err(error) => return Err(broken(&format!("its head: {error}"))),
@@ -296,7 +296,7 @@ fn parse(bytes: &Bytes, method: &Method) -> io::Result<Answer> {
     Ok(Answer { head, framing, is_reusable })
 }
 
-/// Whether a header has this word in its list.
+/// Whether a header's list contains this word.
 fn has_word(headers: &HeaderMap, name: &HeaderName, word: &[u8]) -> bool {
     let words =
         headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
@@ -310,7 +310,7 @@ fn keeps_alive(head: &Parts) -> bool {
     }
 }
 
-/// How the body comes (RFC 9112, section 6.3), and whether only one header says so.
+/// Framing of the body (RFC 9112, section 6.3), and whether only one header determines it.
 fn framing(head: &Parts, method: &Method) -> io::Result<(Framing, bool)> {
     let is_without = head.status.is_informational()
         || head.status == StatusCode::NO_CONTENT
@@ -340,13 +340,13 @@ fn framing(head: &Parts, method: &Method) -> io::Result<(Framing, bool)> {
     }
 }
 
-/// Takes up to so many bytes.
+/// Removes up to `most` bytes from the input.
 fn taken(input: &mut BytesMut, most: u64) -> Bytes {
     let bytes = usize::try_from(most).unwrap_or(usize::MAX).min(input.len());
     input.split_to(bytes).freeze()
 }
 
-/// A line without its end, if all of it has come.
+/// Returns a line without its end, if it has arrived whole.
 fn line(input: &mut BytesMut, bytes_max: usize) -> io::Result<Option<BytesMut>> {
     match memchr::memchr(b'\n', input) {
         Some(end) if end <= bytes_max => {
@@ -413,7 +413,7 @@ fn next(input: &mut BytesMut, framing: &mut Framing) -> io::Result<Next> {
     }
 }
 
-/// The size that a line gives; extensions say nothing here.
+/// Parses the size in a chunk line; extensions are ignored.
 fn chunk_size(line: &[u8]) -> io::Result<u64> {
     let digits = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     let is_number = (1..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);

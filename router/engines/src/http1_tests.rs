@@ -1,3 +1,5 @@
+//! Tests of the HTTP/1.1 client of engines.
+
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -7,7 +9,7 @@ fn head(text: &str) -> io::Result<Answer> {
     parse(&Bytes::copy_from_slice(text.as_bytes()), &Method::POST)
 }
 
-/// The body that comes in such pieces, or what is wrong with it.
+/// Decodes a body that arrives in these pieces.
 fn body(pieces: &[&[u8]], mut framing: Framing) -> Result<(Vec<u8>, Framing, usize), String> {
     let (mut input, mut out) = (BytesMut::new(), Vec::new());
     for piece in pieces {
@@ -34,7 +36,7 @@ fn how_a_body_comes_is_said_by_its_head() {
         ("transfer-encoding: chunked\r\n", CHUNKED, true),
         ("Transfer-Encoding: gzip, Chunked\r\n", CHUNKED, true),
         ("transfer-encoding: chunked\r\nconnection: x, Close\r\n", CHUNKED, false),
-        // Which of the two another party between believed is not known.
+        // An intermediary may have believed either of the two headers.
         ("transfer-encoding: chunked\r\ncontent-length: 5\r\n", CHUNKED, false),
         ("", Framing::UntilClose, false),
     ] {

@@ -1,9 +1,9 @@
 //! Request bodies on their way into an engine's HTTP server: a limit on each one's length and time, and on the bytes of all
 //! of them together.
 //!
-//! What counts is what has come, not what was announced, so that a client takes room only by sending. The charge of a body
-//! is given back when its [`ReceivedBody`] is dropped, which is after it was parsed. "Full" refuses at once: a client that has
-//! begun to send cannot be asked to wait without holding what it sent.
+//! Received bytes count, not announced ones, so that a client takes room only by sending. The charge of a body is returned
+//! when its [`ReceivedBody`] is dropped, which is after it was parsed. A body that does not fit is refused at once: a client
+//! that has begun to send cannot be made to wait without holding what it sent.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What a permit of the budget stands for.
+/// Bytes that one permit of the budget stands for.
 const UNIT_BYTES: usize = 1024;
 
-/// Why a body was not taken.
+/// Reason for which a body was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IntakeError {
-    /// It is longer than a body may be.
+    /// The body is longer than the limit.
     #[error("the body is too large")]
     TooLarge,
-    /// Other bodies take up all the room there is.
+    /// Other bodies use the whole budget.
     #[error("too many bytes of requests are being received")]
     Full,
-    /// It was not whole in time.
+    /// The body was not complete in time.
     #[error("the body did not arrive in time")]
     Slow,
-    /// The connection broke, or the body is not of HTTP's form.
+    /// The connection broke, or the body is malformed.
     #[error("the body broke off")]
     Broken,
 }
@@ -37,12 +37,12 @@ pub enum IntakeError {
 /// A whole body, charged to its [`Intake`] until it is dropped.
 #[derive(Debug)]
 pub struct ReceivedBody {
-    /// What came.
+    /// Bytes of the body.
     pub bytes: Bytes,
     _charge: Option<OwnedSemaphorePermit>,
 }
 
-/// Takes the bodies of one server.
+/// Receives the request bodies of one server.
 #[derive(Debug)]
 pub struct Intake {
     units: Arc<Semaphore>,
@@ -51,15 +51,15 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// For bodies of at most `body_bytes_max` bytes that come `within` a time, and `received_bytes_max` bytes of all of them
-    /// together (at least one largest body).
+    /// Limits one body to `body_bytes_max` bytes and the time `within`, and all of them together to `received_bytes_max` bytes
+    /// (at least one largest body).
     #[must_use]
     pub fn new(body_bytes_max: usize, received_bytes_max: usize, within: Duration) -> Self {
         let units = received_bytes_max.max(body_bytes_max).div_ceil(UNIT_BYTES);
         Self { units: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))), body_bytes_max, within }
     }
 
-    /// The longest body.
+    /// Length limit of one body.
     #[must_use]
     pub fn body_bytes_max(&self) -> usize {
         self.body_bytes_max
@@ -143,7 +143,7 @@ mod tests {
         for lengths in [&[1001][..], &[500, 501], &[1000, 1]] {
             assert_eq!(intake.receive(pieces(lengths)).await.expect_err("too long"), IntakeError::TooLarge);
         }
-        // The length is told before a byte has come.
+        // The length is known before a byte has arrived.
         let told = intake.receive(Full::new(Bytes::from(vec![0; 1001]))).await;
         assert_eq!(told.expect_err("too long"), IntakeError::TooLarge);
         assert_eq!(intake.units.available_permits(), 4);

@@ -1,7 +1,7 @@
-//! The key that an engine asks its callers for, as `Authorization: Bearer KEY`: what vLLM and SGLang call `--api-key`.
+//! The API key of an engine, sent as `Authorization: Bearer KEY`; vLLM and SGLang call it `--api-key`.
 //!
-//! The gateway shows it with every request to that engine, the questions about health, load and metrics among them; our
-//! own workers check it. Debug output does not show it, and it is compared in constant time.
+//! The gateway sends it with every request to that engine, including those for health, load and metrics; Kvasir's own
+//! workers check it. Debug output does not contain it, and it is compared in constant time.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ const SCHEME: &str = "Bearer ";
 pub struct ApiKey(HeaderValue);
 
 impl ApiKey {
-    /// From its text; `None` when that is empty, begins or ends with a blank, or is not plain ASCII.
+    /// Makes a key of its text; `None` when the text is empty, begins or ends with a blank, or is not plain ASCII.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let is_whole = !text.is_empty() && text.is_ascii() && text.trim() == text;
@@ -25,20 +25,20 @@ impl ApiKey {
         Some(Self(value))
     }
 
-    /// The value of the `authorization` header that shows it.
+    /// Value of the `authorization` header with this key.
     #[must_use]
     pub fn header(&self) -> &HeaderValue {
         &self.0
     }
 
-    /// Its text.
+    /// Text of the key.
     #[must_use]
     pub fn text(&self) -> &str {
         let shown = self.0.to_str().unwrap_or_default();
         shown.strip_prefix(SCHEME).unwrap_or_default()
     }
 
-    /// Whether a request with these headers shows it.
+    /// Whether these request headers contain the key.
     #[must_use]
     pub fn is_shown_in(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(AUTHORIZATION).map_or(&[][..], HeaderValue::as_bytes);
@@ -51,23 +51,23 @@ impl ApiKey {
 /// The keys of all engines of a gateway.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EngineKeys {
-    /// For engines of the cluster without a key of their own.
+    /// Key of engines of the cluster without a key of their own.
     pub all: Option<ApiKey>,
-    /// By the engine's URL, without a slash at its end.
+    /// Keys by the engine's URL, without a slash at its end.
     pub own: HashMap<String, ApiKey>,
-    /// Workers that an administrator adds get `all`, too. Not on a gateway without keys, where every process of the machine
-    /// is an administrator and would learn the key by adding itself.
+    /// Whether workers that an administrator adds get `all`, too. Must be false on a gateway without keys, where every process of
+    /// the machine is an administrator and would learn the key by adding itself.
     pub trusts_added: bool,
 }
 
 impl EngineKeys {
-    /// The key that the engine at this URL asks for.
+    /// Key for the engine at this URL.
     #[must_use]
     pub fn of(&self, url: &str) -> Option<&ApiKey> {
         self.own_of(url).or(self.all.as_ref())
     }
 
-    /// The key that is for this URL alone.
+    /// Key that is configured for this URL alone.
     #[must_use]
     pub fn own_of(&self, url: &str) -> Option<&ApiKey> {
         self.own.get(url.trim_end_matches('/'))

@@ -1,4 +1,4 @@
-//! Streamed completions of token ids, as engines that take and give ids answer them.
+//! Streamed completions of token ids, as engines that accept and return ids answer them.
 //!
 //! Source: vLLM's completion protocol with `return_token_ids` and `return_tokens_as_token_ids`, which SGLang and the
 //! reference engine speak, too.
@@ -12,20 +12,20 @@ use serde_json::Value;
 /// The log-probability of a token, and the alternatives by falling log-probability.
 pub type TokenProbability = (f32, Vec<(u32, f32)>);
 
-/// What an event of such a completion says.
+/// Contents of one event of such a completion.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TokenEvent {
-    /// The tokens that it brings.
+    /// Tokens of this event.
     pub token_ids: Vec<u32>,
-    /// One for each token, when asked for.
+    /// Probabilities, one per token, when requested.
     pub probabilities: Vec<TokenProbability>,
-    /// Why the output ends, in its last event.
+    /// Reason for which the output ends, in its last event.
     pub finish: Option<Finish>,
     /// Token counts so far.
     pub usage: Option<Usage>,
 }
 
-/// The parts of an event that count; everything else is skipped by the parser.
+/// Fields of an event that are read; the parser skips everything else.
 #[derive(Deserialize, Default)]
 struct Event {
     #[serde(default)]
@@ -49,7 +49,7 @@ struct Logprobs {
 }
 
 impl TokenEvent {
-    /// Reads the data of an event; an error is what the engine says went wrong, or why its event is not understood.
+    /// Parses the data of an event. The error is the engine's error text, or a parse error.
     pub fn parse(data: &[u8]) -> Result<Self, String> {
         let event: Event =
             serde_json::from_slice(data).map_err(|error| format!("an event is not understood: {error}"))?;

@@ -1,10 +1,10 @@
 //! Connections to one engine, driven by the requests that use them.
 //!
-//! A connection (`http1`) has no task of its own: the request that holds it polls it, so that neither head nor body crosses from
-//! one task to another (hyper-util's pool gives each connection a task, and each hop is a wake-up). Nobody watches an
-//! idle connection; it is looked at when it is taken out, and one that has been idle for longer than the least
-//! keep-alive among engines' servers (uvicorn: 5 s) is not used again. A request whose reused connection turns out to
-//! be closed before any answer is sent once more over a fresh one, unless it says that it must not be.
+//! A connection (`http1`) has no task of its own: the request that holds it polls it, so that neither head nor body crosses
+//! from one task to another (hyper-util's pool gives each connection a task, and each hop is a wake-up). Idle connections are
+//! not watched; a connection is checked when it is taken out, and one that has been idle for longer than the least keep-alive
+//! among engines' servers (uvicorn: 5 s) is not used again. A request whose reused connection turns out to be closed before
+//! any answer is sent once more over a new one, unless it must not be sent twice.
 //!
 //! Dropping a [`ReplyBody`] before its end closes the connection, which is how an engine learns of a cancellation.
 //! Nagle's algorithm is off. Taking a connection out and putting it back is lock-free.
@@ -31,57 +31,57 @@ use crate::handover::Piece;
 use crate::http1::{self, Answer, Connection, Framing, Next};
 use crate::key::ApiKey;
 
-/// Idle connections kept for each engine by threads that share them; more are closed.
+/// Idle connections kept for each engine by threads that share them; further ones are closed.
 const IDLE_MAX: usize = 2048;
-/// The same for each thread that has its own.
+/// Idle connections kept for each engine by a thread that has its own.
 const IDLE_OWN_MAX: usize = 256;
-/// Below uvicorn's keep-alive of 5 s, with time to get there.
+/// Longest idle time: below uvicorn's keep-alive of 5 s, with time for a request to arrive.
 const IDLE_FOR: Duration = Duration::from_secs(4);
-/// Connections past their time that one request closes at most.
+/// Expired connections that one request closes at most.
 const EXPIRED_EACH_MAX: usize = 4;
-/// A connection that was closed while it was idle fails within this time; later it is the engine that failed.
+/// A connection that was closed while idle fails within this time; a later failure is the engine's.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// A connection to an engine on which nothing is acknowledged for so long is given up: the machine is gone, or something on the way
-/// has forgotten the connection. An engine that computes is unaffected, as its kernel acknowledges; one that does not read a body
-/// that its kernel cannot hold has as long.
+/// Time without acknowledgement after which a connection is given up: the machine is gone, or a device on the path has
+/// dropped the connection. An engine that computes is unaffected, as its kernel acknowledges; an engine that does not read a
+/// body larger than its kernel's buffers has this time, too.
 const SILENT_MAX: Duration = Duration::from_secs(120);
 
-/// What became of a request that got no whole answer.
+/// Failure of a request to an engine.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{worker}: {reason}")]
 pub struct UpstreamError {
     /// The engine's URL.
     pub worker: String,
-    /// What happened.
+    /// Text of the failure.
     pub reason: String,
-    /// The answer has more bytes than its reader takes.
+    /// Whether the answer is longer than its reader accepts.
     pub is_too_large: bool,
 }
 
-/// What is sent.
+/// A request to an engine.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// The method.
     pub method: Method,
     /// Path and query.
     pub path: Uri,
-    /// Headers beside `host` and the length.
+    /// Headers in addition to `host` and the length.
     pub headers: HeaderMap,
     /// The body.
     pub body: Bytes,
-    /// Must not be sent twice, not even when its connection was closed under it.
+    /// Whether the request must not be sent twice, not even when its connection was closed before an answer.
     pub once: bool,
 }
 
 impl Call {
-    /// A POST of JSON.
+    /// Returns a POST of JSON.
     #[must_use]
     pub fn json(path: &'static str, body: Bytes) -> Self {
         Self::post(path, HeaderValue::from_static("application/json"), body)
     }
 
-    /// A POST of a body of this type.
+    /// Returns a POST of a body of this type.
     #[must_use]
     pub fn post(path: &'static str, content_type: HeaderValue, body: Bytes) -> Self {
         let mut headers = HeaderMap::with_capacity(8);
@@ -89,7 +89,7 @@ impl Call {
         Self { method: Method::POST, path: Uri::from_static(path), headers, body, once: false }
     }
 
-    /// With a header, unless its value has characters that headers cannot have.
+    /// Adds a header, unless its value has characters that headers cannot have.
     #[must_use]
     pub fn with(mut self, name: HeaderName, value: &str) -> Self {
         if let Ok(value) = HeaderValue::from_str(value) {
@@ -110,28 +110,28 @@ pub struct Upstream {
     authority: String,
     host: HeaderValue,
     tls: Option<Arc<ClientTls>>,
-    /// Shown with every request, in place of any other `authorization`.
+    /// Key sent with every request, in place of any other `authorization`.
     key: Option<ApiKey>,
-    /// By the thread that they belong to, as [`place`] numbers them.
+    /// Idle connections by their owner, as [`place`] numbers it.
     idle: Box<[OnceLock<ArrayQueue<Idle>>]>,
 }
 
-/// Threads with connections of their own, beside those that share them; more of them share, too.
+/// Largest number of threads with connections of their own; further threads use the shared ones.
 const OWNERS_MAX: usize = 64;
 
 thread_local! {
     static PLACE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// From now on this thread uses no other thread's connections, and no other uses its own: a connection wakes the reactor
-/// that it was made on, so a thread that runs a reactor alone would be woken by others for theirs.
+/// Gives this thread its own connections, which no other thread uses. A connection wakes the reactor that it was made on,
+/// so a thread that runs its own reactor would otherwise be woken for other threads' requests.
 pub fn own_connections() {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     let place = NEXT.fetch_add(1, Ordering::Relaxed);
     PLACE.set(if place < OWNERS_MAX { place } else { 0 });
 }
 
-/// Whose connections this thread uses.
+/// Number of the connection set that this thread uses.
 fn place() -> usize {
     PLACE.get()
 }
@@ -143,13 +143,13 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// Connections to the engine at `base`: `http://host:port`, or `https://` over `tls`.
+    /// Returns the connections to the engine at `base`: `http://host:port`, or `https://` over `tls`.
     #[must_use]
     pub fn new(base: &str, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
         Self::with_key(base, tls, None)
     }
 
-    /// The same to an engine that asks for a key: every request shows it.
+    /// As [`Self::new`], for an engine with a key, which is sent with every request.
     #[must_use]
     pub fn with_key(base: &str, tls: Option<&Arc<ClientTls>>, key: Option<&ApiKey>) -> Arc<Self> {
         let base = base.trim_end_matches('/');
@@ -184,7 +184,7 @@ impl Upstream {
         self.key.as_ref().map(|key| key.header().clone())
     }
 
-    /// The idle connections of this thread.
+    /// Idle connections of this thread.
     fn idle(&self) -> &ArrayQueue<Idle> {
         let place = place();
         self.idle[place].get_or_init(|| ArrayQueue::new(if place == 0 { IDLE_MAX } else { IDLE_OWN_MAX }))
@@ -194,9 +194,9 @@ impl Upstream {
         UpstreamError { worker: self.base.clone(), reason: reason.to_string(), is_too_large: false }
     }
 
-    /// An idle connection that is still open as far as can be seen.
+    /// Takes an idle connection that is still open as far as can be seen.
     fn take(&self) -> Option<Box<Connection>> {
-        // Closing takes a while: what many requests have left behind is not cleared away by one of them.
+        // Closing takes a while: one request does not close all connections that many requests have left.
         for _ in 0..EXPIRED_EACH_MAX {
             let Idle { mut connection, since } = self.idle().pop()?;
             let mut context = Context::from_waker(Waker::noop());
@@ -207,13 +207,13 @@ impl Upstream {
         None
     }
 
-    /// Closes connections that have been idle for too long; to be called now and then.
+    /// Closes connections that have been idle for too long; must be called periodically.
     pub fn sweep(&self) {
         for idle in self.idle.iter().filter_map(OnceLock::get) {
             for _ in 0..idle.len() {
                 let Some(oldest) = idle.pop() else { break };
                 if oldest.since.elapsed() <= IDLE_FOR {
-                    // The oldest come first, but for those that are being used meanwhile.
+                    // The oldest come first, except connections that are in use meanwhile.
                     let _closed = idle.push(oldest);
                     break;
                 }
@@ -228,7 +228,7 @@ impl Upstream {
             Ok(Err(error)) => return Err(self.error(error)),
             Err(_) => return Err(self.error("no connection in time")),
         };
-        // A connection that is gone already will say so soon.
+        // Errors are ignored: a connection that is closed already fails at the first use.
         let _gone = stream.set_nodelay(true);
         let _gone = router_tls::set_dead_peer_timeout(&stream, SILENT_MAX);
         let stream = match &self.tls {
@@ -244,12 +244,12 @@ impl Upstream {
         Ok(Box::new(Connection::new(stream)))
     }
 
-    /// Sends a request; the answer's head is here when this returns, its body comes as it comes.
+    /// Sends a request and returns the head of its answer; the body is read later.
     pub async fn send(self: &Arc<Self>, call: &Call) -> Result<Response<ReplyBody>, UpstreamError> {
         if let Some(connection) = self.take() {
             let started = Instant::now();
             match self.exchange(connection, call).await {
-                // Closed under us while it was idle: that shows at once and says nothing of the engine.
+                // The connection was closed while idle: this shows at once and is no failure of the engine.
                 Err(error) if !call.once && is_closed(&error) && started.elapsed() < CLOSED_WITHIN => {}
                 answer => return answer.map_err(|error| self.error(error)),
             }
@@ -287,7 +287,7 @@ impl Upstream {
     }
 }
 
-/// Whether a connection was closed: whatever else is wrong is the engine's answer.
+/// Whether the error means that the connection was closed; other errors are the engine's.
 fn is_closed(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe | ConnectionAborted | NotConnected)
@@ -295,12 +295,12 @@ fn is_closed(error: &io::Error) -> bool {
 
 /// The body of an answer, and the connection that it comes over.
 pub struct ReplyBody {
-    /// Gone once it is back among the idle ones, or broken.
+    /// `None` once the connection is idle again, or broken.
     connection: Option<Box<Connection>>,
     framing: Framing,
     is_reusable: bool,
     home: Arc<Upstream>,
-    /// The answer comes from a proxy that sent the request, and not over a connection.
+    /// Channel of an answer that a proxy passes on, instead of a connection.
     handed_back: Option<mpsc::Receiver<Piece>>,
 }
 
@@ -311,7 +311,7 @@ impl std::fmt::Debug for ReplyBody {
 }
 
 impl ReplyBody {
-    /// A body that a proxy hands back.
+    /// Returns a body that a proxy passes on.
     pub(crate) fn handed_back(pieces: mpsc::Receiver<Piece>, home: &Arc<Upstream>) -> Self {
         Self {
             connection: None,
@@ -337,12 +337,12 @@ impl ReplyBody {
         Poll::Ready(None)
     }
 
-    /// The body has ended: the connection goes to whoever comes next.
+    /// Returns the connection to the idle ones, after the body has ended.
     fn give_back(&mut self) {
         let connection = self.connection.take();
         if let Some(connection) = connection.filter(|connection| self.is_reusable && connection.is_drained())
         {
-            // When there are enough of them, it is closed.
+            // The connection is closed when the queue is full.
             let _closed = self.home.idle().push(Idle { connection, since: Instant::now() });
         }
     }
@@ -455,7 +455,7 @@ mod tests {
             let upstream = Upstream::with_key(&base, None, key.as_ref());
             let mut call = Call::json("/v1/chat/completions", Bytes::new());
             if own.is_some() {
-                // Nothing passes a client's on; if something did, the engine would still see its own alone.
+                // The gateway does not forward a client's header; if it did, the engine would still see only its own key.
                 call = call.with(http::header::AUTHORIZATION, "Bearer clients-key");
             }
             let (head, answer) = tokio::join!(first_head(listener), upstream.send(&call));

@@ -1,7 +1,7 @@
-//! For engines that publish no events: what was routed to a worker is taken to be there for a while.
+//! An index entry for engines that publish no events: routed prompts are assumed to stay cached for a time.
 //!
-//! Same index, same policy. Each routed block lives for a time from its last use, and a worker has room for a
-//! number of blocks; the least recently used go first, the end of a chain before its beginning.
+//! Index and policy are the same as with events. Each routed block lives for a time from its last use, and a worker has room
+//! for a number of blocks; the least recently used go first, the end of a chain before its beginning.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use kvstore_block::chained_hash;
 use router_radix::{EngineHash, IndexWriter, Member, Tier};
 
-/// A prompt that comes again within this share of its blocks' life changes nothing that matters.
+/// A prompt that repeats within this share of its blocks' life does not refresh them.
 const FRESH_SHARE: u32 = 8;
 
-/// Keys are hashes already.
+/// Hasher for keys that are hashes already.
 #[derive(Debug, Default)]
 struct AsItIs(u64);
 
@@ -33,17 +33,17 @@ impl Hasher for AsItIs {
     }
 }
 
-/// Blocks that are remembered, and forgotten, together: what a long prompt costs here is a hash table's work for each run of
-/// it, not for each block. The end of a prompt that makes no whole run is remembered block by block, since prompts part there.
+/// Blocks that are remembered and forgotten together: a long prompt costs one hash-table operation per run, not per block.
+/// The last blocks of a prompt that fill no run are remembered one by one, since prompts diverge there.
 const RUN: usize = 16;
 
-/// A run, under the key of its last block.
+/// A run of blocks, stored under the key of its last block.
 #[derive(Debug)]
 struct Run {
-    /// Last use: a number that grows with each request.
+    /// Last use: the number of the request, which grows.
     turn: u64,
     at: Instant,
-    /// Keys of the blocks before the last one; none for a single block.
+    /// Keys of the blocks before the last one; `None` for a single block.
     before: Option<Box<[EngineHash; RUN - 1]>>,
 }
 
@@ -53,24 +53,24 @@ impl Run {
     }
 }
 
-/// What one worker is believed to hold.
+/// Blocks that one worker is assumed to hold.
 #[derive(Debug)]
 pub struct Approximate {
     member: Member,
     ttl: Duration,
     blocks_max: usize,
     runs: HashMap<EngineHash, Run, BuildHasherDefault<AsItIs>>,
-    /// Blocks of all runs. One at the end of a prompt that became a run of a longer one counts twice for a while.
+    /// Number of blocks of all runs. A block at the end of a prompt that became part of a longer prompt's run counts twice for a while.
     blocks: usize,
-    /// In order of use; entries whose run was used again since are stale.
+    /// Runs in order of use; an entry is stale if its run was used again since.
     order: VecDeque<(EngineHash, u64, Instant)>,
     turn: u64,
-    /// Kept for the next request.
+    /// Buffer, reused by the next request.
     keys: Vec<EngineHash>,
 }
 
 impl Approximate {
-    /// Nothing is believed yet.
+    /// Returns a state without blocks.
     #[must_use]
     pub fn new(member: Member, ttl: Duration, blocks_max: usize) -> Self {
         Self {
@@ -85,19 +85,19 @@ impl Approximate {
         }
     }
 
-    /// Blocks that the worker is believed to hold.
+    /// Number of blocks that the worker is assumed to hold.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks
     }
 
-    /// Whether none is.
+    /// Whether the worker is assumed to hold no block.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks == 0
     }
 
-    /// A prompt with these block hashes was routed to the worker.
+    /// Records that a prompt with these block hashes was routed to the worker.
     pub fn routed(&mut self, index: &mut IndexWriter<'_>, block_hashes: &[u64], now: Instant) {
         self.turn += 1;
         let mut keys = std::mem::take(&mut self.keys);
@@ -117,7 +117,7 @@ impl Approximate {
         self.keys = keys;
     }
 
-    /// Stores what is not known yet, neighbours together.
+    /// Stores the blocks that are not known yet, neighbours together.
     fn store(&mut self, index: &mut IndexWriter<'_>, keys: &[EngineHash], block_hashes: &[u64]) {
         let mut put = |from: usize, until: usize| {
             if from < until {
@@ -139,7 +139,7 @@ impl Approximate {
         put(from, keys.len());
     }
 
-    /// Every run of a prompt has been used now. The end first: it is the first to go.
+    /// Marks every run of a prompt as used now, the end first, since it is evicted first.
     fn touch(&mut self, keys: &[EngineHash], now: Instant) {
         let turn = self.turn;
         for end in ends(keys.len()).rev() {
@@ -154,7 +154,7 @@ impl Approximate {
         }
     }
 
-    /// Forgets what is too old or too much, and keeps the order short.
+    /// Forgets expired and surplus blocks, and removes stale entries of the order.
     pub fn expire(&mut self, index: &mut IndexWriter<'_>, now: Instant) {
         let mut gone = Vec::new();
         while let Some(&(key, turn, at)) = self.order.front() {
@@ -178,13 +178,13 @@ impl Approximate {
     }
 }
 
-/// Where the runs of a prompt of so many blocks end: whole runs, then block by block.
+/// Ends of the runs of a prompt with this many blocks: whole runs, then block by block.
 fn ends(blocks: usize) -> impl DoubleEndedIterator<Item = usize> + Clone {
     let whole = blocks / RUN;
     (1..=whole).map(|run| run * RUN).chain(whole * RUN + 1..=blocks)
 }
 
-/// Where the run that ends there begins.
+/// Start of the run that ends at `end`.
 fn start_of(end: usize, blocks: usize) -> usize {
     if end <= blocks / RUN * RUN { end.saturating_sub(RUN) } else { end - 1 }
 }
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(index.write().usage().entries, 0);
     }
 
-    /// Whatever is routed, what the index holds is what is remembered, and the prompt routed last is held.
+    /// For any sequence of prompts the index equals the remembered blocks, and the last prompt is held.
     #[test]
     fn the_index_holds_what_is_remembered() {
         for seed in 0..20_u64 {
@@ -236,7 +236,7 @@ mod tests {
             let mut approximate = Approximate::new(member, Duration::from_secs(40), 300);
             let start = Instant::now();
             for step in 0..400 {
-                // Conversations that share beginnings and part anywhere.
+                // Conversations that share beginnings and diverge anywhere.
                 let (len, branch) = (1 + below(120), below(120));
                 let conversation = below(4);
                 let prompt: Vec<u64> = (0..len)

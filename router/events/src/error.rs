@@ -1,15 +1,15 @@
-//! What is wrong with bytes from a publisher.
+//! Errors in a publisher's bytes.
 
-/// The bytes are not what they should be.
+/// A payload cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireError {
-    /// What is wrong.
+    /// Description of the error.
     pub what: &'static str,
-    /// At which byte of the payload.
+    /// Byte offset in the payload.
     pub at: usize,
-    /// In which event of the batch.
+    /// Number of the event in the batch.
     pub event: Option<usize>,
-    /// In which of its fields.
+    /// Name of the event's field.
     pub field: Option<&'static str>,
 }
 

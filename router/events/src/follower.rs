@@ -1,11 +1,10 @@
-//! Keeps one publisher's events in order: which message is next, which is missing, which was seen, and which
-//! comes from another life of the publisher. Pure: it says what to ask for, and is told what came.
+//! Keeps one publisher's events in order: the next, the missing and the repeated messages, and messages of another run of
+//! the publisher. Pure: it returns what to request, and is given what arrived.
 //!
-//! Numbers begin at 0 with the publisher's process, and nothing else marks a restart. A number that was passed
-//! is either a message seen before (the replay brought it too) or a new life whose first messages were
-//! missed: the payload tells which, since batches carry their time. A new life may also have passed the last known
-//! number unseen; so a replay begins with the last message that is known, and only if that is still the same does
-//! the rest belong to it.
+//! Numbers begin at 0 with the publisher's process, and nothing else marks a restart. A number below the next one is
+//! either a message seen before (the replay brought it too) or the message of a new run whose first messages were missed:
+//! the payload decides, since batches carry their time. A new run may also have passed the last known number unseen; so a
+//! replay begins with the last known message, and only if that is unchanged does the rest belong to it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,15 +17,15 @@ use crate::tracker::{Applied, Tracker};
 use crate::trtllm::{Polled, PolledError};
 use crate::wire::{self, EventBatch};
 
-/// Messages whose payload is remembered. More than a replay can overlap with what is on its way.
+/// Messages whose payload hash is remembered. More than a replay can overlap with messages in flight.
 const RECENT_MAX: usize = 4096;
 
-/// What to do next.
+/// Next action for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing: the message is dealt with.
+    /// Nothing: the message is applied.
     Done,
-    /// Ask for everything from a number on, hand it to [`Follower::replayed`], and then the same message to
+    /// Request a replay from a number on, pass it to [`Follower::replayed`], and then the same message to
     /// [`Follower::after_replay`].
     Replay {
         /// The first missing number.
@@ -34,18 +33,18 @@ pub enum Step {
     },
 }
 
-/// One publisher, followed.
+/// State of one followed publisher.
 #[derive(Debug)]
 pub struct Follower {
     tracker: Tracker,
     next: Option<u64>,
     recent: VecDeque<(u64, u64)>,
-    /// By rank, of an engine that is asked.
+    /// Next numbers by rank, for an engine that is polled.
     polled_next: HashMap<u32, u64>,
 }
 
 impl Follower {
-    /// A publisher about which nothing is known.
+    /// Starts with a publisher about which nothing is known.
     #[must_use]
     pub fn new(tracker: Tracker) -> Self {
         Self { tracker, next: None, recent: VecDeque::new(), polled_next: HashMap::new() }
@@ -63,13 +62,13 @@ impl Follower {
         self.next.unwrap_or(0)
     }
 
-    /// Where a replay begins: with the last message that is known, to see whether it is still the same.
+    /// First number of a replay: the last known message, to check that it is unchanged.
     #[must_use]
     pub fn replay_from(&self) -> u64 {
         self.expected().saturating_sub(1)
     }
 
-    /// A message of the live feed.
+    /// Applies a message of the live feed.
     pub fn live(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) -> Step {
         let expected = self.expected();
         if sequence < expected {
@@ -87,8 +86,8 @@ impl Follower {
         Step::Done
     }
 
-    /// A message that was asked for. When it tells that the publisher has started again, what it has must be asked for
-    /// anew, from its beginning.
+    /// Applies a message of a replay. When it shows that the publisher has restarted, a replay from its beginning is
+    /// needed.
     pub fn replayed(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) -> Step {
         let expected = self.expected();
         if sequence < expected {
@@ -101,15 +100,15 @@ impl Follower {
             return Step::Done;
         }
         if sequence > expected {
-            // The publisher's memory begins later than what is known.
+            // The publisher's replay buffer begins after the next expected number.
             self.skip_to(index, sequence);
         }
         self.apply(index, sequence, payload);
         Step::Done
     }
 
-    /// A replay from [`Self::replay_from`] on has brought nothing, not even the last message that is known: the publisher has started
-    /// again, and has not passed it yet. What the index has of it is from before the restart.
+    /// A replay from [`Self::replay_from`] on has brought nothing, not even the last known message: the publisher has restarted,
+    /// and has not reached that number yet. The index's blocks of it are from before the restart.
     pub fn replayed_nothing(&mut self, index: &mut IndexWriter<'_>) -> Step {
         if self.expected() == 0 {
             return Step::Done;
@@ -122,8 +121,8 @@ impl Follower {
         Step::Replay { from: 0 }
     }
 
-    /// The live message that a replay was asked for, again. What is still missing is lost for good: everything
-    /// is forgotten, since an index that is short costs time, and one that is wrong costs more.
+    /// Applies the live message that a replay was requested for. Messages still missing are lost: everything is forgotten,
+    /// since an incomplete index costs time, and a wrong one costs more.
     pub fn after_replay(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {
         let expected = self.expected();
         if sequence > expected {
@@ -135,14 +134,14 @@ impl Follower {
         }
     }
 
-    /// An answer of an engine that is asked for its events (TensorRT-LLM), and forgets what it has told: what is missing is
-    /// lost for good. Each of its ranks counts for itself; the index takes them for one.
+    /// Applies an answer of an engine that is polled (TensorRT-LLM). It forgets events that it has returned, so missing ones are
+    /// lost. Each of its ranks counts separately; the index treats them as one.
     pub fn polled(&mut self, index: &mut IndexWriter<'_>, events: Vec<Result<Polled, PolledError>>) {
         for event in events {
             let event = match event {
                 Ok(event) => event,
                 Err(error) => {
-                    // It may have been a removal.
+                    // The event may have been a removal.
                     tracing::warn!(%error, "KV events: starting over");
                     self.tracker.counters.broken += 1;
                     self.start_over(index);
@@ -160,7 +159,7 @@ impl Follower {
         }
     }
 
-    /// Something is wrong with what is known: forgets it, and asks for everything with the next message.
+    /// Forgets the publisher's blocks after an error, and requests everything with the next message.
     pub fn start_over(&mut self, index: &mut IndexWriter<'_>) {
         self.tracker.forget(index);
         self.next = None;
@@ -168,7 +167,7 @@ impl Follower {
         self.polled_next.clear();
     }
 
-    /// Goes on from a saved state: the next number, and the last message's hash.
+    /// Continues from a saved state: the next number, and the last message's hash.
     pub(crate) fn resume(&mut self, next: u64, last: u64) {
         self.next = Some(next);
         self.recent.clear();
@@ -182,7 +181,7 @@ impl Follower {
         self.recent.back().map_or(0, |recent| recent.1)
     }
 
-    /// The publisher shares stores with others; `None`: it does no more.
+    /// Sets the blocks in stores that the publisher shares with others; `None`: it shares none.
     pub fn share(&mut self, shared: Option<Arc<SharedBlocks>>) {
         self.tracker.share(shared);
     }
@@ -197,7 +196,7 @@ impl Follower {
     }
 
     fn was_seen(&self, sequence: u64, payload: &[u8]) -> bool {
-        // They are in order, without holes but where something was skipped.
+        // Numbers are in order, without gaps except where messages were skipped.
         let at = self.recent.binary_search_by_key(&sequence, |recent| recent.0);
         at.is_ok_and(|at| self.recent[at].1 == xxh3_64(payload))
     }

@@ -5,8 +5,8 @@
 //! * [`tracker`]: one rank's events translated: tokens to block hashes, applied to the index.
 //! * [`follower`]: the order of messages: gaps, replays, restarts. Pure.
 //! * [`subscribe`]: the subscription to one publisher, over ZMQ.
-//! * [`listen`]: publishers that connect to us, told apart by topic.
-//! * [`publish`]: the publishing side, of our own engines.
+//! * [`listen`]: publishers that connect to the gateway, distinguished by topic.
+//! * [`publish`]: the publishing side, for Kvasir's own engines.
 //! * [`snapshot`]: the state of all publishers as bytes, for a restart and for a peer.
 //! * [`shared_blocks`]: blocks in stores that several workers share.
 //! * [`store_changes`]: what a store tells of its blocks.

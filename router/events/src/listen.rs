@@ -1,8 +1,8 @@
-//! Publishers that connect to us: one listener for each endpoint, whoever and how many they are.
+//! Publishers that connect to the gateway: one listener per endpoint, for any number of publishers.
 //!
 //! llm-d's usual deployment lets every engine connect to one port of the gateway, with the topic `kv@POD@MODEL`. Only the
-//! topic tells who has sent a message. It belongs to the worker that names it as its own (vLLM's `/kv_event_sources`);
-//! for a worker that does not say, to the one whose URL has the address between the topic's `@`.
+//! topic identifies the sender of a message. It belongs to the worker that reports it as its own (vLLM's
+//! `/kv_event_sources`); for a worker that reports none, to the one whose URL has the address between the topic's `@`.
 //!
 //! Invariants: a message goes to one worker or to none. When two workers claim a topic, or two connections use one in turn,
 //! those workers' events are unattributable: they get no messages, and what was learnt from events is forgotten until
@@ -24,11 +24,11 @@ use router_zmtp::{Endpoint, Error, Inbound, Limits, SubListener};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Endpoints that are listened on. Beyond it, those without a worker are closed first.
+/// Largest number of endpoints. Beyond it, endpoints without a worker are closed first.
 const LISTENERS_MAX: usize = 64;
-/// Messages that wait for one worker: it takes none during a replay.
+/// Messages queued for one worker, which takes none during a replay.
 const QUEUED_MESSAGES_MAX: usize = 4096;
-/// Bytes that wait for one worker.
+/// Bytes queued for one worker.
 const QUEUED_BYTES_MAX: usize = 4 << 20;
 /// Open connections of one topic that are told apart.
 const EARLIER_MAX: usize = 8;
@@ -39,21 +39,21 @@ const TOPIC_BYTES_MAX: usize = 512;
 /// Unmatched topics of one listener that are named in the log. All of them are counted.
 const UNMATCHED_NAMED_MAX: usize = 64;
 
-/// What is known of a publisher besides its endpoint.
+/// Identity of a publisher besides its endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Publisher {
     /// The worker's name, for the log.
     pub name: String,
     /// Host, or host and port, of the worker's URL.
     pub address: String,
-    /// The topic that the worker says it publishes under.
+    /// Topic that the worker reports.
     pub topic: Option<String>,
 }
 
-/// What listeners have counted.
+/// Counters of the listeners.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ListenCounters {
-    /// Messages that belong to no worker, or not to one alone.
+    /// Messages that belong to no worker, or to more than one.
     pub unattributed: u64,
     /// Messages dropped because a worker's queue was full.
     pub dropped: u64,
@@ -65,7 +65,7 @@ struct Counts {
     dropped: AtomicU64,
 }
 
-/// The endpoints that this process listens on for publishers.
+/// The endpoints on which this process listens for publishers.
 #[derive(Debug, Default)]
 pub struct Listeners {
     open: tokio::sync::Mutex<HashMap<String, Arc<Listener>>>,
@@ -73,7 +73,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// What all of them have counted.
+    /// Sum of the counters of all listeners.
     #[must_use]
     pub fn counters(&self) -> ListenCounters {
         ListenCounters {
@@ -82,9 +82,9 @@ impl Listeners {
         }
     }
 
-    /// Listens at the endpoint, unless that is so already, and hands its publisher's messages to the caller.
+    /// Listens at the endpoint, unless it is open already, and returns the publisher's messages to the caller.
     pub(crate) async fn join(&self, endpoint: &str, publisher: Publisher) -> Result<Membership, String> {
-        // Held while it binds, so that two workers do not race for the port.
+        // Held while binding, so that two workers do not race for the port.
         let mut open = self.open.lock().await;
         let listener = match open.get(endpoint) {
             Some(listener) => Arc::clone(listener),
@@ -109,8 +109,8 @@ impl Listeners {
     }
 }
 
-/// Listens at the endpoint. Engines know the gateway by the name of a service that is no address of this host; then all
-/// addresses are listened on.
+/// Listens at the endpoint. Engines may know the gateway by the name of a service, which is no address of this host; all
+/// addresses are listened on then.
 async fn bind(endpoint: &str) -> Result<SubListener, Error> {
     let named = match SubListener::bind(endpoint, b"", Limits::SUBSCRIBER).await {
         Err(error) => error,
@@ -186,22 +186,22 @@ pub(crate) struct Membership {
     is_ambiguous: watch::Receiver<bool>,
 }
 
-/// Something for a worker.
+/// An item delivered to a worker.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
     /// Number and payload of a batch.
     Batch(u64, Bytes),
-    /// Whether the worker's messages can be told from others' has changed.
+    /// The worker's messages have become ambiguous (true), or attributable again (false).
     Ambiguous(bool),
 }
 
 impl Membership {
-    /// Whether the worker's messages cannot be told from others' now.
+    /// Whether the worker's messages cannot be attributed to it alone.
     pub(crate) fn is_ambiguous(&mut self) -> bool {
         *self.is_ambiguous.borrow_and_update()
     }
 
-    /// What comes next; `None` when the listener is gone. Cancel-safe.
+    /// Returns the next delivery; `None` when the listener is gone. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Delivery> {
         tokio::select! {
             biased;
@@ -229,7 +229,7 @@ struct Member {
     publisher: Publisher,
     batches: QueueSender<(u64, Bytes)>,
     ambiguity: watch::Sender<bool>,
-    /// Another member has a claim to one of its topics.
+    /// Whether another member claims one of the topics.
     overlaps: bool,
 }
 
@@ -237,26 +237,26 @@ struct Member {
 #[derive(Debug)]
 struct Speakers {
     member: u64,
-    /// The last one.
+    /// The connection that used the topic last.
     current: u64,
-    /// Others that are still open.
+    /// Earlier connections that are still open.
     earlier: Vec<u64>,
-    /// One of those has used it again: there are two publishers.
+    /// Whether an earlier connection has used the topic again: there are two publishers.
     contested: bool,
 }
 
 impl Speakers {
-    /// Notes that a connection has used the topic.
+    /// Records that a connection has used the topic.
     fn heard(&mut self, connection: u64) {
         if connection == self.current {
             return;
         }
-        // A publisher that has connected again never uses its old connection any more.
+        // A publisher that has reconnected does not use its old connection any more.
         let before = self.earlier.len();
         self.earlier.retain(|earlier| *earlier != connection);
         self.contested |= self.earlier.len() < before;
         if self.earlier.len() >= EARLIER_MAX {
-            // Nobody connects again so often without closing what was before.
+            // A single publisher does not reconnect so often without closing its old connections.
             self.contested = true;
             return;
         }
@@ -264,7 +264,7 @@ impl Speakers {
         self.current = connection;
     }
 
-    /// Forgets a connection. `false`: it was the only one.
+    /// Removes a connection. `false`: it was the only one.
     fn closed(&mut self, connection: u64) -> bool {
         self.earlier.retain(|earlier| *earlier != connection);
         if self.current == connection {
@@ -318,7 +318,7 @@ impl Demux {
         self.compare_claims();
     }
 
-    /// Two members that name the same topic overlap from the beginning; others show it by a message.
+    /// Members that report the same topic overlap from the beginning; other overlaps are found by a message.
     fn compare_claims(&mut self) {
         let mut claims: HashMap<&str, usize> = HashMap::new();
         for topic in self.members.iter().filter_map(|member| member.publisher.topic.as_deref()) {
@@ -381,7 +381,7 @@ impl Demux {
         }
     }
 
-    /// Notes who uses the topic. `false`: there are too many topics to remember it.
+    /// Records the connection that uses the topic. `false`: there are too many topics to remember it.
     fn heard(&mut self, topic: &Bytes, member: u64, connection: u64) -> bool {
         if let Some(speakers) = self.topics.get_mut(topic).filter(|speakers| speakers.member == member) {
             let was_contested = speakers.contested;
@@ -395,7 +395,7 @@ impl Demux {
             return false;
         }
         let speakers = Speakers { member, current: connection, earlier: Vec::new(), contested: false };
-        // A copy: the topic's bytes are a part of a message.
+        // Copied, because the topic's bytes are a part of a message, which would stay in memory.
         self.topics.insert(Bytes::copy_from_slice(topic), speakers);
         true
     }
@@ -405,7 +405,7 @@ impl Demux {
     }
 
     fn name_unmatched(&mut self, topic: &Bytes) {
-        // Engines may connect before the gateway has looked at any worker.
+        // Engines may connect before the gateway has described any worker.
         if self.members.is_empty() || self.unmatched.len() >= UNMATCHED_NAMED_MAX {
             return;
         }
@@ -421,7 +421,7 @@ impl Demux {
         self.unmatched.insert(Bytes::copy_from_slice(&shown));
     }
 
-    /// Tells every member whose state has changed.
+    /// Notifies every member whose state has changed.
     fn tell(&self) {
         let contested: HashSet<u64> = self
             .topics
@@ -474,7 +474,7 @@ fn address_in(topic: &[u8]) -> Option<&str> {
     (!address.is_empty()).then_some(address)
 }
 
-/// Whether a worker is at an address; a port counts only where the address has one.
+/// Whether a worker is at an address; the port is compared only if the address has one.
 fn is_at(worker: &str, address: &str) -> bool {
     let (worker, address) = (host_and_port(worker), host_and_port(address));
     worker.0 == address.0 && (address.1.is_none() || worker.1 == address.1)
@@ -508,7 +508,7 @@ mod tests {
     }
 
     impl Joined {
-        /// Numbers of the batches that have come.
+        /// Numbers of the received batches.
         async fn numbers(&mut self) -> Vec<u64> {
             let mut numbers = Vec::new();
             let waiting = std::time::Duration::from_millis(1);
@@ -611,7 +611,7 @@ mod tests {
     async fn two_connections_that_use_one_topic_in_turn_are_noticed() {
         let mut demux = demux();
         let mut only = join(&mut demux, "10.0.0.1:8000", Some(""));
-        // The publisher connects again, and its old connection is half open for a while.
+        // The publisher reconnects, and its old connection stays half open for a while.
         send(&mut demux, 1, "", 0);
         send(&mut demux, 2, "", 1);
         send(&mut demux, 2, "", 2);

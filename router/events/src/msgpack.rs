@@ -7,12 +7,11 @@ type Result<T> = std::result::Result<T, WireError>;
 
 const NIL: u8 = 0xC0;
 
-/// A cursor. The readers return `None`, without moving, when a value is of another kind, except that nil is
-/// taken.
+/// A cursor. The readers return `None`, without moving, when a value is of another kind, except that nil is consumed.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
-    /// Where in the payload the bytes end.
+    /// Offset in the payload at which the bytes end.
     end: usize,
 }
 
@@ -65,7 +64,7 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
-    /// The next value, as a cursor of its own; this one goes on after it.
+    /// Returns the next value as a separate cursor, and moves past it.
     pub(crate) fn delimited(&mut self) -> Result<(Self, &'a [u8])> {
         let before = *self;
         self.skip()?;
@@ -81,8 +80,8 @@ impl<'a> Reader<'a> {
         self.sequence(0x80, 0xDE, 2, "a map longer than its bytes")
     }
 
-    /// A header of `fix | length`, `wide` with 16 bits, or the one after it with 32. Every element takes
-    /// `least` bytes at least: a length that lies is found here.
+    /// Reads a header of `fix | length`, `wide` with 16 bits, or the next marker with 32. Every element takes `least` bytes at
+    /// least, so a length beyond the payload is found here.
     #[inline]
     fn sequence(&mut self, fix: u8, wide: u8, least: usize, too_long: &'static str) -> Result<Option<usize>> {
         let before = *self;
@@ -147,7 +146,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// An integer, or bytes, of which the last eight count, as engines shorten them themselves.
+    /// Reads an integer, or bytes, of which the last eight count, as engines shorten them themselves.
     pub(crate) fn hash(&mut self) -> Result<Option<u64>> {
         let width = match self.peek()? {
             0xC4 => 1,

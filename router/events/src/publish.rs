@@ -1,4 +1,4 @@
-//! The publishing side, as vLLM has it: a PUB socket with `[topic, sequence, payload]`, and a ROUTER that replays.
+//! The publishing side, as vLLM has it: a PUB socket with `[topic, sequence, payload]`, and a ROUTER for replays.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use router_zmtp::{Endpoint, Error, Limits, PubSocket, Replies, RouterSocket};
 
 use crate::subscribe::REPLAY_END;
 
-/// Batches kept for replay, as vLLM does by default.
+/// Number of batches kept for replay; vLLM's default.
 pub const REPLAY_BATCHES: usize = 10_000;
 
 /// The sockets of a publisher. Dropping it ends all connections.
@@ -35,13 +35,13 @@ impl EventServer {
         Ok(Self { topic, publisher, replay })
     }
 
-    /// Where subscribers connect.
+    /// Endpoint for subscribers.
     #[must_use]
     pub fn events(&self) -> &Endpoint {
         self.publisher.endpoint()
     }
 
-    /// Where replays are asked for, if there are any.
+    /// Endpoint for replay requests, if there is one.
     #[must_use]
     pub fn replay(&self) -> Option<&Endpoint> {
         self.replay.as_ref().map(|(socket, _)| socket.endpoint())
@@ -57,8 +57,8 @@ impl EventServer {
         kept.push_back((sequence, payload.clone()));
     }
 
-    /// Keeps a batch and sends it to all subscribers. Never waits: a slow subscriber loses it, and the gap in the numbers
-    /// tells it so.
+    /// Keeps a batch and sends it to all subscribers. Never waits: a slow subscriber loses the batch, and finds the gap in the
+    /// numbers.
     pub fn publish(&self, sequence: u64, payload: Bytes) {
         self.keep(sequence, &payload);
         self.publisher.send(&[self.topic.clone(), number(sequence), payload]);
@@ -77,7 +77,7 @@ async fn replay_server(endpoint: &str, topic: Bytes) -> Result<(RouterSocket, Ar
     Ok((socket, buffer))
 }
 
-/// The batches that a replay can still bring, by rising numbers.
+/// The batches that a replay can return, by rising numbers.
 #[derive(Debug, Default)]
 struct ReplayBuffer {
     batches: Mutex<VecDeque<(u64, Bytes)>>,
@@ -88,7 +88,7 @@ impl ReplayBuffer {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first batch with a number in the range.
+    /// Returns the first batch with a number in the range.
     fn first_of(&self, from: u64, last: u64) -> Option<(u64, Bytes)> {
         let kept = self.lock();
         let at = kept.partition_point(|(sequence, _)| *sequence < from);
@@ -96,12 +96,12 @@ impl ReplayBuffer {
     }
 }
 
-/// Answers `["", start]` with `["", topic, sequence, payload]` for every kept batch from there on, and an end marker
-/// with an empty topic. Batches are looked up one by one, as the client takes them.
+/// Answers `["", start]` with `["", topic, sequence, payload]` for every kept batch from `start` on, and an end marker with
+/// an empty topic. Batches are looked up one by one, as the client takes them.
 fn replies(buffer: &Arc<ReplayBuffer>, request: &[Bytes], topic: &Bytes) -> Replies {
     let start = request.last().and_then(|frame| <[u8; 8]>::try_from(&frame[..]).ok());
     let Some(start) = start.map(u64::from_be_bytes) else { return Box::new(std::iter::empty()) };
-    // Later ones come by the live feed.
+    // Later batches arrive by the live feed.
     let last = buffer.lock().back().map(|(sequence, _)| *sequence);
     let (buffer, topic, mut from) = (Arc::clone(buffer), topic.clone(), Some(start));
     let batches = std::iter::from_fn(move || {
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(numbers(&[Bytes::new(), number(u64::MAX)]), [REPLAY_END]);
         assert!(numbers(&[Bytes::new()]).is_empty(), "no number");
         assert!(numbers(&[]).is_empty());
-        // Batches that come while it is answered belong to the live feed.
+        // Batches published while the replay is answered belong to the live feed.
         let mut answer = replies(&buffer, &[number(8)], &topic);
         buffer.lock().push_back((9, Bytes::new()));
         assert_eq!(answer.next().expect("a batch")[2], number(8));

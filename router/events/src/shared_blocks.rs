@@ -1,8 +1,8 @@
 //! Blocks in stores that several workers share (`kvasir store`).
 //!
-//! A store tells the identities of its blocks and not their tokens. An identity ends with the hash by which the workers' engines
-//! call the block in their own events, so what a hash stands for is known from any worker that has told of it. One that none has
-//! told of yet is unresolved until one does; so is one for which the index has no room.
+//! A store reports the identities of its blocks and not their tokens. An identity ends with the hash that the workers' engines
+//! use for the block in their own events, so any worker that has published the hash gives its meaning. A hash that no worker
+//! has published yet is unresolved until one does; so is one for which the index has no room.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,45 +11,45 @@ use router_radix::{EngineHash, Held, Index, IndexWriter, Member, Tier};
 
 use crate::snapshot;
 
-/// Unresolved hashes that are kept; further ones are left out, and are misses.
+/// Largest number of unresolved hashes; further ones are dropped, and are misses.
 const UNRESOLVED_MAX: usize = 1 << 22;
-/// Hashes that are looked up in one go: the index's writer is locked meanwhile.
+/// Hashes that are looked up at once, while the index's writer is locked.
 const HASHES_AT_ONCE: usize = 512;
 
-/// Copies of a remembered block: one in a tier where stores have none, so that it does not mix with those that they hold.
+/// Copies of a remembered block, in a tier that stores do not use, so that it does not mix with blocks that they hold.
 const REMEMBERED_COPIES: [u32; 4] = [1, 0, 0, 0];
 const REMEMBERED_TIER: Tier = Tier::Device;
 
-/// Blocks that workers with the same stores find there: a member of the index, whose blocks are all in [`Tier::Remote`], but for those
-/// that are remembered while nobody looks.
+/// Blocks that workers with the same stores find there: a member of the index, whose blocks are all in [`Tier::Remote`], except
+/// blocks that are remembered before the member is visible to look-ups.
 #[derive(Debug)]
 pub struct SharedBlocks {
     member: Member,
-    /// Copies of blocks by their hashes. Locked after the index's writer.
+    /// Number of copies by unresolved hash. Locked after the index's writer.
     unresolved: Mutex<HashMap<EngineHash, u32>>,
 }
 
 impl SharedBlocks {
-    /// Nothing yet, under a place in the index of their own.
+    /// Returns an empty set for this member of the index.
     #[must_use]
     pub fn new(member: Member) -> Self {
         Self { member, unresolved: Mutex::default() }
     }
 
-    /// Their place in the index.
+    /// Member of the index for these blocks.
     #[must_use]
     pub fn member(&self) -> Member {
         self.member
     }
 
-    /// Hashes that no worker has told of yet.
+    /// Number of hashes that no worker has published yet.
     #[must_use]
     pub fn unresolved(&self) -> usize {
         self.lock().len()
     }
 
-    /// Takes these for blocks that stores hold, for as long as it takes to hear from the stores which they do hold
-    /// ([`Self::stored`], then [`Self::forget_remembered`]): a gateway knew before what they are. Nobody may look for blocks here meanwhile.
+    /// Loads blocks whose meaning an earlier gateway knew, as if stores held them, until the stores have reported the blocks that
+    /// they hold ([`Self::stored`], then [`Self::forget_remembered`]). The member must not be visible to look-ups meanwhile.
     pub fn remember(&self, index: &Index, held: &[Held]) {
         for held in held.chunks(HASHES_AT_ONCE) {
             let one_copy = |held: &Held| Held { copies: REMEMBERED_COPIES, ..*held };
@@ -58,7 +58,7 @@ impl SharedBlocks {
         }
     }
 
-    /// Takes back what [`Self::remember`] has taken for stored.
+    /// Removes the copies that [`Self::remember`] added.
     pub fn forget_remembered(&self, index: &Index, held: &[Held]) {
         for held in held.chunks(HASHES_AT_ONCE) {
             let keys: Vec<EngineHash> = held.iter().map(|held| held.key).collect();
@@ -66,12 +66,12 @@ impl SharedBlocks {
         }
     }
 
-    /// A store holds one copy more of each of these.
+    /// Adds one copy of each of these blocks, which a store has gained.
     pub fn stored(&self, index: &Index, workers: &[Member], hashes: &[EngineHash]) {
         for hashes in hashes.chunks(HASHES_AT_ONCE) {
             let mut index = index.write();
             let mut unplaced = hashes.to_vec();
-            // Blocks with a copy in another store are known here.
+            // Blocks with a copy in another store are known to this member.
             for source in std::iter::once(&self.member).chain(workers) {
                 if unplaced.is_empty() {
                     break;
@@ -83,7 +83,7 @@ impl SharedBlocks {
         }
     }
 
-    /// A store holds one copy less of each of these.
+    /// Removes one copy of each of these blocks, which a store has lost.
     pub fn removed(&self, index: &Index, hashes: &[EngineHash]) {
         for hashes in hashes.chunks(HASHES_AT_ONCE) {
             let mut index = index.write();
@@ -104,7 +104,7 @@ impl SharedBlocks {
         }
     }
 
-    /// A worker has told what these hashes stand for.
+    /// Resolves hashes that a worker has published.
     pub fn resolve(&self, index: &mut IndexWriter<'_>, worker: Member, hashes: &[EngineHash]) {
         let mut unresolved = self.lock();
         if unresolved.is_empty() {
@@ -121,7 +121,7 @@ impl SharedBlocks {
         }
     }
 
-    /// A worker that shares the stores has joined: it may know unresolved hashes.
+    /// Looks up unresolved hashes among the blocks of a worker that has joined.
     pub fn joined(&self, index: &Index, worker: Member) {
         let hashes: Vec<EngineHash> = self.lock().keys().copied().collect();
         for hashes in hashes.chunks(HASHES_AT_ONCE) {
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(rig.held(), (3, 0));
         rig.index.write().removed(rig.workers[0], Tier::Device, &[1, 2, 3, 4, 5]);
         assert_eq!(rig.held(), (3, 0));
-        // A second store has what no worker knows any more.
+        // A second store holds a block that no worker knows any more.
         rig.store(&[2, 3, 4]);
         assert_eq!(rig.held(), (3, 1), "4 was never stored before it was forgotten");
         rig.remove(&[2]);

@@ -1,15 +1,15 @@
-//! The state of all publishers as bytes: a gateway that starts again, or one that joins, is warm before it takes
-//! its first request. It goes to a file and to a peer in the same form.
+//! The state of all publishers as bytes: a gateway that restarts, or joins, has a full index before its first request.
+//! File and peers use the same format.
 //!
-//! Stores that workers share have entries like publishers, named by [`stores_name`], without instance and messages. A store tells which
-//! blocks it holds; its entry says what they are, as far as their parents are in stores, too.
+//! Stores that workers share have entries like publishers, named by [`stores_name`], without instance and messages. A store
+//! reports the blocks that it holds; its entry gives their meaning, as far as their parents are in stores, too.
 //!
 //! `KVSNAP01`, the number of publishers, then for each: name, instance, tokens of a block, next sequence number, hash of
 //! the last message, groups that do not count, blocks. A block: the engine's name, the parent's, the hash of its tokens, copies in four
 //! tiers; parents before children. At the end xxh3 over everything before. Integers are little-endian.
 //!
-//! A snapshot is only as good as its sequence number: what happened since is replayed, and a publisher that has
-//! started again since is recognised by its instance or by its numbers.
+//! Events since the snapshot's sequence number are replayed, and a publisher that has restarted since is recognised by
+//! its instance or by its numbers.
 
 use router_radix::{Held, IndexWriter, Member, Tier};
 use xxhash_rust::xxh3::xxh3_64;
@@ -20,48 +20,48 @@ const MAGIC: &[u8; 8] = b"KVSNAP01";
 /// Longest name of a publisher.
 const NAME_MAX: usize = 4096;
 
-/// One publisher.
+/// State of one publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublisherState {
     /// The worker's name and rank.
     pub name: String,
-    /// Identifies the run of its process, for engines that tell; 0 for others.
+    /// Run number of the process; 0 for engines that report none.
     pub instance: u64,
-    /// Tokens of its blocks.
+    /// Tokens of a block.
     pub block_tokens: usize,
-    /// The number that its next message should have.
+    /// Number of the next expected message.
     pub next: u64,
-    /// Hash of its last message, to see whether a replay goes on from there; 0 if there is none.
+    /// Hash of the last message, to check that a replay continues from there; 0 if there is none.
     pub last: u64,
-    /// Groups of layers that say nothing about whole prefixes.
+    /// Groups of layers that do not cover whole prefixes.
     pub other_groups: Vec<u32>,
-    /// What it holds, parents before children.
+    /// Blocks that the publisher holds, parents before children.
     pub held: Vec<Held>,
 }
 
 /// The bytes are not a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotError {
-    /// Something else.
+    /// The bytes do not begin with the magic number.
     #[error("not a snapshot: it does not begin with KVSNAP01")]
     Magic,
-    /// Cut off, or a length lies.
+    /// The bytes end too early, or a length is too large.
     #[error("the snapshot ends too early, at byte {0}")]
     Short(usize),
-    /// Damaged.
+    /// The checksum does not match.
     #[error("the snapshot is damaged: its checksum is {found:#x}, not {expected:#x}")]
     Checksum {
-        /// Computed.
+        /// Computed checksum.
         found: u64,
-        /// At its end.
+        /// Checksum at the end of the bytes.
         expected: u64,
     },
-    /// A value that cannot be.
+    /// A value is invalid.
     #[error("the snapshot has a wrong {0}")]
     Value(&'static str),
 }
 
-/// The state of one publisher.
+/// Captures the state of one publisher.
 #[must_use]
 pub fn capture(name: &str, instance: u64, follower: &Follower, index: &IndexWriter<'_>) -> PublisherState {
     let tracker = follower.tracker();
@@ -76,7 +76,7 @@ pub fn capture(name: &str, instance: u64, follower: &Follower, index: &IndexWrit
     }
 }
 
-/// Puts a publisher's state into a fresh follower. Returns whether it fits: its blocks must have the same size.
+/// Restores a publisher's state into a new follower. Returns false if its block size differs.
 pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut IndexWriter<'_>) -> bool {
     if state.block_tokens != follower.tracker().block_tokens() {
         return false;
@@ -87,7 +87,7 @@ pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut Inde
     true
 }
 
-/// Gives a member these blocks, parents before children.
+/// Restores the blocks of a member, parents before children.
 pub fn restore_blocks(member: Member, held: &[Held], index: &mut IndexWriter<'_>) {
     let starts_run = |a: &Held, b: &Held| b.parent == Some(a.key) && a.copies == b.copies;
     for run in held.chunk_by(starts_run) {
@@ -101,20 +101,20 @@ pub fn restore_blocks(member: Member, held: &[Held], index: &mut IndexWriter<'_>
     }
 }
 
-/// The entry of stores with these names, for workers whose blocks begin with this tag.
+/// Name of the entry of these stores, for workers whose blocks begin with this tag.
 #[must_use]
 pub fn stores_name(stores: &[String], tag: u16) -> String {
     format!("stores {:016x} {tag:04x}", xxh3_64(stores.join("\0").as_bytes()))
 }
 
-/// The meaning of blocks in stores. Of two such states the larger one counts as the newer.
+/// Captures the meaning of blocks in stores. Of two such states the larger one counts as the newer.
 #[must_use]
 pub fn capture_stores(name: String, held: Vec<Held>) -> PublisherState {
     let next = held.len() as u64;
     PublisherState { name, instance: 0, block_tokens: 0, next, last: 0, other_groups: Vec::new(), held }
 }
 
-/// All publishers as bytes.
+/// Encodes the states of all publishers.
 #[must_use]
 pub fn encode(publishers: &[PublisherState]) -> Vec<u8> {
     let blocks: usize = publishers.iter().map(|publisher| publisher.held.len()).sum();
@@ -147,7 +147,7 @@ pub fn encode(publishers: &[PublisherState]) -> Vec<u8> {
     out
 }
 
-/// Bytes of one block.
+/// Encoded size of one block in bytes.
 const HELD_BYTES: usize = 8 + 1 + 8 + 8 + 4;
 
 struct Bytes<'a> {
@@ -176,14 +176,14 @@ impl Bytes<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// A number of things of `bytes` each, which must all be there.
+    /// Checks that `count` items of `bytes` each are left.
     fn count(&mut self, count: usize, bytes: usize) -> Result<usize, SnapshotError> {
         let is_there = count.checked_mul(bytes).is_some_and(|needed| needed <= self.all.len() - self.at);
         if is_there { Ok(count) } else { Err(SnapshotError::Short(self.at)) }
     }
 }
 
-/// Reads what [`encode`] wrote.
+/// Decodes the output of [`encode`].
 pub fn decode(bytes: &[u8]) -> Result<Vec<PublisherState>, SnapshotError> {
     if !bytes.starts_with(MAGIC) {
         return Err(SnapshotError::Magic);

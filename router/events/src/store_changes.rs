@@ -1,11 +1,11 @@
-//! What a store holds (`kvasir store`), as it tells gateways: `GET /kvasir/blocks?instance=I&after=S` at `store.http`.
+//! Blocks of a store (`kvasir store`), as it reports them to gateways: `GET /kvasir/blocks?instance=I&after=S` at `store.http`.
 //!
-//! An answer has what changed after sequence number S, or everything: to the first request, when the store has begun another
+//! An answer has the changes after sequence number S, or everything: to the first request, when the store has begun another
 //! run, or when its log of changes begins later. Without changes the answer comes after [`LONG_POLL_MAX`]. A change is a block
 //! that some tier of the store holds now and none held before, or the other way round.
 //!
-//! Identities of KvasirConnector's blocks have three parts: two bytes that tell models, layouts and ranks apart ([`tag`]), six
-//! bytes of a keyed digest, and the last eight bytes of the engine's hash ([`engine_hash`]).
+//! Identities of KvasirConnector's blocks have three parts: two bytes that distinguish models, layouts and ranks ([`tag`]),
+//! six bytes of a keyed digest, and the last eight bytes of the engine's hash ([`engine_hash`]).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -14,60 +14,60 @@ use kvstore_block::BlockIdentity;
 use router_radix::EngineHash;
 use serde::{Deserialize, Serialize};
 
-/// Where a store is asked.
+/// Path of the request to a store.
 pub const BLOCKS_PATH: &str = "/kvasir/blocks";
 /// A request is answered after this time even if nothing has changed.
 pub const LONG_POLL_MAX: Duration = Duration::from_secs(10);
-/// Changes that a store keeps.
+/// Number of changes that a store keeps.
 pub const CHANGES_KEPT: usize = 1 << 16;
-/// Blocks of one store that a gateway keeps track of; further ones are left out.
+/// Blocks of one store that a gateway tracks; further ones are left out.
 pub const BLOCKS_MAX: usize = 1 << 24;
 
 const BYTES: usize = 16;
 
-/// The hash by which an engine's events call the block.
+/// Hash that an engine's events use for the block.
 #[must_use]
 pub fn engine_hash(identity: &BlockIdentity) -> EngineHash {
     identity.0[BYTES - 8..].iter().fold(0, |hash, byte| hash << 8 | u64::from(*byte))
 }
 
-/// Tells blocks of one model, layout and rank from others. Two of them have one tag with a chance of 2⁻¹⁶.
+/// Tag that distinguishes blocks of one model, layout and rank. Two of them have the same tag with a chance of 2⁻¹⁶.
 #[must_use]
 pub fn tag(identity: &BlockIdentity) -> u16 {
     u16::from_be_bytes([identity.0[0], identity.0[1]])
 }
 
-/// Parameters of the request: what is known already.
+/// Parameters of the request: the known state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct ChangesSince {
-    /// The run of the store that this was told by; 0 at first.
+    /// Run of the store that reported the known state; 0 at first.
     #[serde(default)]
     pub instance: u64,
-    /// How many of its changes are known.
+    /// Number of known changes of that run.
     #[serde(default)]
     pub after: u64,
 }
 
-/// The answer.
+/// Answer of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreChanges {
     /// The store's name (`store.name`).
     pub store: String,
-    /// Identifies the run of its process.
+    /// Run number of the store's process.
     pub instance: u64,
-    /// How many changes there have been.
+    /// Number of changes since the run began.
     pub sequence: u64,
-    /// `stored` is all that the store holds.
+    /// Whether `stored` lists all blocks of the store.
     pub is_whole: bool,
-    /// Blocks that it holds now: their identities in hexadecimal digits, one after the other.
+    /// Blocks that the store has gained, or all of them: their identities in hexadecimal digits, one after the other.
     #[serde(with = "identities")]
     pub stored: Vec<BlockIdentity>,
-    /// Blocks that it holds no more.
+    /// Blocks that the store has lost.
     #[serde(with = "identities")]
     pub removed: Vec<BlockIdentity>,
 }
 
-/// Identities of blocks as one text.
+/// Serialization of block identities as one text.
 mod identities {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -107,7 +107,7 @@ mod identities {
     }
 }
 
-/// The store's side: what it holds, and its latest changes.
+/// The store's side: its blocks and latest changes.
 #[derive(Debug)]
 pub struct ChangeLog {
     store: String,
@@ -120,14 +120,14 @@ pub struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// A store with this name that holds nothing. `instance` is a number of this run of its process, other than 0.
+    /// Returns the log of an empty store with this name. `instance`: number of this run of its process, not 0.
     #[must_use]
     pub fn new(store: &str, instance: u64) -> Self {
         let (held, changes) = (HashMap::new(), VecDeque::new());
         Self { store: store.to_owned(), instance, held, changes, sequence: 0 }
     }
 
-    /// A tier, by its number below 8, holds the block from now on, or holds it no more.
+    /// Sets whether a tier, by its number below 8, holds the block.
     pub fn set_held(&mut self, block: BlockIdentity, tier: u8, is_held: bool) {
         let before = self.held.get(&block).copied().unwrap_or(0);
         let tiers = if is_held { before | 1 << tier } else { before & !(1 << tier) };
@@ -145,19 +145,19 @@ impl ChangeLog {
         self.sequence += 1;
     }
 
-    /// How many changes there have been.
+    /// Number of changes so far.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// Whether there are changes beyond what is known.
+    /// Whether there are changes beyond the known state.
     #[must_use]
     pub fn has_changes(&self, known: ChangesSince) -> bool {
         known.instance != self.instance || known.after != self.sequence
     }
 
-    /// The changes beyond what is known, or everything.
+    /// Returns the changes beyond the known state, or everything.
     #[must_use]
     pub fn changes(&self, known: ChangesSince) -> StoreChanges {
         let mut changes = StoreChanges {
@@ -175,7 +175,7 @@ impl ChangeLog {
             changes.stored = self.held.keys().copied().collect();
             return changes;
         };
-        // Of several changes of a block the last one counts.
+        // Only the last of several changes of a block counts.
         let mut seen = HashSet::new();
         for (block, is_stored) in self.changes.iter().rev().take(missed as usize) {
             if seen.insert(block) {
@@ -186,7 +186,7 @@ impl ChangeLog {
     }
 }
 
-/// The gateway's side: a copy of what a store holds.
+/// The gateway's side: a copy of a store's set of blocks.
 #[derive(Debug, Default)]
 pub struct StoreMirror {
     store: Option<String>,
@@ -194,17 +194,17 @@ pub struct StoreMirror {
     held: HashSet<BlockIdentity>,
 }
 
-/// How the copy has changed.
+/// Changes of the copy.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Blocks that are in it now and were not before.
+    /// Blocks that were added.
     pub stored: Vec<BlockIdentity>,
-    /// Blocks that were in it before and are not now.
+    /// Blocks that were removed.
     pub removed: Vec<BlockIdentity>,
 }
 
 impl StoreMirror {
-    /// The store's name, once it has told it.
+    /// Name of the store, once it has reported it.
     #[must_use]
     pub fn store(&self) -> Option<&str> {
         self.store.as_deref()
@@ -217,29 +217,29 @@ impl StoreMirror {
         format!("{BLOCKS_PATH}?instance={instance}&after={after}")
     }
 
-    /// Blocks that the store holds.
+    /// Blocks of the store.
     pub fn held(&self) -> impl Iterator<Item = &BlockIdentity> {
         self.held.iter()
     }
 
-    /// How many blocks the store holds.
+    /// Number of blocks of the store.
     #[must_use]
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Whether the store holds nothing.
+    /// Whether the store has no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// Takes over an answer.
+    /// Applies an answer of the store.
     pub fn apply(&mut self, changes: StoreChanges) -> Difference {
         let mut difference = Difference::default();
         let continues = changes.instance == self.known.instance && changes.sequence >= self.known.after;
         if !changes.is_whole && !continues {
-            // Changes of something else than what is known: all is asked for anew.
+            // The changes do not continue the known state: everything is requested again.
             difference.removed = self.clear();
             return difference;
         }
@@ -260,7 +260,7 @@ impl StoreMirror {
         difference
     }
 
-    /// Forgets what the store held; what it was.
+    /// Removes all blocks and returns them.
     pub fn clear(&mut self) -> Vec<BlockIdentity> {
         self.known = ChangesSince::default();
         self.held.drain().collect()

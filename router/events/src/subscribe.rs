@@ -1,8 +1,8 @@
 //! The subscription to one publisher.
 //!
-//! The feed is a ZMQ PUB: messages before the subscription, and while a connection is down, are lost. So a
-//! fresh subscription first asks the publisher's replay socket for everything it still has, and each gap in
-//! the numbers is filled the same way.
+//! The feed is a ZMQ PUB: messages before the subscription, and while a connection is down, are lost. So a new
+//! subscription first requests everything from the publisher's replay socket, and each gap in the numbers is filled the
+//! same way.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,28 +17,28 @@ use crate::listen::{Delivery, Listeners, Membership, Publisher};
 
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
 const LIMITS: Limits = Limits { handshake_within: CONNECT_WITHIN, ..Limits::SUBSCRIBER };
-/// How long a publisher may say nothing during a replay. A long one may take as long as it likes.
+/// Longest silence of a publisher during a replay. The replay as a whole has no time limit.
 const REPLAY_SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Pauses before a replay that broke off is asked for again. One that is given up leaves the index without these blocks until
+/// Pauses before an interrupted replay is requested again. After the last one the index stays without these blocks until
 /// the engine stores them again.
 const REPLAY_PAUSES: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
-/// How often a publisher may start again during one replay.
+/// Restarts of a publisher that are followed during one replay.
 const RESTARTS_MAX: usize = 3;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// End marker of a replay: -1 as eight bytes.
 pub(crate) const REPLAY_END: u64 = u64::MAX;
 
-/// Where a publisher is.
+/// Endpoints of a publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feed {
-    /// The PUB socket: where it listens, or where it connects to (see `bind`).
+    /// The PUB socket: the endpoint that it listens on, or connects to (see `bind`).
     pub events: String,
     /// The replay socket, if there is one.
     pub replay: Option<String>,
-    /// The publisher connects and we listen: vLLM does so when its endpoint names a host.
+    /// Whether the gateway listens and the publisher connects: vLLM connects when its endpoint names a host.
     pub bind: bool,
-    /// What tells the publisher from others that connect to the same port. Without `bind` it is not used.
+    /// Identity of the publisher among those that connect to the same port. Used only with `bind`.
     pub publisher: Publisher,
 }
 
@@ -55,7 +55,7 @@ impl Feed {
     }
 }
 
-/// The endpoint whose port is `by` more; one without a port stays as it is.
+/// Returns the endpoint with its port raised by `by`; an endpoint without a port is unchanged.
 fn port_after(endpoint: &str, by: u16) -> String {
     let moved = endpoint.rsplit_once(':').and_then(|(host, port)| {
         let port: u16 = port.parse().ok()?;
@@ -64,14 +64,14 @@ fn port_after(endpoint: &str, by: u16) -> String {
     moved.unwrap_or_else(|| endpoint.to_owned())
 }
 
-/// What a subscription shares with the rest of the process.
+/// State that a subscription shares with the rest of the process.
 #[derive(Debug, Clone)]
 pub struct Followed {
     /// The publisher's state.
     pub follower: Arc<Mutex<Follower>>,
-    /// The index that it writes to.
+    /// The index that the subscription writes to.
     pub index: Arc<Index>,
-    /// Rung to have everything forgotten and asked for again.
+    /// Notified to forget all blocks of the publisher and request them again.
     pub distrust: Arc<Notify>,
 }
 
@@ -81,8 +81,8 @@ impl Followed {
     }
 }
 
-/// Follows a publisher until the task is dropped. `ready` is called once the index holds what the publisher
-/// could tell about the past.
+/// Follows a publisher until the task is dropped. `ready` is called once the index has caught up with the publisher's
+/// past events.
 pub async fn follow(feed: Feed, followed: Followed, listeners: Arc<Listeners>, ready: impl Fn() + Send) {
     let mut complaint = String::new();
     loop {
@@ -90,10 +90,10 @@ pub async fn follow(feed: Feed, followed: Followed, listeners: Arc<Listeners>, r
             Ok(mut subscription) => {
                 complaint.clear();
                 if subscription.is_ambiguous() {
-                    // What a snapshot may have brought cannot be kept up to date.
+                    // Blocks from a snapshot cannot be kept up to date.
                     followed.lock().start_over(&mut followed.index.write());
                 } else {
-                    // What came while we were away; a publisher that has nothing answers with the end alone.
+                    // Requests messages missed before the subscription; a publisher without any answers with the end marker alone.
                     let from = followed.lock().replay_from();
                     catch_up(&feed, &followed, from).await;
                 }
@@ -101,7 +101,7 @@ pub async fn follow(feed: Feed, followed: Followed, listeners: Arc<Listeners>, r
                 let reason = listen(&feed, &followed, subscription).await;
                 tracing::info!(feed = feed.events, reason, "KV events: subscription ended");
             }
-            // A port that cannot be listened on is an operator's mistake: said once, as long as the reason stays.
+            // A port that cannot be opened is an operator's mistake: logged once per reason.
             Err(error) if feed.bind && error != complaint => {
                 tracing::warn!(
                     feed = feed.events,
@@ -120,9 +120,9 @@ pub async fn follow(feed: Feed, followed: Followed, listeners: Arc<Listeners>, r
 /// The live feed.
 #[derive(Debug)]
 enum Subscription {
-    /// We have connected to the publisher.
+    /// The gateway has connected to the publisher.
     Connected(Box<SubSocket>),
-    /// The publisher connects to a listener of ours.
+    /// The publisher connects to a listener of the gateway.
     Bound(Membership),
 }
 
@@ -135,7 +135,7 @@ impl Subscription {
         socket.map(|socket| Self::Connected(Box::new(socket))).map_err(|error| error.to_string())
     }
 
-    /// Whether the publisher's messages cannot be told from others'.
+    /// Whether the publisher's messages cannot be attributed to it alone.
     fn is_ambiguous(&mut self) -> bool {
         match self {
             Self::Connected(_) => false,
@@ -143,7 +143,7 @@ impl Subscription {
         }
     }
 
-    /// What comes next, or why nothing will. Cancel-safe.
+    /// Returns the next delivery, or the reason for which there is none. Cancel-safe.
     async fn next(&mut self) -> Result<Delivery, String> {
         match self {
             Self::Connected(socket) => loop {
@@ -168,7 +168,7 @@ async fn listen(feed: &Feed, followed: &Followed, mut subscription: Subscription
         };
         match delivery {
             Err(reason) => return reason,
-            // Distrusted, become ambiguous, or clear again: the index may hold too much or too little.
+            // Index distrusted, or ambiguity begun or ended: the index may hold too much or too little.
             Ok(Delivery::Ambiguous(now)) => {
                 is_ambiguous = now;
                 followed.lock().start_over(&mut followed.index.write());
@@ -188,13 +188,13 @@ async fn listen(feed: &Feed, followed: &Followed, mut subscription: Subscription
     }
 }
 
-/// Number and payload: the last two frames, whatever precedes them.
+/// Number and payload: the last two frames of a message.
 pub(crate) fn numbered(parts: &[Bytes]) -> Option<(u64, Bytes)> {
     let [.., number, payload] = parts else { return None };
     Some((u64::from_be_bytes(number[..].try_into().ok()?), payload.clone()))
 }
 
-/// Asks for everything from `from` on and applies it. A replay that breaks off goes on from where it was.
+/// Requests everything from `from` on and applies it. An interrupted replay is continued.
 async fn catch_up(feed: &Feed, followed: &Followed, mut from: u64) {
     let Some(replay) = &feed.replay else { return };
     let mut pauses = REPLAY_PAUSES.iter();
@@ -212,7 +212,7 @@ async fn catch_up(feed: &Feed, followed: &Followed, mut from: u64) {
     }
 }
 
-/// What comes of a publisher, unless it says nothing for too long.
+/// Result of a publisher's operation, or an error after [`REPLAY_SILENCE_MAX`].
 async fn unless_silent<T, E: ToString>(said: impl Future<Output = Result<T, E>>) -> Result<T, String> {
     match tokio::time::timeout(REPLAY_SILENCE_MAX, said).await {
         Ok(said) => said.map_err(|error| error.to_string()),
@@ -246,7 +246,7 @@ async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<
             }
             batches += 1;
         };
-        // The publisher has started again: from its beginning, on a socket without the rest of the old answer.
+        // The publisher has restarted: replay from its beginning, on a new socket, without the rest of the old answer.
         from = again;
     }
     Err("it started again and again".to_owned())

@@ -1,9 +1,8 @@
 //! One publisher's events, translated and applied to the index.
 //!
-//! An engine names blocks by hashes of its own making, which depend on its version and settings. They are only
-//! keys here: for its removals, and to find a block's parent. What the index compares are our own block
-//! hashes, computed from the tokens and from whatever else the engine mixed in, or by our own workers
-//! ([`Stored::routing_hashes`]), which then tell no tokens.
+//! An engine names blocks by its own hashes, which depend on its version and settings. They are only keys here: for its
+//! removals, and to find a block's parent. The index compares Kvasir's block hashes, computed from the tokens and from the
+//! extra keys that the engine mixed in, or by Kvasir's own workers ([`Stored::routing_hashes`]), which then send no tokens.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use router_radix::{EngineHash, IndexWriter, Member, Outcome, Tier};
 use crate::shared_blocks::SharedBlocks;
 use crate::wire::{EventBatch, KvEvent, Removed, Stored};
 
-/// Numbers for people.
+/// Counters of one publisher.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TrackerCounters {
     /// Batches applied.
@@ -23,13 +22,13 @@ pub struct TrackerCounters {
     pub stored: u64,
     /// Blocks removed.
     pub removed: u64,
-    /// Blocks that came before their parent, and wait for it.
+    /// Blocks that arrived before their parent, and wait for it.
     pub orphans: u64,
-    /// Blocks left out: at the index's bounds, or of another size than the worker's.
+    /// Blocks left out because of the index's limits, or of another size than the worker's.
     pub left_out: u64,
     /// Events that could not be read.
     pub broken: u64,
-    /// Times that everything of this publisher was forgotten.
+    /// Times that all blocks of this publisher were forgotten.
     pub resets: u64,
 }
 
@@ -45,12 +44,12 @@ impl std::ops::AddAssign for TrackerCounters {
     }
 }
 
-/// What a batch did beside its changes.
+/// Result of applying a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
-    /// Everything in it is in the index.
+    /// Every event is in the index.
     Whole,
-    /// A removal may have been lost: what is known of the publisher may be too much.
+    /// A removal may have been lost: the index may hold too many blocks of the publisher.
     Doubtful,
 }
 
@@ -59,19 +58,19 @@ pub enum Applied {
 pub struct Tracker {
     member: Member,
     block_tokens: usize,
-    /// Groups of layers whose blocks say nothing about whole prefixes (sliding windows, linear attention);
-    /// their removals do not, either.
+    /// Groups of layers whose blocks do not cover whole prefixes (sliding windows, linear attention); their removals do not,
+    /// either.
     other_groups: HashSet<u32>,
-    /// What it finds in the stores that it shares with others.
+    /// Blocks in the stores that the publisher shares with others.
     shared: Option<Arc<SharedBlocks>>,
-    /// What has been done so far.
+    /// Counters so far.
     pub counters: TrackerCounters,
     blocks: Vec<u64>,
     removals: Vec<EngineHash>,
 }
 
 impl Tracker {
-    /// A publisher about which nothing is known.
+    /// Starts with a publisher about which nothing is known.
     #[must_use]
     pub fn new(member: Member, block_tokens: usize) -> Self {
         Self {
@@ -85,19 +84,19 @@ impl Tracker {
         }
     }
 
-    /// Its place in the index.
+    /// Member of the index.
     #[must_use]
     pub fn member(&self) -> Member {
         self.member
     }
 
-    /// Tokens of its blocks.
+    /// Tokens of a block.
     #[must_use]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
 
-    /// The publisher shares stores with others; `None`: it does no more.
+    /// Sets the blocks in stores that the publisher shares with others; `None`: it shares none.
     pub fn share(&mut self, shared: Option<Arc<SharedBlocks>>) {
         self.shared = shared;
     }
@@ -114,7 +113,7 @@ impl Tracker {
     pub fn apply(&mut self, index: &mut IndexWriter<'_>, batch: &EventBatch) -> Applied {
         self.counters.batches += 1;
         self.counters.broken += batch.broken.len() as u64;
-        // Under eviction a batch has thousands of removals of one block each: neighbours go together.
+        // Under eviction a batch has thousands of removals of one block each: adjacent ones are applied together.
         let mut tier = Tier::Device;
         for event in &batch.events {
             match event {
@@ -170,7 +169,7 @@ impl Tracker {
         }
         let has_hashes = !stored.routing_hashes.is_empty();
         if !has_hashes && stored.tokens.is_empty() && stored.tier != Tier::Device {
-            // vLLM tells so what a connector's tiers have gained: blocks whose tokens it told when it computed them.
+            // vLLM reports blocks that a connector's tiers have gained by hashes alone; their tokens were sent when they were computed.
             let outcome = index.stored_known(self.member, stored.tier, &stored.hashes);
             self.counters.stored += outcome.changed + outcome.copies;
             self.counters.left_out += outcome.unknown + outcome.refused;
@@ -202,15 +201,15 @@ impl Tracker {
     }
 }
 
-/// Hashes again the blocks that are more than their tokens, in the form of `kvstore_block::PromptExtras`: the
-/// adapter and the salt count at the start of a chain only, images where they stand.
+/// Rehashes the blocks with extra keys, in the form of `kvstore_block::PromptExtras`: the adapter and the salt count at the
+/// start of a chain only, images at their positions.
 fn mix_in_extras(stored: &Stored, blocks: &mut [u64]) {
     if stored.extras.is_empty() && stored.lora.is_none() && stored.cache_salt.is_none() {
         return;
     }
     let (lora, salt) = (stored.lora.as_deref(), stored.cache_salt.as_deref());
     let chunks = stored.tokens.chunks_exact(stored.block_tokens);
-    // They come in the order of their blocks.
+    // Extras are in the order of their blocks.
     let mut left = &stored.extras[..];
     for (number, (block, tokens)) in blocks.iter_mut().zip(chunks).enumerate() {
         let here = left.iter().take_while(|extra| extra.0 as usize <= number).count();
@@ -220,7 +219,7 @@ fn mix_in_extras(stored: &Stored, blocks: &mut [u64]) {
         let is_whole_chain = |text: &&str| Some(*text) == lora || Some(*text) == salt;
         let mut extras: Vec<&str> = Vec::new();
         if number == 0 && stored.parent.is_none() {
-            // Engines publish [adapter, images …, salt] without saying which is which, or fields of their own.
+            // Engines publish [adapter, images …, salt] without distinguishing them, or fields of their own.
             extras.extend(lora);
             extras.extend(own().filter(|text| !is_whole_chain(text)));
             extras.extend(salt);
@@ -282,7 +281,7 @@ mod tests {
         }
     }
 
-    /// vLLM tells by names alone what a connector's tiers have gained.
+    /// vLLM reports blocks that a connector's tiers have gained by hashes alone.
     #[test]
     fn blocks_that_a_lower_tier_gains_are_told_by_their_names() {
         let mut rig = Rig::new();
@@ -293,7 +292,7 @@ mod tests {
         rig.apply(vec![KvEvent::Stored(stored(&[10, 11, 12], None, &tokens, Tier::Device))]);
         rig.apply(vec![lower(&[10, 12, 99], Tier::Host), lower(&[10, 11], Tier::Disk)]);
         assert_eq!((rig.held(&tokens), rig.tracker.counters.left_out), ((3, 3), 1));
-        // What the engine's own pool loses is still held below it, whatever order the names came in.
+        // Blocks evicted from the engine's own pool are still held below it, whatever the order of the hashes.
         rig.apply([10, 11, 12].map(|hash| removed(hash, Tier::Device)).to_vec());
         assert_eq!(rig.held(&tokens), (0, 3));
         rig.apply(vec![removed(10, Tier::Host)]);
@@ -342,7 +341,7 @@ mod tests {
         assert_eq!(rig.held(&tokens), (0, 0), "another tenant's");
         rig.apply(vec![removed(12, Tier::Device)]);
         assert_eq!(rig.held_with(&tokens, salted), (2, 2));
-        // Neither tokens nor a hash for each block.
+        // A block with neither tokens nor a hash.
         rig.apply(vec![
             KvEvent::Stored(hashed(&[13, 14], None, &[1])),
             KvEvent::Stored(hashed(&[15], None, &[])),
@@ -381,7 +380,7 @@ mod tests {
     fn extras_are_hashed_as_the_gateway_hashes_them() {
         let mut rig = Rig::new();
         let tokens = [1, 2, 3, 4, 5, 6];
-        // As vLLM publishes them: untagged, per block.
+        // vLLM's form: untagged, per block.
         let first = Stored {
             extras: vec![(0, "tuned".into()), (0, "salt".into()), (1, "tuned".into()), (1, "cat".into())],
             lora: Some("tuned".into()),
@@ -400,7 +399,7 @@ mod tests {
         assert_eq!(rig.held_with(&tokens, PromptExtras { cache_salt: None, ..all }), (0, 0));
         assert_eq!(rig.held_with(&tokens, PromptExtras { lora: None, ..all }), (0, 0));
         assert_eq!(rig.held(&tokens), (0, 0));
-        // As SGLang does: in fields of their own.
+        // SGLang's form: separate fields.
         let mut rig = Rig::new();
         let fields = Stored {
             lora: Some("tuned".into()),

@@ -1,5 +1,5 @@
-//! TensorRT-LLM's KV events: a JSON list that `POST /kv_cache_events` answers with, and thereby forgets. Only one
-//! reader can exist. The shape is that of `trtllm-serve`'s documentation; it was not yet seen on a live engine.
+//! TensorRT-LLM's KV events: a JSON list returned by `POST /kv_cache_events`, which also removes them, so that only one
+//! reader can exist. The format is that of `trtllm-serve`'s documentation; it was not yet tested against a live engine.
 
 use router_radix::Tier;
 use serde::Deserialize;
@@ -10,26 +10,26 @@ use crate::wire::{KvEvent, Moved, Removed, Stored};
 /// One event with its number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Polled {
-    /// Counts up without holes.
+    /// Number of the event, without gaps.
     pub id: u64,
     /// Attention data-parallel rank, when the engine has several.
     pub rank: Option<u32>,
-    /// What happened; several when blocks of one event lie in several tiers.
+    /// Decoded events; several when blocks of one event lie in several tiers.
     pub events: Vec<KvEvent>,
 }
 
-/// An answer, or an event in it, is not what it should be.
+/// Decoding error of an answer, or of an event in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolledError {
-    /// The answer.
+    /// The answer is not a list of events.
     #[error("not a list of events: {0}")]
     Answer(String),
-    /// One of its events.
+    /// An event of the list is invalid.
     #[error("event {at}: {problem}")]
     Event {
-        /// Counted from 0.
+        /// Index of the event, from 0.
         at: usize,
-        /// What is wrong.
+        /// Description of the error.
         problem: String,
     },
 }
@@ -91,15 +91,15 @@ fn tier(cache_level: u32) -> Tier {
     }
 }
 
-/// Decodes answers of one engine.
+/// Decoder for the answers of one engine.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// Windows are groups of layers; the largest is the one that sees whole prefixes.
+    /// Largest attention window. Windows are groups of layers; the largest one covers whole prefixes.
     largest_window: u64,
 }
 
 impl Decoder {
-    /// Decodes one answer; an event that is odd is an error of its own, and the others are there.
+    /// Decodes one answer; an invalid event is an error of its own, and the other events are returned.
     pub fn decode(&mut self, answer: &[u8]) -> Result<Vec<Result<Polled, PolledError>>, PolledError> {
         let list: Vec<Value> =
             serde_json::from_slice(answer).map_err(|error| PolledError::Answer(error.to_string()))?;
@@ -134,7 +134,7 @@ impl Decoder {
     }
 }
 
-/// Neighbours in the same tier make one event.
+/// Blocks of the same tier that follow each other make one event.
 fn stored(
     parent: Option<u64>,
     blocks: &[RawBlock],

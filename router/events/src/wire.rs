@@ -1,14 +1,13 @@
 //! Event batches of vLLM and SGLang in msgpack.
 //!
-//! A batch is always an array `[timestamp, [events], rank?]`. An event is an array headed by its name (vLLM up
-//! to 0.23, SGLang up to 0.5.18) or a map with a `type` key (later ones). Fields were appended over the
-//! releases; what is not there is absent, what is not known is skipped, and an unknown event does not spoil
-//! the others. Block hashes are integers (signed or not) or byte strings, of which the low 64 bits count, as
-//! engines themselves shorten them.
+//! A batch is always an array `[timestamp, [events], rank?]`. An event is an array headed by its name (vLLM up to 0.23,
+//! SGLang up to 0.5.18) or a map with a `type` key (later ones). Releases have appended fields; missing fields are absent,
+//! unknown ones are skipped, and an unknown event does not affect the others. Block hashes are integers (signed or not) or
+//! byte strings, of which the low 64 bits count, as engines themselves shorten them.
 //!
-//! Kvasir's own workers tell [`Stored::routing_hashes`] in place of token ids, in one further key of the map
-//! (`kvasir_routing_hashes`) beside empty `token_ids`: decoders of structs with named keys, vLLM's among them, leave unknown
-//! ones out, so the event stays what it was for them, without its tokens.
+//! Kvasir's own workers send [`Stored::routing_hashes`] in place of token ids, in one further key of the map
+//! (`kvasir_routing_hashes`) beside empty `token_ids`: decoders of structs with named keys, vLLM's among them, ignore unknown
+//! ones, so the event stays valid for them, without its tokens.
 
 use router_radix::Tier;
 
@@ -18,7 +17,7 @@ use crate::msgpack::Reader;
 
 pub use router_radix::EngineHash;
 
-/// The tier that an engine means by a medium.
+/// Tier of an engine's medium.
 fn tier_of(medium: &str) -> Tier {
     match medium {
         "GPU" => Tier::Device,
@@ -28,7 +27,7 @@ fn tier_of(medium: &str) -> Tier {
     }
 }
 
-/// A tier as vLLM writes it.
+/// Medium of a tier, as vLLM writes it.
 #[must_use]
 pub fn medium_of(tier: Tier) -> &'static str {
     match tier {
@@ -39,54 +38,54 @@ pub fn medium_of(tier: Tier) -> &'static str {
     }
 }
 
-/// Blocks that are now held.
+/// Event: blocks are stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// The blocks, each the child of the one before.
+    /// Hashes of the blocks, each the child of the one before.
     pub hashes: Vec<EngineHash>,
-    /// The block before the first; `None` at the start of a chain.
+    /// Hash of the block before the first; `None` at the start of a chain.
     pub parent: Option<EngineHash>,
-    /// Tokens of all blocks; empty where `routing_hashes` stand for them.
+    /// Tokens of all blocks; empty if `routing_hashes` replace them.
     pub tokens: Vec<u32>,
-    /// The hashes under which routing looks for the blocks (`kvstore_block::block_hashes`), one for each, with everything
-    /// mixed in that belongs to a block. Empty from engines that tell tokens.
+    /// Hashes under which routing looks up the blocks (`kvstore_block::block_hashes`), one per block, with everything mixed in
+    /// that belongs to a block. Empty from engines that send tokens.
     pub routing_hashes: Vec<u64>,
     /// Tokens of one block.
     pub block_tokens: usize,
-    /// Where.
+    /// Tier that holds the blocks.
     pub tier: Tier,
-    /// What else went into a block's hash, by the block's number in this event: LoRA name, cache salt,
-    /// multimodal ids, without saying which is which.
+    /// Extra keys of the blocks' hashes, each with its block's index in this event: LoRA name, cache salt, multimodal ids,
+    /// without distinction.
     pub extras: Vec<(u32, String)>,
-    /// Name of the LoRA adapter, or `lora_id:` and its number from engines that tell no name.
+    /// Name of the LoRA adapter, or `lora_id:` and its number from engines that send no name.
     pub lora: Option<String>,
-    /// The cache salt, from engines that tell it by itself.
+    /// The cache salt, from engines that send it as a separate field.
     pub cache_salt: Option<String>,
-    /// Which group of layers, on engines that have several.
+    /// Number of the group of layers, on engines that have several.
     pub group: Option<u32>,
-    /// False for groups of sliding-window or linear attention, which say nothing about whole prefixes.
+    /// Whether the group has full attention. Sliding-window and linear attention do not cover whole prefixes.
     pub is_full_attention: bool,
 }
 
-/// Blocks that are gone.
+/// Event: blocks are removed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Removed {
-    /// The blocks.
+    /// Hashes of the blocks.
     pub hashes: Vec<EngineHash>,
-    /// From where.
+    /// Tier that held the blocks.
     pub tier: Tier,
-    /// From which group of layers.
+    /// Number of the group of layers.
     pub group: Option<u32>,
 }
 
-/// Blocks that an engine has moved, without saying again what they are.
+/// Event: blocks moved to another tier, named by their hashes only.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Moved {
-    /// The blocks.
+    /// Hashes of the blocks.
     pub hashes: Vec<EngineHash>,
-    /// Where they were.
+    /// Tier that held the blocks before.
     pub from: Tier,
-    /// Where they are.
+    /// Tier that holds the blocks now.
     pub to: Tier,
 }
 
@@ -111,45 +110,45 @@ impl Default for Stored {
 /// One event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvEvent {
-    /// Blocks are held.
+    /// Blocks are stored.
     Stored(Stored),
-    /// Blocks are gone.
+    /// Blocks are removed.
     Removed(Removed),
-    /// Blocks are in another tier now.
+    /// Blocks moved to another tier.
     Moved(Moved),
-    /// Everything is gone.
+    /// All blocks are removed.
     Cleared,
 }
 
-/// What one message carries.
+/// Content of one message.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EventBatch {
-    /// Unix time.
+    /// Unix time in seconds.
     pub timestamp: f64,
-    /// In order.
+    /// Decoded events, in their order.
     pub events: Vec<KvEvent>,
-    /// Data-parallel rank, if the engine names it.
+    /// Data-parallel rank, if the engine sends it.
     pub rank: Option<u32>,
-    /// Events of unknown kinds, which were skipped.
+    /// Number of skipped events of unknown kinds.
     pub skipped: usize,
-    /// Events that could not be read. The others are there all the same.
+    /// Events that could not be read, beside the decoded ones.
     pub broken: Vec<Broken>,
 }
 
 /// An event that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// What is wrong with it.
+    /// Decoding error of the event.
     pub error: WireError,
-    /// It may have been a removal: what is known of the publisher's blocks may be too much now. A lost
-    /// "stored" only costs a hit.
+    /// Whether the event may have been a removal: the index may then hold too many blocks of the publisher. A lost "stored" only
+    /// costs a hit.
     pub may_remove: bool,
 }
 
 type Result<T> = std::result::Result<T, WireError>;
 
-/// Decodes one payload. An error means that the payload is no batch or ends too early; an event that is odd
-/// in itself is in [`EventBatch::broken`].
+/// Decodes one payload. An error means that the payload is no batch or ends too early; an invalid event is in
+/// [`EventBatch::broken`].
 pub fn decode(payload: &[u8]) -> Result<EventBatch> {
     let mut reader = Reader::new(payload);
     let no_batch = reader.bad("the batch is not an array");
@@ -171,7 +170,7 @@ pub fn decode(payload: &[u8]) -> Result<EventBatch> {
             batch.events.push(event);
             continue;
         }
-        // Whatever is odd about this one, the next one begins where it ends.
+        // After an invalid event, decoding continues at its end.
         reader = start;
         let (_, bytes) = reader.delimited().map_err(named)?;
         match outcome {
@@ -205,12 +204,12 @@ const STORED_FIELDS: [&str; 11] = [
     "kv_cache_spec_kind",
     "kv_cache_spec_sliding_window",
 ];
-/// Keys of maps that have no place in the array form: SGLang's, and our own.
+/// Keys of maps that have no place in the array form: SGLang's, and Kvasir's own.
 const NAMED_FIELDS: [&str; 2] = ["cache_salt", ROUTING_HASHES];
-/// Our own key of a `BlockStored`.
+/// Kvasir's own key of a `BlockStored`.
 pub(crate) const ROUTING_HASHES: &str = "kvasir_routing_hashes";
 const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
-/// Tuples within tuples that are looked into.
+/// Largest depth of nested tuples that are read.
 const NESTED_MAX: u8 = 4;
 
 /// Fields of any event, collected before its kind is known: a map may name it last.
@@ -248,7 +247,7 @@ fn event(reader: &mut Reader<'_>) -> Result<Option<KvEvent>> {
             fields.read(order.get(index).copied().unwrap_or(""), reader)?;
         }
     } else if let Some(len) = reader.map()? {
-        // The kind first, wherever it stands: an unknown event may have anything in fields of known names.
+        // The kind is read first, wherever it is: an unknown event may have anything in fields of known names.
         let mut ahead = *reader;
         for _ in 0..len {
             let no_key = ahead.bad("a key is not a string");
@@ -375,7 +374,7 @@ impl Fields {
         Ok(())
     }
 
-    /// One key: a text, or a tuple that holds some. `depth` bounds the recursion: the bytes are not ours.
+    /// Reads one key: a text, or a tuple that holds some. `depth` bounds the recursion, since the bytes are not trusted.
     fn extra_key(&mut self, reader: &mut Reader<'_>, block: u32, depth: u8) -> Result<()> {
         if depth == 0 {
             return reader.skip();
@@ -393,7 +392,7 @@ impl Fields {
     fn finish(mut self, name: &str) -> std::result::Result<Option<KvEvent>, &'static str> {
         match name {
             "BlockStored" => {
-                // vLLM's connectors tell so what their tiers have gained: names alone, of blocks whose tokens it has told before.
+                // vLLM's connectors report blocks that their tiers have gained by hashes alone; their tokens were sent before.
                 let is_named_only = self.stored.tokens.is_empty() && self.stored.routing_hashes.is_empty();
                 let has_size = self.stored.block_tokens > 0 || is_named_only;
                 if self.stored.hashes.is_empty() || !self.parent_seen || !has_size {
@@ -419,7 +418,7 @@ impl Fields {
     }
 }
 
-/// A value that is left out when it is of another kind: a field that has changed its meaning spoils nothing.
+/// Reads a value that is left out when it is of another kind, so that a field with a changed meaning is ignored.
 fn optional<'a, T>(
     reader: &mut Reader<'a>,
     read: impl FnOnce(&mut Reader<'a>) -> Result<Option<T>>,
@@ -472,7 +471,7 @@ mod tests {
         assert_eq!(decode(&encode(&unranked)), Ok(unranked));
     }
 
-    /// A batch of one event, given as its bytes, between two good ones.
+    /// Returns a batch of one event, given as its bytes, between two valid ones.
     fn around(odd: &[u8]) -> Vec<u8> {
         let good = encode(&EventBatch { events: vec![KvEvent::Cleared], ..EventBatch::default() });
         // array(3), f64, array(1), event, nil

@@ -1,5 +1,5 @@
-//! Messages lost, repeated, out of order; publishers that start again; gateways that start again. Whatever the
-//! network does, in the end the index is the engine's true set.
+//! Lost, repeated and reordered messages; publishers and gateways that restart. In the end the index always equals the
+//! engine's true set of blocks.
 //!
 //! A model engine computes prompts into a small pool, evicts, clears, and publishes; a seeded network damages
 //! the feed; the follower sees only what arrives, and a replay buffer of limited length.
@@ -34,7 +34,7 @@ fn prompt(number: usize) -> Vec<[u32; BLOCK_TOKENS]> {
         .collect()
 }
 
-/// An engine: what it holds, by its own names.
+/// An engine: the blocks that it holds, by its own hashes.
 struct Engine {
     life: u64,
     sequence: u64,
@@ -91,7 +91,7 @@ impl Engine {
             parent = Some(name);
         }
         while self.held.len() > POOL {
-            // The least recently used, and of those one that nothing hangs below.
+            // Evicts the least recently used block without children.
             let is_leaf = |name: &u64| !self.held.values().any(|held| held.0 == Some(*name));
             let leaf = self.held.iter().filter(|(name, _)| is_leaf(name)).min_by_key(|(_, held)| held.2);
             let Some((&name, _)) = leaf else { break };
@@ -142,7 +142,7 @@ impl Gateway {
         }
     }
 
-    /// Begins anew from a snapshot, as after a restart.
+    /// Restarts from a snapshot.
     fn restarted(&self) -> Self {
         let state = snapshot::capture("engine", 1, &self.follower, &self.index.write());
         let bytes = snapshot::encode(&[state]);
@@ -198,7 +198,7 @@ fn run(seed: u64, trouble: Trouble, replay_len: usize) {
         if one_in(&mut random, trouble.engine_restarts) {
             engine = Engine::new(engine.life + 1, replay_len);
             held_back = None;
-            // Its first messages may come before anybody listens.
+            // The first messages may be published before there is a subscriber.
             for _ in 0..random.below(8) {
                 engine.step(&mut random);
             }
@@ -258,8 +258,8 @@ fn publishers_and_gateways_that_start_again() {
     }
 }
 
-/// A publisher may start again and pass the last known number while nobody listens: its old life's blocks must not
-/// stay.
+/// A publisher may restart and pass the last known number while the gateway is not connected: the blocks of its old run
+/// must not stay.
 #[test]
 fn a_restart_that_has_passed_what_was_known() {
     for seed in 40..60 {
@@ -275,7 +275,7 @@ fn a_restart_that_has_passed_what_was_known() {
             engine.step(&mut random);
         }
         for gateway in [&mut gateway, &mut restored] {
-            // On a new connection, or with the next live message.
+            // Detected on a new connection, or with the next live message.
             if seed % 2 == 0 {
                 let from = gateway.follower.replay_from();
                 gateway.replay(&engine, from);
@@ -289,8 +289,8 @@ fn a_restart_that_has_passed_what_was_known() {
     }
 }
 
-/// A publisher may start again while nobody listens, and say less than it had said before: a new connection must tell, since it
-/// may say nothing more for a long time.
+/// A publisher may restart while the gateway is not connected, and send fewer messages than before: a new connection must
+/// detect it, since the next message may be long in coming.
 #[test]
 fn a_restart_that_has_not_reached_what_was_known() {
     for (seed, said) in (60..80).zip([0, 1, 3].into_iter().cycle()) {
@@ -317,8 +317,8 @@ fn a_restart_that_has_not_reached_what_was_known() {
     }
 }
 
-/// With a replay buffer that has forgotten what is missing, the index starts over: it may know less than the
-/// engine holds, never more; and when the engine clears, or has replaced its blocks, both agree again.
+/// With a replay buffer that has lost the missing messages, the index starts over: it may hold fewer blocks than the
+/// engine, never more; and when the engine clears, or has replaced its blocks, both are equal again.
 #[test]
 fn a_replay_that_cannot_help_never_leaves_a_lie() {
     for seed in 20..26 {

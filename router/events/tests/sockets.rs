@@ -1,5 +1,5 @@
-//! Real ZMQ sockets: a publisher that listens and one that connects, replay in both shapes, ranks on ports of their
-//! own, a rank whose index is not trusted any more, and many publishers at one port.
+//! Real ZMQ sockets: a publisher that listens and one that connects, replay in both forms, ranks on separate ports, a rank
+//! whose index is distrusted, and many publishers at one port.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 const BLOCK_TOKENS: usize = 4;
 
-/// The batch with this number: one block, the child of the one before.
+/// Returns the batch with this number: one block, the child of the one before.
 fn payload(number: u64) -> Bytes {
     let stored = Stored {
         hashes: vec![number + 1],
@@ -64,7 +64,7 @@ impl Rig {
         self.index.write().held(self.member).len()
     }
 
-    /// Times that everything was forgotten.
+    /// Times that all blocks were forgotten.
     fn resets(&self) -> u64 {
         self.follower.lock().expect("no panic").tracker().counters.resets
     }
@@ -114,7 +114,7 @@ fn publish(socket: &PubSocket, at: u64) {
     publish_as(socket, "kv@pod@model", at);
 }
 
-/// A publisher that connects to us, once we listen and have subscribed.
+/// A publisher that connects to the gateway, once that listens and has subscribed.
 async fn connected(endpoint: &str) -> PubSocket {
     let socket = loop {
         match PubSocket::connect(endpoint, Limits::PUBLISHER).await {
@@ -139,7 +139,7 @@ fn free_ports() -> u16 {
     }
 }
 
-/// The feed of a worker that connects to us.
+/// The feed of a worker that connects to the gateway.
 fn bound(port: u16, worker: &str, topic: Option<&str>) -> Feed {
     let publisher = Publisher {
         name: format!("http://{worker}"),
@@ -162,14 +162,14 @@ async fn replay_in_both_shapes_fills_what_was_missed() {
             publisher: Publisher::default(),
         });
         rig.wait_for(5).await;
-        // A subscription takes a moment to be known to the publisher: what it missed is asked for.
+        // A publisher learns of a subscription after a moment: messages before that are requested by a replay.
         for at in 5..30 {
             published.store(at + 1, Ordering::SeqCst);
             publish(&socket, at);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         rig.wait_for(30).await;
-        // Whatever makes it doubtful: everything is asked for again, and only what is still there comes back.
+        // When the index is distrusted, everything is requested again, and only blocks that still exist come back.
         published.store(5, Ordering::SeqCst);
         rig.distrust.notify_one();
         rig.wait_for(5).await;
@@ -221,7 +221,7 @@ async fn publishers_at_one_port_are_told_apart_by_topic() {
         Rig::listen(bound(port, "10.0.0.2:8000", None), &listeners),
     ];
     let engines = [connected(&endpoint).await, connected(&endpoint).await, connected(&endpoint).await];
-    // Numbers of several publishers interleave; each worker counts its own.
+    // Numbers of several publishers interleave; each worker has its own count.
     for at in 0..40 {
         for (engine, topic) in engines.iter().zip(topics) {
             if at < 20 || topic == topics[1] {
@@ -239,7 +239,7 @@ async fn publishers_at_one_port_are_told_apart_by_topic() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(listeners.counters().unattributed, 20, "nobody's events");
-    // A worker that comes with the topic of another: neither can be told.
+    // A worker joins with the topic of another: the messages of both are ambiguous.
     let third = Rig::listen(bound(port, "10.0.0.3:8000", Some(topics[0])), &listeners);
     rigs[0].wait_for(0).await;
     publish_as(&engines[0], topics[0], 20);

@@ -1,11 +1,11 @@
 //! The model name of a pool, agreed on by its workers.
 //!
-//! A configured name is final, and a worker without it is left out. Otherwise the pool's workers must agree on a name, and
-//! the order in which they answer changes nothing: the name is chosen when every worker has said what it serves, or
-//! [`CHOSEN_AFTER`] after the first one has, and it is settled when all have. A worker that disagrees before that leaves the
-//! pool without a model: requests are refused, with an error that names the models, until the workers agree. Of a settled
-//! pool, a worker that comes with another model is left out and the others go on. A pool whose last worker is removed
-//! chooses anew.
+//! A configured name is final, and a worker without it is left out. Otherwise the pool's workers must agree on a name,
+//! independently of the order of their answers: the name is chosen when every worker has reported its models, or
+//! [`CHOSEN_AFTER`] after the first report, and it is settled when all have reported. A worker that disagrees before that
+//! leaves the pool without a model: requests are refused, with an error that names the models, until the workers agree. In a
+//! settled pool a worker that comes with another model is left out and the rest continues. A pool whose last worker is removed
+//! chooses again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
-/// A fleet of which some workers are away is served from then on, after the first worker has said what it serves.
+/// Time from the first worker's description after which a model is chosen although some workers have not answered.
 const CHOSEN_AFTER: Duration = Duration::from_secs(3);
 
 /// Result of comparing a worker's models with the pool's.
@@ -28,22 +28,22 @@ pub(crate) enum Verdict {
     Differs(String),
 }
 
-/// Workers that serve different models.
+/// A disagreement: the workers of a pool serve different models.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dispute {
-    /// The models alone, for clients.
+    /// Text for clients: names the models only.
     models: String,
-    /// With the workers, for the operator.
+    /// Text for the operator: names each model with its workers.
     workers: String,
 }
 
 #[derive(Debug)]
 struct Told {
-    /// Each worker in the order of the roster, with the names under which it serves once it has said them.
+    /// The workers in the order of the roster, each with its model names; `None` until the worker has answered.
     models: Vec<(String, Option<Vec<String>>)>,
-    /// The name is the operator's.
+    /// Whether the name is configured by the operator.
     is_configured: bool,
-    /// When the first worker said what it serves.
+    /// Time of the first worker's description.
     first: Option<Instant>,
     /// The name is configured, or all workers have agreed on it.
     is_settled: bool,
@@ -62,7 +62,7 @@ pub(crate) struct ServedModel {
 }
 
 impl ServedModel {
-    /// The configured model, or the one that these workers will agree on.
+    /// Returns a pool's model: the configured one, or one that the workers have yet to agree on.
     pub(crate) fn new(configured: Option<String>) -> Self {
         Self {
             told: Mutex::new(Told {
@@ -110,7 +110,7 @@ impl ServedModel {
         self.has_workers.load(Ordering::Relaxed)
     }
 
-    /// Its name; `None` until it is chosen.
+    /// Name of the model; `None` until it is chosen.
     pub(crate) fn name(&self) -> Option<Arc<String>> {
         self.name.load_full()
     }
@@ -120,7 +120,7 @@ impl ServedModel {
         self.is_disputed.load(Ordering::Relaxed)
     }
 
-    /// Why requests are refused, if they are, for clients.
+    /// Error text for clients while requests are refused; `None` while they are not.
     pub(crate) fn refusal(&self) -> Option<String> {
         if !self.is_disputed() {
             return None;
@@ -132,7 +132,7 @@ impl ServedModel {
         ))
     }
 
-    /// The same with the workers, for the operator.
+    /// Error text for the operator, which also names the workers.
     pub(crate) fn problem(&self) -> Option<String> {
         self.lock().dispute.as_ref().map(Dispute::problem)
     }
@@ -150,7 +150,7 @@ impl ServedModel {
         }
         match told.models.iter_mut().find(|(name, _)| name == worker) {
             Some((_, said)) => *said = Some(models.to_vec()),
-            // It was removed meanwhile.
+            // The worker was removed meanwhile.
             None => return Verdict::Waits,
         }
         let first = *told.first.get_or_insert(now);
@@ -197,7 +197,7 @@ impl Told {
         self.models.iter().filter_map(|(_, said)| said.as_ref())
     }
 
-    /// The name that all workers serve that have said what they serve: the one chosen before, or else one that some worker
+    /// The name that is served by every worker that has answered: the one chosen before, or else one that some worker
     /// names first.
     fn agreed(&self, chosen: Option<&String>) -> Option<String> {
         let is_everywhere = |name: &&String| self.said().all(|models| models.contains(name));
@@ -254,7 +254,7 @@ mod tests {
             let tell = |which: usize, now| model.tell(["w0", "w1"][which], &served[which], now);
             assert_eq!(tell(order[0], now), Verdict::Waits);
             if second == later {
-                // The second worker is away for so long that the first one is served alone.
+                // The second worker does not answer for so long that the first one is served alone.
                 assert_eq!(tell(order[0], now + CHOSEN_AFTER), Verdict::Serves);
             }
             assert!(!model.is_disputed());
@@ -278,7 +278,7 @@ mod tests {
         assert!(model.is_disputed());
         assert_eq!(model.tell("w0", &names(&["beta"]), now), Verdict::Serves);
         assert_eq!((name(&model).as_str(), model.refusal(), model.problem()), ("beta", None, None));
-        // Once it is settled, a worker that comes back with another model is left out.
+        // Once the model is settled, a worker that comes back with another model is left out.
         assert!(matches!(model.tell("w1", &names(&["alpha"]), now), Verdict::Differs(_)));
         assert!(!model.is_disputed());
     }

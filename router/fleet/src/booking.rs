@@ -16,22 +16,22 @@ enum Leg {
     Decode,
 }
 
-/// The cached tokens that an engine should report.
+/// Prediction of the cached tokens that an engine should report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     prompt_tokens: usize,
     cached_tokens: usize,
-    /// Of these at most so many are in the holder's own tiers.
+    /// Upper bound of these tokens that are in the holder's own tiers.
     own_tokens: usize,
-    /// The leg whose answer tells them.
+    /// The leg whose answer reports them.
     told_by: Leg,
-    /// The leg whose worker holds them, by the index.
+    /// The leg whose worker holds them, according to the index.
     held_by: Leg,
 }
 
 impl Expected {
-    /// `found` is what the worker that computes the prompt should find in its cache, `held` what the decode worker holds,
-    /// both in tokens. `None` when there is nothing to compare.
+    /// `found`: tokens that the worker that computes the prompt should find in its cache; `held`: tokens that the decode worker
+    /// holds. `None` when there is nothing to compare.
     pub(crate) fn new(route: &Route, wanted: &RouteRequest<'_>, found: usize, held: usize) -> Option<Self> {
         if !wanted.audited {
             return None;
@@ -48,7 +48,7 @@ impl Expected {
                     held_by: leg,
                 })
             }
-            // Several prompts or choices, or a prefill that failed before: the counts add up in ways of the engine's own.
+            // Several prompts or choices, or a prefill that failed before: the sum of the counts depends on the engine.
             Some(_) if wanted.without_prefill => None,
             Some(prefill) => {
                 let dialect = prefill.run.description.engine.dialect();
@@ -73,7 +73,7 @@ impl Expected {
         Self { prompt_tokens, cached_tokens, own_tokens: cached_tokens, told_by: Leg::Decode, held_by }
     }
 
-    /// The worker that computes the prompt and the one that generates have so many tokens of it in their own tiers.
+    /// Sets the numbers of tokens that the computing and the decode worker hold in their own tiers.
     pub(crate) fn of_own(mut self, computing: usize, decode: usize) -> Self {
         self.own_tokens = match self.held_by {
             Leg::Prefill => computing,
@@ -87,7 +87,7 @@ impl Expected {
 pub struct Booking {
     /// The worker that generates.
     pub decode: RankRef,
-    /// The worker that computes the prompt, if another one does.
+    /// The worker that computes the prompt, if it is not the decode worker.
     prefill: Option<RankRef>,
     decoding_blocks: u32,
     queued_tokens: u32,
@@ -97,7 +97,7 @@ pub struct Booking {
     started: Instant,
     is_prefilling: bool,
     is_served_elsewhere: bool,
-    /// Compared once.
+    /// The prediction; taken by the first comparison.
     expected: Option<Expected>,
 }
 
@@ -132,14 +132,14 @@ impl Booking {
         self.prefill.as_ref().unwrap_or(&self.decode)
     }
 
-    /// A proxy had another endpoint serve the request: its answer says nothing of this worker's cache or speed.
+    /// Records that a proxy had another endpoint serve the request: its answer is not evidence of this worker's cache or speed.
     pub fn served_elsewhere(&mut self) {
         self.is_served_elsewhere = true;
         self.expected = None;
         self.prompt_done();
     }
 
-    /// The worker that generates has answered: its breaker is closed, unless a proxy had another endpoint serve the request.
+    /// Closes the decode worker's breaker after its answer, unless a proxy had another endpoint serve the request.
     pub fn decode_succeeded(&self) {
         if !self.is_served_elsewhere {
             self.decode.worker.breaker.succeeded();
@@ -152,12 +152,12 @@ impl Booking {
         self.is_served_elsewhere
     }
 
-    /// The decode worker says how many of the prompt's tokens were cached.
+    /// Compares the number of cached prompt tokens that the decode worker reports.
     pub fn cached_tokens(&mut self, reported: usize) {
         self.compare(Leg::Decode, reported);
     }
 
-    /// The prefill worker says how many of the prompt's tokens it had.
+    /// Compares the number of cached prompt tokens that the prefill worker reports.
     pub fn prefill_cached_tokens(&mut self, reported: usize) {
         self.compare(Leg::Prefill, reported);
     }
@@ -181,7 +181,7 @@ impl Booking {
         }
     }
 
-    /// The prompt is no longer queued, as far as that can be known: nothing is learned from when.
+    /// Removes the prompt from the queued tokens. Its time is not exact, and is not learned from.
     pub fn prompt_done(&mut self) {
         if std::mem::replace(&mut self.is_prefilling, false) {
             let run = &self.computing().run;
@@ -191,7 +191,7 @@ impl Booking {
         }
     }
 
-    /// The first token is here: the prompt is no longer queued, and the worker's speed is known better.
+    /// Records the first token: the prompt is no longer queued, and the worker's speed is learned from.
     pub fn first_token(&mut self) {
         if !std::mem::replace(&mut self.is_prefilling, false) {
             return;
@@ -203,7 +203,7 @@ impl Booking {
         let seconds = self.started.elapsed().as_secs_f64();
         let transfer = self.decode.run.load.transfer_per_block() * f64::from(self.moved_blocks);
         if self.moved_blocks > 0 {
-            // Time that computing does not explain was the transfer.
+            // Time that computing does not explain is attributed to the transfer.
             let without = self.predicted_seconds - transfer;
             self.decode.run.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
         }
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(expected(Engine::Sglang, 64, 0), (64, Leg::Decode, Leg::Prefill));
         assert_eq!(expected(Engine::Sglang, 64, 64), (64, Leg::Decode, Leg::Prefill));
         assert_eq!(expected(Engine::Sglang, 64, 80), (80, Leg::Decode, Leg::Decode));
-        // The others' prefill workers answer for themselves.
+        // With other engines the prefill worker's own report counts.
         for engine in [Engine::Native, Engine::Vllm, Engine::TensorRtLlm] {
             assert_eq!(expected(engine, 64, 80), (64, Leg::Prefill, Leg::Prefill));
         }

@@ -1,34 +1,34 @@
-//! Whether a worker that answers its health check also serves requests: a circuit breaker for each worker, and a budget
-//! for retries over all of them.
+//! Failures of workers that answer their health checks: a circuit breaker for each worker, and a budget for retries over all
+//! of them.
 //!
-//! Hot path: a success is one load when nothing failed before; everything is relaxed, since a decision that sees a
-//! state a moment late is as good.
+//! Hot path: a success is one load when nothing failed before; everything is relaxed, since a decision may use a state that
+//! is a moment old.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Failures in a row that open the breaker.
 const FAILURES_MAX: u32 = 5;
-/// For how long at first; it doubles with each time in a row.
+/// First time for which the breaker is open; it doubles with each further opening.
 const OPEN_FOR: Duration = Duration::from_secs(1);
-/// For how long at most.
+/// Longest time for which the breaker is open.
 const OPEN_FOR_MAX: Duration = Duration::from_secs(30);
 
-/// Takes a worker out after failures in a row, for a time. When the time is over it gets requests again; the first
-/// failure takes it out for longer, the first success puts everything back.
+/// Takes a worker out of routing for a time after failures in a row. After that it gets requests again; the first failure
+/// takes it out for longer, the first success resets the breaker.
 #[derive(Debug)]
 pub struct Breaker {
     start: Instant,
     failures: AtomicU32,
     openings: AtomicU32,
-    /// Milliseconds since `start` until which it is out.
+    /// Time until which the worker is out, in milliseconds since `start`.
     open_until: AtomicU64,
-    /// Times that it was taken out.
+    /// Number of times that the worker was taken out.
     pub ejections: AtomicU64,
 }
 
 impl Breaker {
-    /// A breaker that is closed; `start` is what its times are counted from.
+    /// Returns a closed breaker; its times are counted from `start`.
     pub fn new(start: Instant) -> Self {
         Self {
             start,
@@ -43,13 +43,13 @@ impl Breaker {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// Whether the worker is out.
+    /// Whether the worker is out of routing.
     pub fn is_open(&self, now: Instant) -> bool {
         let until = self.open_until.load(Ordering::Relaxed);
         until > 0 && self.since_start(now) < until
     }
 
-    /// A request went well there: the breaker is closed, and what failed before is forgotten.
+    /// Records a success: closes the breaker and forgets earlier failures.
     pub fn succeeded(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
@@ -58,12 +58,12 @@ impl Breaker {
         }
     }
 
-    /// The worker is another process: what failed before says nothing about it.
+    /// Resets the breaker for a new process of the worker.
     pub(crate) fn reset(&self) {
         self.succeeded();
     }
 
-    /// A request failed there; true when that takes the worker out.
+    /// Records a failure; true when it takes the worker out.
     pub fn failed(&self, now: Instant) -> bool {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         if failures < FAILURES_MAX || self.is_open(now) {
@@ -80,14 +80,14 @@ impl Breaker {
 /// Each request earns a share of a retry, so that retries cannot multiply an overload.
 #[derive(Debug)]
 pub struct RetryBudget {
-    /// In hundredths of a retry.
+    /// Balance in hundredths of a retry.
     balance: AtomicI64,
 }
 
 /// Hundredths of a retry that a request earns.
 const EARNED: i64 = 20;
-/// Retries that may be saved up, at least; beyond that one for each request inside. A worker that dies with many streams needs
-/// one for each of them at once.
+/// Least limit of saved retries; the limit is one per request in flight if that is more. A worker that dies with many streams
+/// needs a retry for each of them at once.
 const SAVED_MIN: i64 = 100;
 
 impl Default for RetryBudget {
@@ -97,7 +97,7 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// A request has come, as one of so many inside: it earns a fifth of a retry.
+    /// Adds a request's share of a retry, a fifth; `inside` is the number of requests in flight.
     pub fn earn(&self, inside: usize) {
         let most = SAVED_MIN.max(i64::try_from(inside).unwrap_or(i64::MAX / 100)).saturating_mul(100);
         if self.balance.load(Ordering::Relaxed) < most {
@@ -105,7 +105,7 @@ impl RetryBudget {
         }
     }
 
-    /// Takes a retry; false when there is none left.
+    /// Takes a retry; false when none is left.
     pub fn spend(&self) -> bool {
         if self.balance.fetch_sub(100, Ordering::Relaxed) >= 100 {
             return true;

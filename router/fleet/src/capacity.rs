@@ -1,15 +1,15 @@
-//! How many requests each engine can take, by its own reports; `router-gateway` sets a pool's gate to their sum.
+//! Number of requests that each engine can take, by its own reports; `router-gateway` sets a pool's gate to their sum.
 //!
-//! Engines queue first in, first out. A request that waits there can be overtaken by none of a better priority and of no
-//! other tenant, so the gate is kept as narrow as the engines are: requests wait in the gateway's queue, which is fair. A
-//! worker's limit is the number of places that its engine tells. For an engine that tells none it follows what the engine
-//! reports, as TCP follows a path: a queue in two reports in a row lowers the limit by a quarter, but not below what runs; no
-//! queue while at least half of the limit is used raises it. A small queue is left to each engine, so that none idles while
-//! a request is on its way. Nothing limits an engine that reports nothing.
+//! Engines queue first in, first out: a request of a better priority, or of another tenant, cannot overtake one that waits
+//! there. So the gate is kept as narrow as the engines are, and requests wait in the gateway's queue, which is fair. A
+//! worker's limit is the number of places that its engine reports. For an engine that reports none, the limit follows its
+//! queue, as TCP follows a path: a queue in two reports in a row lowers the limit by a quarter, but not below what runs; no
+//! queue while at least half of the limit is used raises it. A small queue is left to each engine, so that it is not idle
+//! while a request is on its way. An engine that reports nothing has no limit.
 //!
-//! While an engine's KV pool is nearly used up ([`KV_USAGE_FULL`]), its part of the gate grows by one request a report: more
-//! would make it preempt, and compute again what it dropped; none would let an engine that counts wrongly run dry. The gate
-//! is the pool's: which of its workers gets a request is the policy's decision. The limit stays as it is.
+//! While an engine's KV pool is nearly used up ([`KV_USAGE_FULL`]), its part of the gate grows by one request a report: with
+//! more, it would preempt requests and compute their blocks again; with none, an engine that counts wrongly would run dry.
+//! The gate belongs to the pool: the policy decides which of its workers gets a request. The limit stays as it is.
 //!
 //! The limit of a worker is written by the task that asks for its reports and read by the task that sets the gates; relaxed, since each number
 //! stands for itself.
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use router_engines::dialect::EngineLoad;
 
-/// One in so many of the running requests may wait at the engine.
+/// The share of running requests that may wait at the engine is one in this number.
 const QUEUE_SHARE: u32 = 8;
-/// A limit is lowered by one in so many at a time, and raised by as much.
+/// The limit is lowered by one in this number at a time, and raised by as much.
 const STEP_SHARE: u32 = 4;
 /// Share of the KV pool from which on an engine gets no further request. Blocks that are only cached are not counted.
 const KV_USAGE_FULL: f64 = 0.97;
@@ -32,15 +32,15 @@ const FOREIGN_TOKENS: u32 = 512;
 /// Limits of one rank, by its engine's reports.
 #[derive(Debug)]
 pub struct Capacity {
-    /// Requests that it may have, from all gateways and clients.
+    /// Requests that the rank may have, from all gateways and clients.
     limit: AtomicU32,
-    /// One request more than it had when its KV pool was reported full; [`u32::MAX`] otherwise.
+    /// One request more than the rank had when its KV pool was reported full; [`u32::MAX`] otherwise.
     kv_limit: AtomicU32,
-    /// There was a queue in the last report.
+    /// Whether the last report showed a queue.
     had_queue: AtomicBool,
-    /// Requests there that neither this gateway nor its peers have sent.
+    /// Requests at the rank that were sent neither by this gateway nor by its peers.
     foreign: AtomicU32,
-    /// Of those, requests that wait.
+    /// The waiting requests among `foreign`.
     foreign_waiting: AtomicU32,
 }
 
@@ -57,8 +57,8 @@ impl Default for Capacity {
 }
 
 impl Capacity {
-    /// The engine reports this load, and how many requests it runs at most if it tells. `known` are the requests that this
-    /// gateway and its peers had there meanwhile.
+    /// Takes over the engine's reported load, and the most requests that it runs, if it reports that. `known`: requests
+    /// that this gateway and its peers had there meanwhile.
     pub fn report(&self, load: &EngineLoad, requests_max: Option<u32>, known: u32) {
         let inside = load.running.saturating_add(load.waiting);
         let foreign = inside.saturating_sub(known);
@@ -84,14 +84,14 @@ impl Capacity {
         self.kv_limit.store(kv_limit, Ordering::Relaxed);
     }
 
-    /// Requests that it may have from this gateway, when its peers have so many there.
+    /// Requests that the rank may have from this gateway while it has `peers` requests from other gateways.
     pub fn share(&self, peers: u32) -> u32 {
         let others = self.foreign.load(Ordering::Relaxed).saturating_add(peers);
         let places = self.limit.load(Ordering::Relaxed).min(self.kv_limit.load(Ordering::Relaxed));
         places.saturating_sub(others)
     }
 
-    /// Tokens still to be computed there for requests of which the gateway knows only that they wait.
+    /// Estimated tokens still to be computed for waiting requests that no known gateway sent.
     pub fn foreign_tokens(&self) -> u32 {
         self.foreign_waiting.load(Ordering::Relaxed).saturating_mul(FOREIGN_TOKENS)
     }

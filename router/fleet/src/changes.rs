@@ -29,22 +29,22 @@ const AHEAD_MAX_NS: u64 = 24 * 3600 * 1_000_000_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wish {
-    /// Requests are sent to it.
+    /// New requests are sent to the worker.
     Serve,
-    /// No new requests are sent to it; requests that it has go on.
+    /// No new requests are sent to the worker; requests that it has continue.
     Drain,
-    /// The fleet does not have it.
+    /// The worker is removed from the fleet.
     Remove,
-    /// It is put to sleep, or asleep: it gets no requests until it is woken.
+    /// The worker is put to sleep or asleep. It gets no requests until it is woken.
     Sleep,
 }
 
-/// A worker that no configuration names.
+/// A worker added by an administrator; the configuration does not name it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Added {
     /// As in [`WorkerSpec::url`].
     pub url: String,
-    /// `prefill`, `decode` or `both`; empty is what the worker says.
+    /// `prefill`, `decode` or `both`. Empty: the role that the worker reports.
     #[serde(default)]
     pub role: String,
     /// As in [`WorkerSpec::pool`].
@@ -66,11 +66,11 @@ struct Change {
     wish: Wish,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     added: Option<Added>,
-    /// Identity of the worker that it was made for ([`WorkerSpec::uid`]): a wish to drain a pod does not concern the next
-    /// pod at its address.
+    /// Identity of the worker that the wish was made for ([`WorkerSpec::uid`]): a wish to drain a pod does not concern the
+    /// next pod at its address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<String>,
-    /// With [`Wish::Sleep`]: which run of its process.
+    /// With [`Wish::Sleep`]: the run of the worker's process that sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asleep: Option<AsleepRun>,
 }
@@ -84,12 +84,12 @@ impl Change {
         (self.version, self.wish as u8, words.unwrap_or_default(), self.uid.as_deref())
     }
 
-    /// The run that is put to sleep, if that is what is wished.
+    /// The run that is put to sleep; `None` for other wishes.
     fn asleep(&self) -> Option<AsleepRun> {
         (self.wish == Wish::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
     }
 
-    /// Whether it was made for this worker: for its address, where no source tells workers apart.
+    /// Whether the wish was made for this worker. Without identities from the sources the address decides.
     fn concerns(&self, spec: &WorkerSpec) -> bool {
         match (&self.uid, &spec.uid) {
             (Some(uid), Some(other)) => uid == other,
@@ -97,7 +97,7 @@ impl Change {
         }
     }
 
-    /// Whether it may come from a peer: nothing in it is larger than this gateway would have made it.
+    /// Whether the wish may come from a peer: its fields are within the limits that this gateway applies itself.
     fn can_be(&self, name: &str, version_max: u64) -> bool {
         let fits = |added: &Added| added.check().is_ok() && name_of(&added.url) == name;
         let is_bounded = self.uid.as_ref().is_none_or(|uid| uid.len() <= UID_BYTES_MAX);
@@ -128,12 +128,12 @@ impl Added {
 }
 
 impl Changes {
-    /// Nothing was changed.
+    /// Whether no wish is kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Notes a wish for a worker by its name. `uid`: its identity by its source. `asleep`: with [`Wish::Sleep`], the run of its process.
+    /// Records a wish for a worker by its name. `uid`: identity from the worker's source. `asleep`: with [`Wish::Sleep`], the run of its process.
     pub(crate) fn wish(
         &mut self,
         name: &str,
@@ -147,7 +147,7 @@ impl Changes {
         self.put(name.to_owned(), Change { version, wish, added, uid, asleep }, is_current)
     }
 
-    /// Adds a worker, or describes one anew.
+    /// Adds a worker, or replaces the description of an added one.
     pub(crate) fn add(
         &mut self,
         added: Added,
@@ -162,8 +162,8 @@ impl Changes {
         )
     }
 
-    /// Takes over what another gateway knows; whether that changed anything. What cannot be is left out, and the rest is
-    /// taken: one bad wish must not keep gateways apart.
+    /// Merges the wishes of another gateway and returns whether that changed anything. An invalid wish is skipped and the rest
+    /// merged: one bad wish must not keep gateways apart.
     pub(crate) fn merge(&mut self, other: Self, is_current: impl Fn(&str, Option<&str>) -> bool) -> bool {
         let newest = now_ns().saturating_add(AHEAD_MAX_NS);
         let mut is_changed = false;
@@ -222,7 +222,7 @@ impl Changes {
         now_ns().max(latest.saturating_add(1))
     }
 
-    /// Keeps a wish. An error when there is no room for it.
+    /// Stores a wish. Fails when the map is full.
     fn put(
         &mut self,
         name: String,
@@ -235,7 +235,7 @@ impl Changes {
                 match change.wish {
                     Wish::Serve => change.added.is_none(),
                     Wish::Remove => !is_current,
-                    // A pod that was drained and is gone; where no source tells workers apart it may come back.
+                    // The pod was drained and is gone. Without identities from the sources it may come back.
                     Wish::Drain | Wish::Sleep => {
                         change.uid.is_some() && change.added.is_none() && !is_current
                     }

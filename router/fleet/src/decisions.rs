@@ -1,7 +1,7 @@
-//! The last routing decisions, with what speaks for each.
+//! A ring of the last routing decisions, with the reason for each.
 //!
 //! Hot path: a decision takes a number and writes nine words into its place of a ring; no lock, no allocation. Each place
-//! has a version that is odd while it is written (a seqlock), so that a reader leaves out what it saw half. Names and
+//! has a version that is odd while it is written (a seqlock), so that a reader skips an entry that it read partially. Names and
 //! reasons are made when the list is requested.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -19,7 +19,7 @@ const WORDS: usize = 8;
 pub(crate) struct Decision {
     /// Hash of the worker's name.
     pub(crate) worker: u64,
-    /// The same of the prefill worker; 0 without.
+    /// Hash of the prefill worker's name; 0 without a prefill worker.
     pub(crate) prefill: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) blocks: u32,
@@ -29,9 +29,9 @@ pub(crate) struct Decision {
     pub(crate) decided_us: f32,
     pub(crate) candidates: u32,
     pub(crate) is_warm_up: bool,
-    /// The one by which it was made: configuration may have changed since.
+    /// Strategy at the time of the decision; the configuration may have changed since.
     pub(crate) strategy: Strategy,
-    /// The next best: hash of its name, blocks that it holds, predicted milliseconds.
+    /// The runner-up: hash of its name, blocks that it holds, predicted milliseconds.
     pub(crate) runner_up: Option<(u64, u32, f32)>,
 }
 
@@ -81,7 +81,7 @@ impl Decision {
         }
     }
 
-    /// Why it was made so.
+    /// Reason for the choice of the worker, in words.
     fn reason(&self) -> String {
         if self.is_warm_up {
             return "it is cold: a share of requests goes to workers that are not warm yet".to_owned();
@@ -155,7 +155,7 @@ impl Decisions {
         {
             return;
         }
-        // Release: pairs with the acquire fence in `get`; who sees a word written below sees the odd version, too.
+        // Release: pairs with the acquire fence in `get`; a reader that sees a word written below sees the odd version, too.
         fence(Ordering::Release);
         place.nanoseconds.store(now.duration_since(self.start).as_nanos() as u64, Ordering::Relaxed);
         for (cell, word) in place.words.iter().zip(decision.to_words()) {
@@ -165,7 +165,7 @@ impl Decisions {
         place.version.store(number * 2 + 2, Ordering::Release);
     }
 
-    /// The decision of a number and when it was made, if it is still there and whole.
+    /// Returns a decision and its time by its number; `None` if it was overwritten or is being written.
     fn get(&self, number: u64) -> Option<(Decision, u64)> {
         let place = &self.places[number as usize % KEPT];
         let version = place.version.load(Ordering::Acquire);

@@ -1,11 +1,11 @@
-//! The fleet: it makes itself equal to the roster that is wanted.
+//! The fleet of workers, which follows the wanted roster.
 //!
 //! Sources of workers are the configuration ([`Fleet::configure`]), discovery ([`Fleet::discover`]) and administrators
-//! ([`Fleet::add`], [`Fleet::drain`], [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes are also heard from peers. Each change makes a [`FleetSpec`] with
-//! the next version, and [`Fleet::apply`] compares it with the workers that are there: a worker whose description is the same
-//! goes on, with its runs, its place in the index and what was learned of it; any other is a new one. A worker that leaves is
-//! out of every decision when `apply` returns; its requests go on until they end or break. Its blocks leave the index, and
-//! with that every snapshot, in a task that `apply` starts.
+//! ([`Fleet::add`], [`Fleet::drain`], [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes also arrive from peers. Each
+//! change makes a [`FleetSpec`] with the next version, and [`Fleet::apply`] compares it with the present workers: a worker
+//! with the same description continues, with its runs, its place in the index and what was learned of it; any other is a new
+//! worker. A worker that leaves is out of every decision when `apply` returns; its requests continue until they end or break.
+//! The worker's blocks leave the index, and with that every snapshot, in a task that `apply` starts.
 //!
 //! Locks: `roster` orders changes; `joining` orders places in the index; a pool's `remaking` orders the lists of its ranks.
 //! No request takes any of them, nor those of `stores`, which are taken after `joining`.
@@ -47,38 +47,38 @@ pub type Workers = BTreeMap<String, Arc<Worker>>;
 #[derive(Debug, Default)]
 struct RosterSources {
     configured: Arc<Vec<WorkerSpec>>,
-    /// Each has another name. Those that the configuration names too are left to it.
+    /// Discovered workers, each with another name. A worker that the configuration also names is taken from there.
     discovered: Arc<Vec<WorkerSpec>>,
     changes: Arc<Changes>,
-    /// Keys of added workers, by name, where whoever added them gave one. Peers are not told of them.
+    /// Keys given with added workers, by name. They are not sent to peers.
     added_keys: Arc<HashMap<String, ApiKey>>,
     /// The state in force.
     spec: Arc<FleetSpec>,
 }
 
-/// What became of discovered workers.
+/// Result of applying a list of discovered workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Discovered {
-    /// How the fleet changed.
+    /// Changes to the fleet.
     pub applied: Applied,
-    /// Why workers were left out, one error each.
+    /// One error for each worker that was left out.
     pub refused: Vec<SpecError>,
 }
 
-/// How many workers a change added, replaced and removed, and how many it left but for the wish to drain them.
+/// Number of workers that a change added, replaced, removed, and began or stopped draining.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// New names.
+    /// Workers with new names.
     pub added: usize,
-    /// Other workers under names that were there.
+    /// Workers that replaced another under the same name.
     pub replaced: usize,
-    /// Names that are gone.
+    /// Workers whose names are gone.
     pub removed: usize,
     /// Workers that begin to drain, or to serve again.
     pub drained: usize,
 }
 
-/// All workers and the index over what they hold.
+/// All workers, and the index of the blocks that they hold.
 #[derive(Debug)]
 pub struct Fleet {
     pub(crate) config: FleetConfig,
@@ -94,7 +94,7 @@ pub struct Fleet {
     chooser: Chooser,
     /// Ports to which engines connect with their KV events.
     pub(crate) listeners: Arc<Listeners>,
-    /// This gateway among its peers.
+    /// Identity of this gateway among its peers.
     pub(crate) gateway: u64,
     pub(crate) loads_changed: Option<Arc<Notify>>,
     shares: OnceLock<Box<dyn Shares>>,
@@ -104,7 +104,7 @@ pub struct Fleet {
     pub(crate) known: SnapshotCache,
     /// Held while a snapshot is being made.
     pub(crate) saving: Mutex<()>,
-    /// Held while a worker that has come is looked at, or one that left gives its places back.
+    /// Held while a new worker is examined, and while a removed one releases its places in the index.
     pub(crate) joining: tokio::sync::Mutex<()>,
     /// Event counters of runs that have ended.
     pub(crate) ended: Mutex<TrackerCounters>,
@@ -112,7 +112,7 @@ pub struct Fleet {
 }
 
 impl RosterSources {
-    /// The configured workers and the discovered ones beside them: what administrators' wishes are applied to.
+    /// The configured workers and the discovered ones beside them, before administrators' wishes.
     fn workers(&self) -> impl Iterator<Item = &WorkerSpec> {
         let configured: HashSet<String> = self.configured.iter().map(WorkerSpec::name).collect();
         let left = WORKERS_MAX.saturating_sub(configured.len());
@@ -120,13 +120,13 @@ impl RosterSources {
         self.configured.iter().chain(self.discovered.iter().filter(is_discovered_only).take(left))
     }
 
-    /// Names of the configured and discovered workers, and what their sources say who they are.
+    /// Names of the configured and discovered workers, with the identities that their sources give.
     fn identities(&self) -> HashMap<String, Option<String>> {
         self.workers().map(|worker| (worker.name(), worker.uid.clone())).collect()
     }
 }
 
-/// Whether one of these workers has the name, and is the one with that identity where both are known.
+/// Whether one of these workers has the name, and the same identity where both are known.
 fn is_current(known: &HashMap<String, Option<String>>, name: &str, uid: Option<&str>) -> bool {
     known.get(name).is_some_and(|known| match (known, uid) {
         (Some(known), Some(uid)) => known == uid,
@@ -135,7 +135,7 @@ fn is_current(known: &HashMap<String, Option<String>>, name: &str, uid: Option<&
 }
 
 impl Fleet {
-    /// A fleet without workers, to be told of them by [`Self::configure`]. `gateway` tells this gateway from its peers.
+    /// Starts a fleet without workers; [`Self::configure`] adds them. `gateway`: identity of this gateway among its peers.
     #[must_use]
     pub fn start(config: FleetConfig, gateway: u64) -> Arc<Self> {
         let index = IndexConfig { memory_max: config.index_memory_max };
@@ -172,13 +172,13 @@ impl Fleet {
         all.extend(tasks);
     }
 
-    /// Its pools; the first is that of workers that name none, if there is such a pool.
+    /// The pools. The first one takes workers that name no pool, if there is such a pool.
     #[must_use]
     pub fn pools(&self) -> &[Arc<Pool>] {
         &self.pools
     }
 
-    /// Its workers by name. Not to be held for long.
+    /// The workers by name. Callers must not hold the guard for long.
     pub fn workers(&self) -> Guard<Arc<Workers>> {
         self.workers.load()
     }
@@ -209,8 +209,8 @@ impl Fleet {
         self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The configuration names these workers from now on; what administrators changed stays changed. To be called within
-    /// a Tokio runtime, as every other change.
+    /// Replaces the configured workers; administrators' changes are kept. Must be called within a Tokio runtime, as every
+    /// other change.
     pub fn configure(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Applied, SpecError> {
         self.change(|roster| {
             roster.configured = Arc::new(workers);
@@ -224,9 +224,9 @@ impl Fleet {
         Arc::clone(&self.lock().configured)
     }
 
-    /// Sources of discovery report these workers from now on, the full list. Workers that the configuration names too are
-    /// left to it; those that cannot be workers of this fleet are left out with the reason, and the others are taken: one
-    /// mistake in a source must not stop the rest. When there are more than a fleet can have, workers that it has stay.
+    /// Replaces the discovered workers by this full list. A worker that the configuration also names is taken from there. An
+    /// invalid worker is left out with the reason and the rest is taken: one mistake in a source must not stop the rest. When
+    /// there are more workers than a fleet can have, workers that it has stay.
     pub fn discover(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Discovered, SpecError> {
         let mut refused = Vec::new();
         let applied = self.change(|roster| {
@@ -243,7 +243,7 @@ impl Fleet {
             if count > WORKERS_MAX {
                 refused.push(SpecError::TooMany(count));
                 let there = self.workers();
-                // Stable: those that are there first, each part in its order.
+                // Stable sort: present workers first, each part in its order.
                 taken.sort_by_cached_key(|worker| !there.contains_key(&worker.name()));
                 taken.truncate(WORKERS_MAX);
             }
@@ -264,8 +264,8 @@ impl Fleet {
         }
     }
 
-    /// An administrator adds a worker, or describes one anew that was added. With a `key` this gateway shows the worker that
-    /// one, and its peers the keys that they have themselves.
+    /// Adds a worker for an administrator, or replaces the description of an added one. This gateway authenticates to the
+    /// worker with `key`, if given; peers use their own keys.
     pub fn add(self: &Arc<Self>, added: Added, key: Option<ApiKey>) -> Result<Applied, SpecError> {
         if self.pool(&added.pool).is_none() {
             return Err(SpecError::UnknownPool { worker: name_of(&added.url), pool: added.pool });
@@ -283,7 +283,7 @@ impl Fleet {
         })
     }
 
-    /// An administrator wants no new requests at a worker.
+    /// Drains a worker for an administrator: it gets no new requests.
     pub fn drain(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
         self.wish_for(name, Wish::Drain)
     }
@@ -293,7 +293,7 @@ impl Fleet {
         self.wish_for(name, Wish::Serve)
     }
 
-    /// An administrator removes a worker, also if the configuration names it.
+    /// Removes a worker for an administrator, also one that the configuration names.
     pub fn remove(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
         self.wish_for(name, Wish::Remove)
     }
@@ -308,14 +308,14 @@ impl Fleet {
         wish: Wish,
         asleep: Option<AsleepRun>,
     ) -> Result<Applied, SpecError> {
-        // In the spelling of names, however it was typed.
+        // Normalizes the spelling of the name.
         let name = &name_of(name);
         self.wish(|roster| {
             let in_force = roster.spec.workers.iter().find(|worker| worker.name() == *name);
             let Some(in_force) = in_force else {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
             };
-            // What its source says of it counts before what an administrator said when it was added.
+            // The source's identity takes precedence over the one that an administrator gave with the added worker.
             let reported = roster.workers().find(|worker| worker.name() == *name);
             let uid = reported.unwrap_or(in_force).uid.clone();
             let known = roster.identities();
@@ -324,7 +324,7 @@ impl Fleet {
         })
     }
 
-    /// Notes that this run of a worker's process is put to sleep.
+    /// Records that this run of a worker's process is put to sleep.
     pub(crate) fn wish_sleep(self: &Arc<Self>, name: &str, run: Option<u64>) -> Result<Applied, SpecError> {
         self.wish_for_run(name, Wish::Sleep, Some(AsleepRun(run)))
     }
@@ -349,7 +349,7 @@ impl Fleet {
         Arc::clone(&self.lock().changes)
     }
 
-    /// Takes over what administrators changed at a peer.
+    /// Merges administrators' changes that a peer reported.
     pub(crate) fn merge_peer_changes(self: &Arc<Self>, told: Changes) -> Result<(), SpecError> {
         let mut is_news = false;
         self.change(|roster| {
@@ -363,13 +363,13 @@ impl Fleet {
         })?;
         if is_news {
             tracing::info!("a peer has told of changes to the roster");
-            // Gateways that this one knows may not know the one that told it.
+            // Peers of this gateway may not know the one that sent the changes.
             self.tell_peers();
         }
         Ok(())
     }
 
-    /// Changes what a source says; an error changes nothing.
+    /// Changes the list of one source; an error changes nothing.
     fn change(
         self: &Arc<Self>,
         change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
@@ -400,8 +400,8 @@ impl Fleet {
         made
     }
 
-    /// An added worker as this gateway would have it; `None` when it cannot have it, though a peer may: its pool is not
-    /// configured here, or nothing is loaded for https.
+    /// Description of an added worker at this gateway; `None` when it cannot have the worker, though a peer may: its pool is
+    /// not configured here, or TLS is not loaded for https.
     fn described(&self, added: &Added, added_keys: &HashMap<String, ApiKey>) -> Option<WorkerSpec> {
         let pool = self.pool(&added.pool)?;
         if added.url.starts_with("https://") && self.config.tls.is_none() {
@@ -546,9 +546,9 @@ impl Fleet {
         self.pools.iter().find(|pool| pool.name == name)
     }
 
-    /// Puts together what decisions see of a pool: a worker has begun another run, or the roster has changed.
+    /// Rebuilds a pool's list of ranks, after a worker has begun another run or the roster has changed.
     pub(crate) fn remake_roster(&self, pool: &Arc<Pool>) {
-        // Of two threads the one that collects later also stores later.
+        // Serializes collecting and storing, so that the later list is also stored later.
         let _turn = pool.remaking.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |worker: &Arc<Worker>| {
             let runs = worker.runs.load_full();
@@ -558,18 +558,18 @@ impl Fleet {
         let spec_workers = self.workers.load();
         let own = spec_workers.values().filter(|worker| Arc::ptr_eq(&worker.pool, pool));
         pool.set_roster(own.flat_map(of).collect());
-        // A fresh run knows nothing yet of what peers sent to the worker.
+        // A new run has no counts yet of the requests that peers sent to the worker.
         self.peers.add_up(self);
     }
 
-    /// Chooses who gets a request, and books it there; `None` when no worker of the pool can take it now. Hot path: see
-    /// `route`.
+    /// Chooses the worker of a request and books the request there; `None` when no worker of the pool can take it now. Hot
+    /// path: see `route`.
     #[must_use]
     pub fn route(&self, pool: &Pool, request: &RouteRequest<'_>) -> Option<(Route, Booking)> {
         self.chooser.route(&self.index, pool, request)
     }
 
-    /// The account of a decision without making it: every worker with what it holds and what it would cost.
+    /// Explains a decision without making it: every worker with the blocks that it holds and its cost.
     #[must_use]
     pub fn explain(&self, pool: &Pool, request: &RouteRequest<'_>) -> serde_json::Value {
         self.chooser.explain(&self.index, pool, request)
@@ -586,7 +586,7 @@ impl Fleet {
         snapshots::write(self, file)
     }
 
-    /// The state of all workers whose events are followed, as bytes, for a gateway that starts. Blocking.
+    /// Serializes the state of all workers whose events are followed, for a gateway that starts. Blocking.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         snapshots::save(self)
@@ -598,7 +598,7 @@ impl Fleet {
         !self.config.peers.is_empty()
     }
 
-    /// Lets something have a part in what gateways tell each other. The first call counts.
+    /// Adds a source of data to the messages between gateways. Only the first call takes effect.
     pub fn share(&self, shares: Box<dyn Shares>) {
         let _taken = self.shares.set(shares);
     }
@@ -607,12 +607,12 @@ impl Fleet {
         self.shares.get().map(AsRef::as_ref)
     }
 
-    /// Takes a message of a peer; an error says what is wrong with it.
+    /// Handles a peer's message; the error says what is wrong with it.
     pub fn receive_loads(self: &Arc<Self>, message: &[u8]) -> Result<String, String> {
         crate::peers::receive(self, message, Instant::now())
     }
 
-    /// Sum over the events of all workers, those that left included.
+    /// Sum of the event counters of all workers, including those that have left.
     #[must_use]
     pub fn tracker_counters(&self) -> TrackerCounters {
         let mut sum = *self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -629,12 +629,12 @@ impl Fleet {
     }
 }
 
-/// Takes over what is known, then saves it every now and then and tells the peers.
+/// Loads the known state, then starts saving it periodically and reporting loads to peers.
 async fn start_background_tasks(fleet: std::sync::Weak<Fleet>) {
     let Some(config) = fleet.upgrade().map(|fleet| fleet.config.clone()) else { return };
     let known = snapshots::load(&config).await;
     let Some(fleet) = fleet.upgrade() else { return };
-    // Watchers wait for this: what a worker says goes on from what is known.
+    // Watchers wait for this: a worker's events continue from the known state.
     fleet.known.set(known);
     let weak = || Arc::downgrade(&fleet);
     if let Some(changed) = &fleet.loads_changed {
@@ -674,7 +674,7 @@ impl Drop for Fleet {
     fn drop(&mut self) {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(JoinHandle::abort);
         self.workers.load().values().for_each(|worker| worker.remove());
-        // Workers know their pool, and its roster them.
+        // Breaks the reference cycle: workers refer to their pool, and its roster to them.
         self.pools.iter().for_each(|pool| pool.set_roster(Vec::new()));
     }
 }

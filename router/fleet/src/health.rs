@@ -1,4 +1,4 @@
-//! The health of one worker: its engine, whether it answers, and whether it is still the same run. One task for each worker.
+//! The health of one worker: its engine, whether it answers, and whether it is still the same run. One task per worker.
 //!
 //! One health check is under way at a time, and its answer is waited for however late it comes:
 //!
@@ -30,12 +30,12 @@ use crate::spec::AsleepRun;
 use crate::state::Health;
 use crate::worker::Worker;
 
-/// How long a worker that was never there may refuse connections before that is worth a warning: those of `serve` start
-/// beside their gateway.
+/// Time for which a worker that never answered may refuse connections before a warning is logged: the workers of `serve`
+/// start together with their gateway.
 const STARTS_WITHIN: Duration = Duration::from_secs(15);
 /// Failed checks in a row after which the engine is detected again: another one may have taken its place.
 const SAME_ENGINE_FOR: u32 = 20;
-/// An engine that takes longer to say whether it is asleep is as it was.
+/// Time limit of the question whether the engine is asleep. After it the last known answer holds.
 const SLEEP_TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// First pause between two checks of a worker that is down; see `pause_while_down`.
 const QUICK: Duration = Duration::from_millis(100);
@@ -51,7 +51,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Asks once; an error says why the worker cannot be used.
+    /// Runs one health check; an error says why the worker cannot be used.
     async fn ask(&mut self, worker: &Worker, config: &FleetConfig) -> Result<Answer, EngineError> {
         let client = &worker.client;
         let engine = match self.engine.or(worker.pool.engine) {
@@ -82,7 +82,7 @@ impl Asked {
                 (Some(before), Some(now)) => before == now,
                 _ => !self.was_down,
             };
-            // An engine whose runs cannot be told apart is told by its models.
+            // An engine that reports no run number is recognised by its models.
             if is_same && !(in_doubt && before.is_none()) {
                 return Ok(Answer::Same);
             }
@@ -106,7 +106,7 @@ impl Asked {
 }
 
 impl Asked {
-    /// Whether it is asleep, by its own word; by that of an administrator, for an engine that does not tell.
+    /// Whether the worker is asleep, by its engine's report; by an administrator's wish, for an engine that reports nothing.
     async fn is_asleep(&mut self, worker: &Worker, dialect: &dyn Dialect) -> Result<bool, EngineError> {
         if self.hides_sleep {
             return Ok(worker.sleep_wish().is_some());
@@ -161,7 +161,7 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
     };
     worker.is_uncertain.store(false, Ordering::Release);
     worker.update(|condition| condition.is_asleep = false);
-    // One after the other: of two that come at the same instant the second must see the first.
+    // Joins run one at a time: of two workers that come at the same instant the second must see the first.
     let _turn = fleet.joining.lock().await;
     if worker.is_removed() {
         return Verdict::Waits;
@@ -175,13 +175,13 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
 
 /// Result of one health check.
 struct Outcome {
-    /// `None`: it was given up.
+    /// The answer; `None`: the worker was given up.
     answered: Option<Result<Answer, EngineError>>,
     /// Times `health_timeout` that passed before the answer.
     misses: u32,
 }
 
-/// Asks once, and waits for the answer for as long as the configuration allows.
+/// Runs one check, and waits for its answer as long as the configuration allows.
 async fn check(asked: &mut Asked, worker: &Worker, config: &FleetConfig) -> Outcome {
     let question = asked.ask(worker, config);
     tokio::pin!(question);
@@ -216,7 +216,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     let interval = config.health_interval;
     let mut asked = Asked::default();
     let mut failures = 0;
-    // Since when connections are refused, without an answer since.
+    // Time since which connections are refused without an answer in between.
     let mut refused_since: Option<Instant> = None;
     let began = tokio::time::Instant::now();
     let mut complained = String::new();
@@ -240,7 +240,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         }
         let verdict = match answered {
             None => {
-                // The first miss; the others have passed since.
+                // The first miss; the later ones have passed since.
                 let since = Instant::now().checked_sub(config.health_timeout * misses.saturating_sub(1));
                 worker.give_up(since.unwrap_or_else(Instant::now));
                 let patience = config.health_timeout * misses;
@@ -249,7 +249,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
             Some(Err(error)) => Verdict::Differs(error.to_string()),
             Some(Ok(answer)) => {
                 worker.answered();
-                // Not given up half-way when the worker is removed: it joins the index here, and leaves it again then.
+                // Not cancelled half-way when the worker is removed: it joins the index here, and leaves it again then.
                 look(&fleet, &worker, answer).await
             }
         };
@@ -310,15 +310,15 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     }
 }
 
-/// How long a worker is left alone that has failed so many checks in a row: short at first, for a process that is started
-/// again; then longer, since a thousand pods that are not there yet must not keep a core busy.
+/// Pause before the next check of a worker after this many failures in a row: short at first, for a process that is
+/// restarted; then longer, since a thousand pods that have not started yet must not keep a core busy.
 fn pause_while_down(failures: u32, quick: Duration, interval: Duration) -> Duration {
     quick.saturating_mul(1 << (failures / SAME_ENGINE_FOR).min(16)).min(interval)
 }
 
 /// Watches a worker that was removed, for the requests that it still has: they are given up with it if it falls silent.
 async fn watch_removed(worker: &Arc<Worker>, config: &FleetConfig, engine: Option<Engine>) {
-    // Requests refer to it, and for a moment the task that ends its runs.
+    // Requests hold references to the worker, and for a moment so does the task that ends its runs.
     while let Some(engine) = engine.filter(|_| Arc::strong_count(worker) > 1) {
         let started = Instant::now();
         let patience = config.health_timeout * config.health_misses;

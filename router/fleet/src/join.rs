@@ -1,9 +1,9 @@
 //! Start and end of a worker's run: places in the index, subscriptions to KV events, state from a snapshot. Runs in the
 //! worker's health task, holding `joining`.
 //!
-//! A worker that has (re)started gets, for each of its ranks, a fresh place in the index and a fresh subscription to its KV
-//! events; `health` says when. A worker that publishes nothing, or whose tokens the gateway cannot make itself, is taken to
-//! hold what was routed to it.
+//! A worker that has (re)started gets, for each of its ranks, a new place in the index and a new subscription to its KV
+//! events; `health` decides when. A worker that publishes no events, or whose tokens the gateway cannot compute itself, is
+//! assumed to hold the prompts that were routed to it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,22 +25,22 @@ use crate::poll::poll;
 use crate::routed::{Routed, keep};
 use crate::worker::{RunParts, Worker, WorkerRun};
 
-/// Blocks of an engine that does not say how many it has.
+/// Number of blocks assumed for an engine that does not report it.
 const BLOCKS_ASSUMED: usize = 16_384;
 /// Longest wait for a subscription to begin.
 const WARM_UP_MAX: Duration = Duration::from_secs(2);
-/// The same for a subscription with a replay; a longer one goes on beside the worker's first requests.
+/// Longest wait for a subscription with a replay; a longer replay continues beside the worker's first requests.
 const REPLAY_MAX: Duration = Duration::from_secs(7);
 
 impl Fleet {
-    /// A worker has begun another run: its old places in the index are given back, and each rank gets a new one.
-    /// The caller holds `joining`.
+    /// Starts a worker's new run: its old places in the index are released, and each rank gets a new one. The caller holds
+    /// `joining`.
     pub(crate) async fn start_runs(self: &Arc<Self>, description: Description, worker: &Arc<Worker>) {
         self.end_runs(worker).await;
         if worker.is_removed() {
             return;
         }
-        // Failures of the process before say nothing about this one.
+        // Failures of the previous process do not count for this one.
         worker.breaker.reset();
         let description = Arc::new(description);
         let mut runs = Vec::new();
@@ -65,8 +65,8 @@ impl Fleet {
         self.remake_roster(&worker.pool);
     }
 
-    /// Ends a worker's runs: they are out of every decision, and their blocks out of the index. The caller
-    /// holds `joining`.
+    /// Ends a worker's runs: removes them from every decision, and their blocks from the index. The caller holds
+    /// `joining`.
     pub(crate) async fn end_runs(&self, worker: &Arc<Worker>) {
         let before = worker.runs.swap(Arc::default());
         if before.is_empty() {
@@ -78,7 +78,7 @@ impl Fleet {
         for run in before.iter() {
             if let Some(task) = run.take_writing() {
                 task.abort();
-                // Only when it has ended can it no longer write to the place that is given back here.
+                // Only after its end it can no longer write to the place that is released here.
                 let _aborted = task.await;
             }
             let counted = run.follower.lock().unwrap_or_else(PoisonError::into_inner).tracker().counters;
@@ -88,7 +88,7 @@ impl Fleet {
         }
     }
 
-    /// Forgets workers that are no longer in the roster.
+    /// Removes workers that are no longer in the roster.
     pub(crate) async fn retire(&self, left: &[Arc<Worker>]) {
         for worker in left {
             let _turn = self.joining.lock().await;
@@ -126,7 +126,7 @@ impl Fleet {
         let is_same = |instance| description.instance == Some(instance);
         if let Some(state) = known.filter(|state| is_same(state.instance) && feed.is_some()) {
             let (index, name) = (Arc::clone(&self.index), name.clone());
-            // A large worker's blocks take a while, and this thread has other work.
+            // Restoring a large worker's blocks takes long; the async thread must not block.
             let restored = tokio::task::spawn_blocking(move || {
                 let fits = restore(&state, &mut follower, &mut index.write());
                 let blocks = state.held.len();
@@ -153,7 +153,7 @@ impl Fleet {
             }
             None if !description.keeps_prefixes => (tokio::spawn(async {}), None),
             None => {
-                // An engine that does not say how many blocks it has is taken to have some.
+                // An engine that does not report its number of blocks is assumed to have some.
                 let blocks = if description.blocks > 0 { description.blocks } else { BLOCKS_ASSUMED };
                 let approximate = Approximate::new(member, self.config.approximate_ttl, blocks);
                 let routed = Routed::new();
@@ -221,7 +221,7 @@ impl Fleet {
     }
 }
 
-/// The role of a worker: the operator's word, except for engines whose part was fixed when they started.
+/// The role of a worker: the configured one, except for engines whose role was fixed when they started.
 fn role_of(worker: &Worker, description: &Description) -> Role {
     if let (Some(configured), Some(told)) = (worker.spec.role, description.role)
         && configured != told

@@ -1,8 +1,8 @@
 //! Outstanding work and learned speed of a worker, as far as this gateway and its peers know.
 //!
 //! Counters are plain atomics: a decision reads them without lock, and books its choice in them before the next
-//! decision is made. What was learned is copied into atomics too; the learner itself is behind a lock that only
-//! first tokens take, and they do without when it is taken.
+//! decision is made. Learned speeds are copied into atomics too; the learner itself is behind a lock that only first
+//! tokens take, and a first token that finds it taken is not learned from.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -48,7 +48,7 @@ pub struct Speeds {
     learner: Mutex<Learner>,
     /// A copy for decisions.
     speed: [AtomicU64; FEATURES],
-    /// [`Speed::per_onboard`] as learned; decisions may hope for less.
+    /// [`Speed::per_onboard`] as learned; decisions may use a lower value.
     learned_onboard: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl Default for Speeds {
 }
 
 impl Speeds {
-    /// As learned so far.
+    /// The learned speed.
     fn learned(&self) -> Speed {
         let per_onboard = f64::from_bits(self.learned_onboard.load(Ordering::Relaxed));
         Speed { per_onboard, ..self.get() }
@@ -91,20 +91,20 @@ impl Speeds {
     }
 }
 
-/// Outstanding work and learned speed of one rank. What decisions read of it is one cache line.
+/// Outstanding work and learned speed of one rank. The part that decisions read is one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Load {
-    /// Sent by this gateway.
+    /// Work sent by this gateway.
     pub own: Counts,
-    /// Sent by peers, as they report.
+    /// Work sent by peers, as they report.
     pub peers: Counts,
-    /// How many times as slow as its pool, as bits.
+    /// Time relative to the pool's learned speed (2.0: twice as slow), as the bits of an `f64`.
     factor: AtomicU64,
     observations: AtomicU64,
-    /// Seconds to move a block to this worker, as bits.
+    /// Seconds to move a block to this worker, as the bits of an `f64`.
     transfer_per_block: AtomicU64,
-    /// Reported beside predicted cached tokens.
+    /// Comparison of reported with predicted cached tokens.
     pub audit: Audit,
 }
 
@@ -122,31 +122,31 @@ impl Default for Load {
 }
 
 impl Load {
-    /// Bytes of what decisions read.
+    /// Bytes of the part that decisions read.
     pub(crate) const HOT_BYTES: usize = std::mem::offset_of!(Self, audit);
 
-    /// Requests, queued tokens and decoding blocks, from everywhere.
+    /// Requests, queued tokens and decoding blocks, from this gateway and its peers.
     pub fn counts(&self) -> [u32; 3] {
         let (own, peers) = (self.own.get(), self.peers.get());
         [0, 1, 2].map(|at| own[at].saturating_add(peers[at]))
     }
 
-    /// How many times as slow as its pool.
+    /// Time relative to the pool's learned speed (2.0: twice as slow).
     pub fn factor(&self) -> f64 {
         f64::from_bits(self.factor.load(Ordering::Relaxed))
     }
 
-    /// Whether it has served fewer first tokens than its speed can be judged by.
+    /// Whether the worker has served fewer first tokens than its speed can be judged by.
     pub fn is_cold(&self) -> bool {
         self.observations.load(Ordering::Relaxed) < WARM_AFTER
     }
 
-    /// Seconds to move a block to it.
+    /// Seconds to move a block to the worker.
     pub fn transfer_per_block(&self) -> f64 {
         f64::from_bits(self.transfer_per_block.load(Ordering::Relaxed))
     }
 
-    /// A first token came so many seconds after a request with these features.
+    /// Learns from a first token that came `seconds` after a request with these features.
     pub fn learn(&self, speeds: &Speeds, features: [f64; FEATURES], seconds: f64) {
         // A lost race loses one observation.
         let mut factor = Factor::from_parts(self.factor(), self.observations.load(Ordering::Relaxed));
@@ -156,7 +156,7 @@ impl Load {
         speeds.learn(features, seconds / factor.value());
     }
 
-    /// Moving a block to this worker took so long.
+    /// Learns from a transfer to this worker that took this time per block.
     pub fn learn_transfer(&self, seconds_per_block: f64) {
         let before = self.transfer_per_block();
         // A lost race loses one value.
@@ -170,33 +170,33 @@ impl Load {
 pub struct Audit {
     /// Requests whose cached tokens were compared.
     pub requests: AtomicU64,
-    /// Of those, predicted to the token.
+    /// Requests among these that were predicted to the token.
     pub exact: AtomicU64,
     /// Cached tokens that were predicted.
     pub predicted_tokens: AtomicU64,
     /// Cached tokens that the engine reported.
     pub reported_tokens: AtomicU64,
-    /// Times that the worker's blocks were forgotten because of it.
+    /// Times that the worker's blocks were forgotten because predictions had drifted.
     pub resets: AtomicU64,
-    /// Running mean of what was promised and not there, in thousandths of the prompt.
+    /// Running mean of predicted tokens that were not cached, in thousandths of the prompt.
     drift: AtomicI64,
     since_reset: AtomicU64,
 }
 
-/// Promised and not there, in the mean, before the worker's blocks are forgotten: a quarter of a prompt.
+/// Largest mean `drift` before the worker's blocks are forgotten: a quarter of a prompt.
 const DRIFT_MAX: i64 = 250;
-/// Requests before the mean says something.
+/// Requests before the mean is significant.
 const DRIFT_AFTER: u64 = 32;
 
 impl Audit {
-    /// Compares one request; true when the index has drifted so far that the worker's part must be made anew. Of the predicted
-    /// tokens so many, `own`, are in its own tiers: what shared stores promise says nothing of the worker's part.
+    /// Compares one request; true when the index has drifted so far that the worker's part must be rebuilt. `own`: predicted
+    /// tokens in the worker's own tiers; blocks in shared stores do not count against the worker's part.
     pub fn compare(&self, prompt: usize, predicted: usize, own: usize, reported: usize) -> bool {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.exact.fetch_add(u64::from(predicted == reported), Ordering::Relaxed);
         self.predicted_tokens.fetch_add(predicted as u64, Ordering::Relaxed);
         self.reported_tokens.fetch_add(reported as u64, Ordering::Relaxed);
-        // More than predicted is no lie: it was computed or brought back in the meantime.
+        // More cached tokens than predicted are no error: blocks were computed or brought back in the meantime.
         let missing = (predicted.min(own).saturating_sub(reported) * 1000 / prompt.max(1)) as i64;
         let before = self.drift.load(Ordering::Relaxed);
         let drift = before + (missing * 16 - before) / 16;

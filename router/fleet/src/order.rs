@@ -1,29 +1,29 @@
-//! The ranks of a pool by how much they have to do, kept ordered while requests come and go.
+//! The ranks of a pool by load, kept in order while requests come and go.
 //!
 //! Load is sorted into classes: exact for small loads, four classes to each power of two beyond. Each class has one bit for
 //! every rank. A rank whose load changes is moved with a few atomic operations by the thread that changed it, and only when
 //! its class changes; a decision reads the lowest classes until it has seen enough ranks. So the cost of a decision does not
-//! grow with the number of ranks, but for one word of 64 bits for every 64 of them in the classes that it looks into.
+//! grow with the number of ranks, except for one word of 64 bits per 64 ranks in the classes that it reads.
 //!
-//! Two threads that move one rank at the same time may leave a bit in a class that the rank has left, or none at all; the
-//! class that is noted for the rank tells the first, and [`LoadOrder::refresh`], called ten times a second, mends both. A
-//! decision that meets such a bit compares real loads, as it does for every rank: the order is a hint, never an account.
+//! Two threads that move one rank at the same time may leave a bit in a class that the rank has left, or no bit at all; the
+//! class stored for the rank identifies the first case, and [`LoadOrder::refresh`], called ten times a second, repairs both. A
+//! decision that meets such a bit compares real loads, as it does for every rank: the order is a hint, not an account.
 //! Everything is relaxed for that reason.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Classes of load. The last one is everything from 7 · 2^16 on.
+/// Number of classes of load. The last one is everything from 7 · 2^16 on.
 const CLASSES: usize = 72;
-/// Loads below this have a class of their own each.
+/// Loads below this each have a class of their own.
 const EXACT: u32 = 8;
 /// The class of a rank that takes no requests.
 const OUT: u8 = u8::MAX;
 
-/// See the module.
+/// The order of a pool's ranks by load; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct LoadOrder {
     classes: Vec<Box<[AtomicU64]>>,
-    /// Ranks that are noted for each class: empty classes are not looked into.
+    /// Number of ranks in each class: empty classes are skipped.
     counts: [AtomicU32; CLASSES],
     class_of: Box<[AtomicU8]>,
 }
@@ -41,7 +41,7 @@ fn class(load: u32) -> u8 {
 }
 
 impl LoadOrder {
-    /// An order of so many ranks, none of which takes requests yet.
+    /// Returns an order of `ranks` ranks, none of which takes requests yet.
     pub(crate) fn new(ranks: usize) -> Self {
         let words = ranks.div_ceil(64);
         Self {
@@ -51,7 +51,7 @@ impl LoadOrder {
         }
     }
 
-    /// A rank has this load now; `None` when it takes no requests.
+    /// Sets the load of a rank; `None` when it takes no requests.
     pub(crate) fn put(&self, rank: usize, load: Option<u32>) {
         let Some(class_of) = self.class_of.get(rank) else { return };
         let now = load.map_or(OUT, class);
@@ -60,7 +60,7 @@ impl LoadOrder {
         }
         let before = class_of.swap(now, Ordering::Relaxed);
         let (word, bit) = (rank / 64, 1_u64 << (rank % 64));
-        // One thread leaves each class that was noted, so the counts are exact.
+        // Exactly one thread leaves each stored class, so the counts are exact.
         if before != OUT {
             self.counts[usize::from(before)].fetch_sub(1, Ordering::Relaxed);
             self.classes[usize::from(before)][word].fetch_and(!bit, Ordering::Relaxed);
@@ -71,8 +71,8 @@ impl LoadOrder {
         }
     }
 
-    /// Passes ranks to `take`, the least loaded first, until that wants no more. Among ranks of one class `turn` says with
-    /// which 64 to begin.
+    /// Passes ranks to `take`, the least loaded first, until it returns false. Among ranks of one class `turn` selects the first
+    /// word of 64.
     pub(crate) fn least(&self, turn: usize, mut take: impl FnMut(usize) -> bool) {
         for (number, class) in self.classes.iter().enumerate() {
             if self.counts[number].load(Ordering::Relaxed) == 0 {
@@ -81,7 +81,7 @@ impl LoadOrder {
             let words = class.len();
             for word in (0..words).map(|at| (at + turn) % words) {
                 let mut bits = class[word].load(Ordering::Relaxed);
-                // Not always from the lowest bit on: the first of equals would get everything.
+                // Rotated, since starting from the lowest bit would give every request to the first of equal ranks.
                 let shift = (turn / words % 64) as u32;
                 bits = bits.rotate_right(shift);
                 while bits != 0 {
@@ -97,7 +97,7 @@ impl LoadOrder {
         }
     }
 
-    /// Mends what threads that met have left: every rank is in the class that is noted for it, and in no other.
+    /// Repairs inconsistencies of concurrent moves: afterwards every rank is in its stored class, and in no other.
     pub(crate) fn refresh(&self) {
         for (number, class) in self.classes.iter().enumerate() {
             for (word, cell) in class.iter().enumerate() {

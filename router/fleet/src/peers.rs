@@ -1,11 +1,11 @@
-//! Several gateways in front of the same workers: each tells the others what it has sent where, so that they do
-//! not all choose the same idle worker, and what administrators changed of the roster.
+//! Several gateways in front of the same workers: each reports its outstanding work to its peers, so that they do not all
+//! choose the same idle worker, and the changes that administrators made to the roster.
 //!
-//! Messages carry state, not differences: for each worker, requests, queued tokens and decoding blocks. A message that is
-//! lost is made good by the next one, and all gateways come to the same sums whatever the order. It is sent when something
-//! changed, at most once a millisecond, and as a sign of life. What a peer said is forgotten when it is silent for a while.
-//! The changes of the roster go along whenever the peer may not have them: after each change, and when the peer's number says
-//! that it has started again.
+//! Messages carry state, not differences: for each worker, requests, queued tokens and decoding blocks. The next message
+//! repairs the loss of one, and all gateways reach the same sums whatever the order. A message is sent after a change, at most
+//! once a millisecond, and as a heartbeat. A peer's state is forgotten when it has been silent for a while. The changes of the
+//! roster are included whenever the peer may not have them: after each change, and when the peer's number shows that it has
+//! restarted.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,28 +19,28 @@ use serde_json::Value;
 use crate::changes::Changes;
 use crate::fleet::Fleet;
 
-/// Between two messages at least.
+/// Least time between two messages.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Bytes of shared state in a message, and those of an entry beside its name.
+/// Largest number of bytes of shared state in a message, and bytes of an entry in addition to its name.
 const SHARED_BYTES_MAX: usize = 1 << 20;
 const SHARED_ENTRY_BYTES: usize = 160;
-/// Between two times that the state which gateways share is looked through.
+/// Interval at which the shared state is checked for changes.
 const SHARE_EVERY: Duration = Duration::from_millis(100);
-/// A sign of life at least so often.
+/// Longest time between two messages.
 const HEARTBEAT: Duration = Duration::from_millis(500);
-/// A peer that was silent for so long is gone, and with it what it sent.
+/// Time of silence after which a peer and its reported loads are removed.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
-/// Gateways that one listens to.
+/// Largest number of peers.
 const PEERS_MAX: usize = 64;
 const SEND_WITHIN: Duration = Duration::from_secs(1);
 
 /// Message between gateways.
 #[derive(Debug, Serialize, Deserialize)]
 struct Message {
-    /// Number of the run of the gateway that sends it.
+    /// Run number of the sending gateway.
     gateway: u64,
     sequence: u64,
-    /// By name of a worker's rank: requests, queued tokens, decoding blocks.
+    /// Requests, queued tokens and decoding blocks, by name of a worker's rank.
     workers: HashMap<String, [u32; 3]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     roster: Option<Changes>,
@@ -49,18 +49,18 @@ struct Message {
     shared: SharedState,
 }
 
-/// State that gateways share, by name. It means nothing to the fleet, which only carries it.
+/// State that gateways share, by name. The fleet carries it without interpreting it.
 pub type SharedState = HashMap<String, Value>;
 
-/// Has a part in what gateways tell each other.
+/// A source and receiver of data in the messages between gateways.
 pub trait Shares: std::fmt::Debug + Send + Sync {
-    /// The state now, each entry with its version. A peer is sent those whose version it has not confirmed.
+    /// The present state, each entry with its version. A peer is sent the entries whose version it has not confirmed.
     fn state(&self) -> HashMap<String, (u64, Value)>;
 
-    /// Takes what a peer sent. It may come twice.
+    /// Handles a peer's state, which may arrive twice.
     fn receive(&self, peer: u64, state: SharedState);
 
-    /// A peer has fallen silent.
+    /// Removes the state of a peer that has fallen silent.
     fn forget(&self, peer: u64);
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Takes what a gateway has sent where; false when a later message has overtaken it.
+    /// Stores the loads reported by a peer; false when a later message has arrived before.
     fn take(&self, message: Message, now: Instant) -> Result<bool, String> {
         let Message { gateway, sequence, workers: counts, .. } = message;
         if counts.len() > MEMBERS_MAX {
@@ -100,12 +100,12 @@ impl Peers {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds up again what peers said: it has changed, or the workers have.
+    /// Computes the sums of the peers' loads again, after these or the workers have changed.
     pub(crate) fn add_up(&self, fleet: &Fleet) {
         add_up(fleet, &self.lock());
     }
 
-    /// Forgets peers that have fallen silent.
+    /// Removes peers that have fallen silent.
     pub(crate) fn expire(&self, fleet: &Fleet, now: Instant) {
         let mut told = self.lock();
         let silent: Vec<u64> = told
@@ -125,10 +125,10 @@ impl Peers {
     }
 }
 
-/// Takes a message of a peer and answers it; an error says what is wrong with it.
+/// Handles a peer's message and returns the answer; an error says what is wrong with the message.
 pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<String, String> {
     let mut message: Message = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-    // All gateways of a Deployment have one configuration, which names each of them.
+    // All gateways of a Deployment have one configuration, which also names this gateway.
     if message.gateway == fleet.gateway {
         return Ok(format!("{{\"gateway\":{}}}", fleet.gateway));
     }
@@ -136,12 +136,12 @@ pub(crate) fn receive(fleet: &Arc<Fleet>, body: &[u8], now: Instant) -> Result<S
     let (gateway, shared) = (message.gateway, std::mem::take(&mut message.shared));
     if fleet.peers.take(message, now)? {
         fleet.peers.add_up(fleet);
-        // A message that a later one has overtaken would take sums back.
+        // An overtaken message would revert newer state.
         if let Some(shares) = fleet.shares().filter(|_| !shared.is_empty()) {
             shares.receive(gateway, shared);
         }
     }
-    // Loads count also from a peer whose roster this gateway cannot have.
+    // Loads count even if this gateway cannot accept the peer's roster.
     if let Some(Err(error)) = roster.map(|roster| fleet.merge_peer_changes(roster)) {
         tracing::warn!(%error, "a peer's changes of the roster are not taken");
     }
@@ -159,7 +159,7 @@ fn add_up(fleet: &Fleet, told: &HashMap<u64, Told>) {
     }
 }
 
-/// Tells one peer what this gateway does, until the fleet is gone.
+/// Reports this gateway's state to one peer, until the fleet is gone.
 pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::sync::Notify>) {
     let client = {
         let Some(fleet) = fleet.upgrade() else { return };
@@ -170,7 +170,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
     let mut complained = false;
     // The changes that the peer has confirmed, and the number of its run.
     let mut known: Option<(u64, Arc<Changes>)> = None;
-    // Versions of the shared state that the peer has confirmed, and when the state was looked through.
+    // Versions of the shared state that the peer has confirmed, and the time of the last check.
     let mut confirmed = HashMap::<String, u64>::new();
     let mut peer_run: Option<u64> = None;
     let mut looked: Option<Instant> = None;
@@ -190,7 +190,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
             news = shares.state();
             confirmed.retain(|name, _| news.contains_key(name));
             news.retain(|name, (version, _)| confirmed.get(name) != Some(version));
-            // A peer takes messages of a few MiB. The rest goes with the next ones.
+            // A peer accepts messages of a few MiB. The rest is sent with the next ones.
             let mut bytes = 0;
             news.retain(|name, _| {
                 bytes += name.len() + SHARED_ENTRY_BYTES;
@@ -218,14 +218,14 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         let is_sent = answer.is_some();
         let number = answer.and_then(|answer| answer["gateway"].as_u64());
         if number == Some(own) {
-            // The name is this gateway's own.
+            // The address is this gateway's own.
             return;
         }
         if number.is_some() {
             confirmed.extend(versions);
         }
         if number != peer_run {
-            // Another run of that gateway: it knows nothing.
+            // The peer has restarted and has no state.
             peer_run = number;
             confirmed.clear();
             looked = None;
@@ -233,7 +233,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         known = match (number, known) {
             (Some(number), _) if is_news => Some((number, changes)),
             (Some(number), Some((before, known))) if number == before => Some((before, known)),
-            // Another run of that gateway: it knows nothing.
+            // The peer has restarted and has no state.
             _ => None,
         };
         if !is_sent && !std::mem::replace(&mut complained, true) {

@@ -20,23 +20,23 @@ use crate::worker::{RankRef, Worker, able_to_decode};
 /// A model and the workers that serve it.
 #[derive(Debug)]
 pub struct Pool {
-    /// Its name in the roster.
+    /// Name of the pool in the roster.
     pub name: String,
-    /// Its workers' make, when the operator says it.
+    /// Engine of the workers, when the operator configures it.
     pub(crate) engine: Option<Engine>,
-    /// Other names of its model.
+    /// Other names of the pool's model.
     pub aliases: Vec<String>,
     /// The gateway has the model's own tokenizer.
     pub has_tokenizer: bool,
-    /// The operator names its model.
+    /// Whether the operator configures the model's name.
     pub has_configured_model: bool,
     strategy: Option<Strategy>,
     routing: ArcSwap<RoutingPolicy>,
     pub(crate) model: ServedModel,
     roster: ArcSwap<Roster>,
-    /// Held while the list of its ranks is made anew.
+    /// Held while the list of ranks is rebuilt.
     pub(crate) remaking: Mutex<()>,
-    /// How fast its workers are, learned from their first tokens.
+    /// Speeds of the workers, learned from their first tokens.
     pub speeds: Speeds,
 }
 
@@ -78,7 +78,7 @@ impl Pool {
         })
     }
 
-    /// Every rank of its workers that has described itself, as decisions see it. Not to be held for long.
+    /// Every rank that has described itself, as decisions see it. Callers must not hold the guard for long.
     pub fn roster(&self) -> Guard<Arc<Roster>> {
         self.roster.load()
     }
@@ -87,41 +87,41 @@ impl Pool {
         self.roster.store(Arc::new(Roster::new(ranks)));
     }
 
-    /// Its workers' make, when the operator says it.
+    /// Engine of the workers, when the operator configures it.
     #[must_use]
     pub fn engine(&self) -> Option<Engine> {
         self.engine
     }
 
-    /// How requests are given to its workers.
+    /// Rules that assign requests to the workers.
     pub fn routing(&self) -> Guard<Arc<RoutingPolicy>> {
         self.routing.load()
     }
 
-    /// Gives requests to its workers in another way from now on; a strategy of its own stays.
+    /// Replaces the routing rules; the pool's own strategy stays.
     pub fn set_routing(&self, routing: RoutingPolicy) {
         self.routing.store(Arc::new(with_strategy(routing, self.strategy)));
     }
 
-    /// Name of its model at the engines; empty until the workers have agreed on one.
+    /// Name of the pool's model at the engines; empty until the workers have agreed on one.
     #[must_use]
     pub fn model(&self) -> Arc<String> {
         self.model.name().unwrap_or_default()
     }
 
-    /// Why its requests are refused, if its workers serve different models: for clients.
+    /// Error text for clients while requests are refused because the workers serve different models.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         self.model.refusal()
     }
 
-    /// The same with the workers, for the operator.
+    /// Error text for the operator, which also names the workers.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.model.problem()
     }
 
-    /// Whether some worker can decode, and it is clear which model they serve.
+    /// Whether some worker can decode, and the workers' model is known.
     #[must_use]
     pub fn can_serve(&self) -> bool {
         let roster = self.roster();
@@ -129,13 +129,13 @@ impl Pool {
         !self.model.is_disputed() && roster.iter().any(|rank| rank.is_ready() && can_decode(rank))
     }
 
-    /// Whether the roster has workers of it, in whatever state.
+    /// Whether the roster has workers of this pool, in whatever state.
     #[must_use]
     pub fn has_workers(&self) -> bool {
         self.model.has_workers()
     }
 
-    /// Whether a request may ask for its model by this name. Adapters are not among its names.
+    /// Whether a request may ask for the pool's model by this name. Adapters are not among its names.
     #[must_use]
     pub fn is_named(&self, name: &str) -> bool {
         self.aliases.iter().any(|alias| alias == name) || *self.model() == name
@@ -147,7 +147,7 @@ impl Pool {
         self.roster().iter().any(|rank| rank.serves(Some(name)))
     }
 
-    /// Whether every worker takes and gives token ids, and does prompt and answer itself.
+    /// Whether every worker takes and returns token ids, and computes both prompt and answer.
     #[must_use]
     pub fn speaks_ids(&self) -> bool {
         let roster = self.roster();
@@ -159,8 +159,8 @@ impl Pool {
             })
     }
 
-    /// Whether all of its workers are the reference engine, whose text is made by the gateway. False while no worker is known:
-    /// what the only one is must not be guessed while it begins another run.
+    /// Whether all workers are the reference engine, whose text is made by the gateway. False while no worker is known: the
+    /// kind of the only worker must not be guessed while it begins another run.
     #[must_use]
     pub fn is_native(&self) -> bool {
         let roster = self.roster();
@@ -175,7 +175,7 @@ impl Pool {
         ready.map(|rank| rank.run.description.context_tokens).min().unwrap_or(0)
     }
 
-    /// Whether a worker that describes itself so can be used.
+    /// Decides whether a worker with this description can be used.
     pub(crate) fn judge(&self, worker: &Worker, description: &Description) -> Verdict {
         let verdict = self.model.tell(&worker.name, &description.models, Instant::now());
         if verdict != Verdict::Serves {

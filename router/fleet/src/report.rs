@@ -1,9 +1,9 @@
-//! Reports of an engine's load. One task for each worker.
+//! Reports of an engine's load. One task per worker.
 //!
-//! `/metrics` and SGLang's `/server_info` ask the engine's scheduler, which answers them when it has time. A late report
-//! says that the engine is busy, not that it is dead, so nothing here takes a worker out; `health` does that. A report that
-//! names another run of the process has `health` ask for its description. A report may also name stores that the worker shares with
-//! others (`stores`).
+//! `/metrics` and SGLang's `/server_info` query the engine's scheduler, which may answer late. A late report shows that the
+//! engine is busy, not that it is dead, so this module takes no worker out; `health` does that. After a report with another run
+//! number `health` requests the worker's description. A report may also name stores that the worker shares with others
+//! (`stores`).
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use router_engines::dialect::SharedStores;
 use crate::fleet::Fleet;
 use crate::worker::{Worker, WorkerRun};
 
-/// A report that takes longer is given up, and asked for again.
+/// Time limit of a report, which is then requested again.
 const REPORT_WITHIN: Duration = Duration::from_secs(30);
 
-/// Asks a worker for its load every `health_interval`, until it is removed or the fleet is gone.
+/// Requests a worker's load every `health_interval`, until it is removed or the fleet is gone.
 pub(crate) async fn report(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     let Some(interval) = fleet.upgrade().map(|fleet| fleet.config.health_interval) else { return };
     tokio::select! {
@@ -25,7 +25,7 @@ pub(crate) async fn report(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     }
 }
 
-/// Takes over which stores a worker shares, if that has changed.
+/// Updates the stores that a worker shares, if they have changed.
 async fn share_stores(
     fleet: Arc<Fleet>,
     worker: &Arc<Worker>,
@@ -42,7 +42,7 @@ async fn share_stores(
     if news.is_empty() {
         return;
     }
-    // A run that has ended meanwhile is not to join again.
+    // A run that has ended meanwhile must not join again.
     let _turn = fleet.joining.lock().await;
     if !Arc::ptr_eq(runs, &worker.runs.load_full()) {
         return;
@@ -54,13 +54,13 @@ async fn share_stores(
             if let Some(stores) = stores {
                 by.stores.join(&by.index, &run, &stores, &by.known);
             }
-            // The closure goes on when the worker is removed, and its runs may have left before they joined.
+            // The closure continues after the worker's removal, and its runs may have left before they joined.
             if !Arc::ptr_eq(&before, &of.runs.load_full()) {
                 by.stores.leave(&by.index, &run);
             }
         }
     });
-    // The task fails with the runtime only.
+    // The task fails only when the runtime ends.
     drop(joined.await);
 }
 
@@ -81,7 +81,7 @@ async fn ask(fleet: &Weak<Fleet>, worker: &Arc<Worker>, interval: Duration) {
             }
             let transfers = report.transfers.get_mut(rank).map(std::mem::take);
             run.transfers.store(transfers.map(Arc::new));
-            // A request that came or went meanwhile is known all the same.
+            // A request that began or ended meanwhile is counted all the same.
             let known = known.max(run.load.counts()[0]);
             run.capacity.report(&load.unwrap_or_default(), report.requests_max, known);
             run.reorder();

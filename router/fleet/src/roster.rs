@@ -14,7 +14,7 @@ use crate::worker::RankRef;
 pub(crate) enum Phase {
     /// Generating, and computing prompts that no prefill worker computes.
     Decode,
-    /// Computing prompts for others.
+    /// Computing prompts for decode workers.
     Prefill,
 }
 
@@ -34,7 +34,7 @@ struct Orders {
     prefill: LoadOrder,
 }
 
-/// Where a rank is in the orders of its pool's roster.
+/// Position of a rank in the orders of its pool's roster.
 #[derive(Debug)]
 pub(crate) struct Seat {
     orders: Arc<Orders>,
@@ -50,7 +50,7 @@ impl Deref for Roster {
 }
 
 impl Roster {
-    /// A roster of these ranks; each learns its seat.
+    /// Builds a roster of these ranks and gives each its seat.
     pub(crate) fn new(ranks: Vec<RankRef>) -> Self {
         let orders = Orders { decode: LoadOrder::new(ranks.len()), prefill: LoadOrder::new(ranks.len()) };
         let orders = Arc::new(orders);
@@ -68,7 +68,7 @@ impl Roster {
         (place != u32::MAX).then_some(place as usize)
     }
 
-    /// Passes places to `take`, the least loaded first, until that wants no more.
+    /// Passes places to `take`, the least loaded first, until `take` returns false.
     pub(crate) fn least_loaded(&self, phase: Phase, turn: usize, take: impl FnMut(usize) -> bool) {
         let Some(orders) = &self.orders else { return };
         match phase {
@@ -77,9 +77,9 @@ impl Roster {
         }
     }
 
-    /// A rank that takes requests.
+    /// Returns a rank that takes requests.
     pub(crate) fn any_ready(&self) -> Option<&RankRef> {
-        // All are, most of the time.
+        // Fast path: most of the time all ranks are ready.
         if let Some(first) = self.ranks.first().filter(|rank| rank.is_ready()) {
             return Some(first);
         }
@@ -96,7 +96,7 @@ impl Roster {
         }
     }
 
-    /// Mends the orders: see `order`.
+    /// Repairs the orders: see `order`.
     pub(crate) fn refresh(&self) {
         if let Some(orders) = &self.orders {
             orders.decode.refresh();
@@ -106,7 +106,7 @@ impl Roster {
 }
 
 impl Seat {
-    /// A rank of this role has so much to do now; `None` when it takes no requests.
+    /// Sets the load of a rank with this role; `None` when it takes no requests.
     pub(crate) fn put(&self, role: Role, load: Option<u32>) {
         let order = if role == Role::Prefill { &self.orders.prefill } else { &self.orders.decode };
         order.put(self.place, load);

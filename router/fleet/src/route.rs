@@ -2,7 +2,7 @@
 //!
 //! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
 //! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their tasks are woken.
-//! Its cost hardly grows with the number of workers: see `Look::gather`.
+//! Cost of a decision hardly grows with the number of workers: see `Look::gather`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,23 +24,23 @@ use crate::worker::{RankRef, able_to_decode};
 
 /// Buffers kept: as many as threads decide at a time.
 const BUFFERS_MAX: usize = 256;
-/// Ranks of a pool of which all are compared; about 10 ns each.
+/// Largest pool of which all ranks are compared; about 10 ns each.
 const SCANNED_MAX: usize = 48;
-/// Of a larger pool: ranks that hold most of the prefix.
+/// Ranks of a larger pool that are compared because they hold most of the prefix.
 const HOLDERS_MAX: usize = 8;
-/// Members of the index that are looked at for those: some are shared stores.
+/// Members of the index that are examined to find `HOLDERS_MAX` ranks: some are shared stores.
 const HOLDERS_SEEN_MAX: usize = 16;
-/// Of a larger pool: the least loaded ranks.
+/// Ranks of a larger pool that are compared because they are least loaded.
 const LEAST_LOADED_MAX: usize = 8;
-/// Ranks that are looked at to find those.
+/// Ranks that are examined to find `LEAST_LOADED_MAX` ranks.
 const SEEN_MAX: usize = 128;
 
-/// Where a request goes.
+/// Worker, or prefill and decode worker, chosen for a request.
 #[derive(Clone)]
 pub struct Route {
     /// The worker that generates.
     pub decode: RankRef,
-    /// The worker that computes the prompt for it, if another one does.
+    /// The worker that computes the prompt, if it is not the decode worker.
     pub prefill: Option<RankRef>,
     /// Blocks of the prompt.
     pub blocks: u32,
@@ -50,22 +50,23 @@ pub struct Route {
     pub uncached_tokens: usize,
     /// Predicted time to the first token.
     pub predicted: Duration,
-    /// Hashing, look-up, policy and booking.
+    /// Time for hashing, look-up, policy and booking.
     pub decided_in: Duration,
-    /// Of that, hashing the prompt's blocks.
+    /// Part of `decided_in` spent hashing the prompt's blocks.
     pub hashed_in: Duration,
-    /// Of that, looking the hashes up in the index.
+    /// Part of `decided_in` spent looking the hashes up in the index.
     pub looked_up_in: Duration,
     /// Blocks that have to come from the prefill worker.
     pub moved_blocks: u32,
-    /// Leading blocks in the stores that the worker shares with others; `None` if it has none, if another worker computes the prompt, or
-    /// if it may be more: the index knows no blocks of adapters in stores, and none of prompts whose tokens may be others.
+    /// Leading blocks in the stores that the worker shares with others. `None` if it has none, if another worker computes the
+    /// prompt, or if there may be more: the index knows no blocks of adapters in stores, and none of prompts whose tokens may
+    /// differ from the engine's.
     pub shared_blocks: Option<u32>,
     is_warm_up: bool,
 }
 
 impl Route {
-    /// For the response header.
+    /// Formats the route for the response header.
     pub fn explain(&self) -> String {
         let mut number = itoa::Buffer::new();
         let mut text = String::with_capacity(192);
@@ -106,21 +107,21 @@ impl Route {
 /// A prompt to be routed.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteRequest<'a> {
-    /// The prompt.
+    /// Token ids of the prompt.
     pub tokens: &'a [u32],
-    /// Keeps caches of tenants apart.
+    /// Salt of the block hashes, which keeps the caches of tenants apart.
     pub salt: Option<&'a str>,
-    /// The conversation, for the strategy that keeps one at one worker.
+    /// Hash of the conversation, for the strategy that keeps a conversation at one worker.
     pub session: Option<u64>,
-    /// The adapter, if the request names one.
+    /// Name of the adapter, if the request asks for one.
     pub adapter: Option<&'a str>,
-    /// The tokens are the engine's own: what it says of its cache can be compared.
+    /// Whether the tokens are the engine's own, so that its reported cache use can be compared.
     pub audited: bool,
-    /// The decode worker computes the prompt itself, if its engine can do that.
+    /// Whether the decode worker computes the prompt itself, if its engine can do that.
     pub without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub avoid: &'a [String],
-    /// The only workers that may generate, as `HOST:PORT`, or as `HOST` for all ports of it; `None` is all.
+    /// The only workers that may generate, as `HOST:PORT`, or as `HOST` for all ports of it; `None`: all workers.
     pub among: Option<&'a [String]>,
 }
 
@@ -134,7 +135,7 @@ impl RouteRequest<'_> {
 fn is_among(among: &[String], name: &str) -> bool {
     let (host, port) = host_and_port(name);
     among.iter().map(|allowed| host_and_port(allowed)).any(|(allowed_host, allowed_port)| {
-        // A worker's name has no port where it is its scheme's own.
+        // A worker's name has no port where the port is the scheme's default.
         let is_port = match port {
             Some(port) => allowed_port.is_none_or(|allowed| allowed == port),
             None => allowed_port.is_none_or(|allowed| ["80", "443"].contains(&allowed)),
@@ -166,8 +167,8 @@ struct Buffers {
 /// Chooses workers. Turns and random numbers come from a counter.
 #[derive(Debug)]
 pub struct Chooser {
-    /// Choices of a worker that generates so far, and of one that computes a prompt for another. With one number for both,
-    /// round robin would give a request of two phases two turns, and pass over every second worker.
+    /// Turns for decode workers, and for prefill workers. With one number for both, round robin would give a request of two
+    /// phases two turns, and pass over every second worker.
     turns: [AtomicU64; 2],
     buffers: ArrayQueue<Buffers>,
     /// The last decisions.
@@ -196,7 +197,7 @@ impl Chooser {
         })
     }
 
-    /// `None` when no worker can take it now.
+    /// Returns `None` when no worker can take the request now.
     pub fn route(&self, index: &Index, pool: &Pool, wanted: &RouteRequest<'_>) -> Option<(Route, Booking)> {
         let started = Instant::now();
         let mut buffers = self.buffers(index)?;
@@ -206,7 +207,7 @@ impl Chooser {
                 rank.run.routed(&buffers.hashes);
             }
         }
-        // A full pool drops it: more threads than ever decide at once.
+        // The push fails only when more threads decide at once than `BUFFERS_MAX`; the buffers are then dropped.
         let _dropped = self.buffers.push(buffers);
         routed
     }
@@ -322,7 +323,7 @@ impl Chooser {
         Some((route, booking))
     }
 
-    /// The account of a decision without making it: every worker with what it holds and what it would cost.
+    /// Explains a decision without making it: every worker with the blocks that it holds and its cost.
     pub fn explain(&self, index: &Index, pool: &Pool, wanted: &RouteRequest<'_>) -> Value {
         let routing = pool.routing();
         let roster = pool.roster();
@@ -364,7 +365,7 @@ impl Chooser {
             "prompt_tokens": wanted.tokens.len(), "block_tokens": block_tokens, "blocks": request.blocks(),
             "strategy": routing.policy.strategy.name(), "workers": workers, "chosen": chosen,
         });
-        // A full pool drops it.
+        // The push fails only when the buffer pool is full; the buffers are then dropped.
         let _dropped = self.buffers.push(buffers);
         answer
     }
@@ -391,7 +392,7 @@ fn choose<'a>(
     })
 }
 
-/// The rank that was chosen, and what it was chosen from.
+/// The chosen rank, and the candidates that it was chosen from.
 struct Chosen<'a> {
     rank: &'a RankRef,
     candidate: Candidate,
@@ -406,7 +407,7 @@ struct Look<'a> {
     roster: &'a Roster,
     overlaps: &'a Overlaps,
     wanted: &'a RouteRequest<'a>,
-    /// Whether a rank can do what is to be done.
+    /// Whether a rank can serve this phase of the request.
     fits: &'a dyn Fn(&RankRef) -> bool,
     transfer_seconds: f64,
     speed: Speed,
@@ -441,7 +442,7 @@ impl Look<'_> {
             }
             _ => {}
         }
-        // Also when few are able, as for an adapter that few have: all of them are looked at.
+        // All ranks are examined when none of the gathered ones fits, as for an adapter that few workers have.
         if candidates.is_empty() {
             self.gather_all(candidates, places);
         }
@@ -497,8 +498,8 @@ impl Look<'_> {
         }
     }
 
-    /// Every rank that can do it. Workers to be avoided, and workers that fail too much, come in only when there is no other:
-    /// they may be well again.
+    /// Gathers every rank that fits. Workers to be avoided, and workers that fail too often, are included only when there is
+    /// no other: they may have recovered.
     fn gather_all(&self, candidates: &mut Vec<Candidate>, places: &mut Vec<u32>) {
         let now = Instant::now();
         for avoids in [true, false] {

@@ -1,7 +1,7 @@
 //! Prompts routed to a worker without KV events, queued for the index.
 //!
 //! Hot path: a copy of the hashes, a push, and a wake-up only when none is under way already. Waking the task for each
-//! request took a tenth of the gateway's processor time, so what comes within a moment is noted together.
+//! request took a tenth of the gateway's processor time, so prompts that arrive close together are recorded together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,18 +12,18 @@ use router_events::approximate::Approximate;
 use router_radix::Index;
 use tokio::sync::Notify;
 
-/// Prompts that may wait to be noted; more are not noted, so a hit or two will be missed.
+/// Capacity of the queue. Further prompts are dropped, which costs a cache hit at most.
 const WAITING_MAX: usize = 1024;
-/// Prompts that come within this time are noted together.
+/// Prompts that arrive within this time are recorded together.
 const TOGETHER: Duration = Duration::from_millis(5);
-/// How often what is too old is looked for when nothing comes.
+/// Interval at which expired prompts are removed while no new ones arrive.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
-/// Prompts that wait to be noted.
+/// Queue of routed prompts.
 #[derive(Debug)]
 pub(crate) struct Routed {
     waiting: ArrayQueue<Vec<u64>>,
-    /// The task has been notified of what is queued.
+    /// Whether the task has been notified of the queued prompts.
     is_told: AtomicBool,
     queued: Notify,
 }
@@ -37,7 +37,7 @@ impl Routed {
         })
     }
 
-    /// A prompt with these block hashes goes to the worker.
+    /// Queues the block hashes of a prompt that is routed to the worker.
     pub(crate) fn note(&self, block_hashes: &[u64]) {
         let _not_noted = self.waiting.push(block_hashes.to_vec());
         // Release: pairs with the acquire in `keep`, which sees this prompt when it sees the flag.
@@ -47,7 +47,7 @@ impl Routed {
     }
 }
 
-/// Notes what waits, until it is aborted.
+/// Moves queued prompts into the index until the task is aborted.
 pub(crate) async fn keep(routed: Arc<Routed>, mut approximate: Approximate, index: Arc<Index>) {
     loop {
         if tokio::time::timeout(EXPIRE_EVERY, routed.queued.notified()).await.is_err() {

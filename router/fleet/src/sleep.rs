@@ -10,10 +10,10 @@
 //!   └── serve ◀── first token of a request of one token ◀── (its wake call) ◀────────────────┘ wake
 //! ```
 //!
-//! Requests of others than this fleet's gateways are seen in the engine's own count. An engine that tells whether it is asleep
-//! (vLLM) is believed, whoever turned it; a call that fails is taken back, and it serves again. Of an engine whose make does not
-//! tell (SGLang) the gateways know by the wish `Sleep`, which names the run of the process: one that has started again is
-//! awake. SGLang ends when it is woken twice, so after a failure it is not turned any more until it starts again.
+//! Requests from outside this fleet's gateways are seen in the engine's own count. An engine that reports whether it is asleep
+//! (vLLM) is authoritative; a call that fails is reverted, and the worker serves again. For an engine that does not report it
+//! (SGLang) the gateways rely on the wish `Sleep`, which names the run of the process: a process that has restarted is awake.
+//! SGLang exits when it is woken twice, so after a failure no further sleep or wake call is made until it restarts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,40 +31,40 @@ use crate::spec::{SpecError, name_of};
 use crate::state::WorkerState;
 use crate::worker::Worker;
 
-/// Interval between two looks at a worker.
+/// Interval between two checks of a worker's requests.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// A worker has been without requests for so long before it is put to sleep: a peer may not have heard of the drain yet.
+/// Time without requests before a worker is put to sleep: a peer may not have learned of the drain yet.
 const IDLE_FOR: Duration = Duration::from_secs(1);
-/// Longest wait for its requests.
+/// Longest wait for the worker's requests to end.
 const DRAIN_MAX: Duration = Duration::from_secs(600);
-/// Longest time for going to sleep, which copies all weights to the host, and for waking.
+/// Time limit of a sleep call, which copies all weights to the host, and of a wake call.
 const TURN_MAX: Duration = Duration::from_secs(300);
-/// Longest time for its first token, and until it takes requests.
+/// Time limit of the first token after waking, and of the wait until the worker takes requests.
 const WARM_MAX: Duration = Duration::from_secs(60);
 
-/// Longest time from asking for a worker's sleep, or for its waking, to the answer: for its requests, for two calls that turn it
-/// (the second one takes the first one back), and for what is asked in between.
+/// Longest time of a sleep or wake request: draining, two calls to the engine (the second one reverts the first), and the
+/// status queries in between.
 pub const SLEEP_REQUEST_MAX: Duration =
     Duration::from_secs(DRAIN_MAX.as_secs() + 2 * TURN_MAX.as_secs() + 5 * WARM_MAX.as_secs());
 
-/// Why a worker was not put to sleep, or not woken.
+/// Failure to put a worker to sleep or to wake it.
 #[derive(Debug, thiserror::Error)]
 pub enum SleepError {
-    /// It is not in the roster, or the roster cannot be changed.
+    /// The worker is not in the roster, or the roster cannot be changed.
     #[error(transparent)]
     Roster(#[from] SpecError),
-    /// It is being put to sleep or woken already.
+    /// Another sleep or wake call for the worker is running.
     #[error("{0} is being put to sleep or woken already")]
     Busy(String),
-    /// It cannot be put to sleep or woken as it is.
+    /// The worker cannot be put to sleep or woken in its present state.
     #[error("{worker}: {reason}")]
     Refused {
         /// The worker's name.
         worker: String,
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
-    /// Its requests did not end in time; it serves again.
+    /// The worker's requests did not end in time; it serves again.
     #[error("{0} still has requests after {DRAIN_MAX:?}")]
     Requests(String),
     /// The engine failed.
@@ -79,7 +79,7 @@ pub enum SleepError {
 
 const UNCERTAIN: &str = "a call to sleep or wake it failed, and its engine does not tell whether it sleeps: it has to be started again";
 
-/// Held while a worker is put to sleep or woken: one at a time.
+/// Held while a worker is put to sleep or woken; allows one such call at a time.
 struct SleepGuard(Arc<Worker>);
 
 impl SleepGuard {
@@ -98,7 +98,7 @@ impl Drop for SleepGuard {
 }
 
 impl Fleet {
-    /// Puts a worker to sleep when its requests are over; the time that the engine took. One that sleeps already stays so.
+    /// Puts a worker to sleep after its requests have ended. Returns the time that the engine took. A sleeping worker stays so.
     pub async fn put_to_sleep(self: &Arc<Self>, name: &str) -> Result<Duration, SleepError> {
         let worker = self.named(name)?;
         let _guard = SleepGuard::begin(&worker)?;
@@ -145,7 +145,7 @@ impl Fleet {
         if let Err(error) = slept {
             tracing::warn!(worker = worker.name, "{error}");
             if tells {
-                // The engine may be half asleep: the scheduler stands still, and the memory is held.
+                // The engine may be half asleep: the scheduler is stopped, and the memory is still held.
                 let is_asleep = within(WARM_MAX, &worker, dialect.is_asleep(&worker.client)).await;
                 if matches!(is_asleep, Ok(Some(true))) {
                     let _taken_back = within(TURN_MAX, &worker, dialect.wake(&worker.client)).await;
@@ -161,14 +161,14 @@ impl Fleet {
         tracing::info!(worker = worker.name, ?took, "worker sleeps");
         worker.look_now();
         if tells {
-            // Peers see it by themselves with their next health check. Whoever wakes it then need tell nobody.
+            // Peers see the sleep with their next health check, so waking needs no message to them.
             tokio::time::sleep(self.config.health_interval * 2 + IDLE_FOR).await;
             serve_again()?;
         }
         Ok(took)
     }
 
-    /// Wakes a worker; the time until it takes requests.
+    /// Wakes a worker. Returns the time until it takes requests.
     pub async fn wake(self: &Arc<Self>, name: &str) -> Result<Duration, SleepError> {
         let worker = self.named(name)?;
         let _guard = SleepGuard::begin(&worker)?;
@@ -184,7 +184,7 @@ impl Fleet {
             Some(engine) => engine,
             None => within(WARM_MAX, &worker, detect(&worker.client)).await?,
         };
-        // The engine's own word may have changed since the last health check.
+        // The engine's state may have changed since the last health check.
         let is_asleep = within(WARM_MAX, &worker, engine.dialect().is_asleep(&worker.client)).await?;
         if is_asleep != Some(false) {
             within(TURN_MAX, &worker, engine.dialect().wake(&worker.client)).await.inspect_err(|error| {
@@ -192,7 +192,7 @@ impl Fleet {
                 worker.is_uncertain.store(is_asleep.is_none(), Ordering::Release);
             })?;
         }
-        // Kernels are loaded with the first request, and vLLM tells only then that its blocks are gone.
+        // Kernels are loaded with the first request, and only then vLLM reports that its blocks are gone.
         if let Err(error) = within(WARM_MAX, &worker, first_token(&worker, engine)).await {
             tracing::warn!(worker = worker.name, "the first request after waking failed: {error}");
         }
@@ -237,14 +237,14 @@ async fn within<T>(
     }
 }
 
-/// Whether all gateways and the engine itself have seen no request for [`IDLE_FOR`], before `most` is over.
+/// Whether all gateways and the engine itself have seen no request for [`IDLE_FOR`], before `most` has passed.
 async fn is_idle_within(worker: &Worker, dialect: &dyn Dialect, most: Duration) -> bool {
     let began = Instant::now();
     let mut idle_since: Option<Instant> = None;
     while began.elapsed() < most && !worker.is_removed() && worker.is_draining() {
         let runs = worker.runs.load_full();
         let of_gateways: u32 = runs.iter().map(|run| run.load.own.get()[0] + run.load.peers.get()[0]).sum();
-        // An engine that does not tell its load is taken by the gateways' word.
+        // For an engine that does not report its load the gateways' counts decide.
         let reported = match of_gateways {
             0 => tokio::time::timeout(LOOK_EVERY * 10, dialect.report(&worker.client)).await.ok(),
             _ => None,
@@ -263,7 +263,7 @@ async fn is_idle_within(worker: &Worker, dialect: &dyn Dialect, most: Duration) 
     false
 }
 
-/// Has it generate one token.
+/// Has the engine generate one token.
 async fn first_token(worker: &Worker, engine: Engine) -> Result<(), EngineError> {
     let name = worker.pool.model.name().map(|name| name.to_string()).unwrap_or_default();
     let body = match engine {

@@ -1,5 +1,5 @@
-//! A gateway that starts is warm before it takes requests: it takes over what a peer knows, or what it knew itself before,
-//! and each worker's subscription goes on from there.
+//! Warm start of a gateway: before it takes requests it loads the state of a peer, or its own from the last snapshot, and each
+//! worker's subscription continues from there.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::config::FleetConfig;
 use crate::fleet::Fleet;
 
 const ASK_WITHIN: Duration = Duration::from_secs(5);
-/// A worker that has not come for so long after the start is not expected any more.
+/// Time after the start during which a worker's state is kept for it.
 const EXPECTED_FOR: Duration = Duration::from_secs(600);
 
 /// States of publishers by name.
 type States = HashMap<String, PublisherState>;
 
-/// Publisher states of a snapshot. It only becomes smaller: an entry leaves when its worker comes or is removed, and all of them, those
-/// of stores included, when [`EXPECTED_FOR`] is over.
+/// Publisher states of a snapshot. Entries are only removed: each when its worker joins or is removed, and all, those of stores
+/// included, after [`EXPECTED_FOR`].
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotCache {
     states: Mutex<Option<(States, Instant)>>,
@@ -28,13 +28,13 @@ pub(crate) struct SnapshotCache {
 }
 
 impl SnapshotCache {
-    /// These states are known from now on.
+    /// Sets the states read from snapshots.
     pub(crate) fn set(&self, states: States) {
         *self.states.lock().unwrap_or_else(PoisonError::into_inner) = Some((states, Instant::now()));
         self.loaded.send_replace(true);
     }
 
-    /// Ends when snapshots have been looked for.
+    /// Completes when snapshots have been loaded.
     pub(crate) async fn loaded(&self) {
         // The sender lives as long as this cache.
         let mut loaded = self.loaded.subscribe();
@@ -47,13 +47,13 @@ impl SnapshotCache {
         known.as_mut()?.0.remove(name)
     }
 
-    /// The state of what outlives its workers; it stays until its time is over.
+    /// Returns the state of stores, which outlives workers; it stays until [`EXPECTED_FOR`] has passed.
     pub(crate) fn peek(&self, name: &str) -> Option<PublisherState> {
         let known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         known.as_ref()?.0.get(name).cloned()
     }
 
-    /// Forgets workers with all of their ranks.
+    /// Removes the states of workers with all of their ranks.
     pub(crate) fn forget(&self, workers: &[&str]) {
         let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((states, _)) = known.as_mut().filter(|(states, _)| !states.is_empty()) else { return };
@@ -61,7 +61,7 @@ impl SnapshotCache {
         states.retain(|name, _| !workers.contains(&worker_of(name).as_str()));
     }
 
-    /// Forgets all of them when their time is over.
+    /// Removes all states after [`EXPECTED_FOR`].
     pub(crate) fn expire(&self, now: Instant) {
         let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
         if known.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= EXPECTED_FOR) {
@@ -91,8 +91,8 @@ fn known(bytes: &[u8], from: &str) -> Option<States> {
     }
 }
 
-/// Adds what is newer, worker by worker and stores by stores: of one run of a worker, more messages are newer; of another run it cannot be said
-/// which is newer, and what came first stays.
+/// Adds newer states, by worker and by group of stores. Within one run of a worker the state with more messages is newer; between
+/// two runs this is unknown, and the first one stays.
 fn merge(into: &mut States, other: States) {
     for (name, state) in other {
         match into.get(&name) {
@@ -102,7 +102,7 @@ fn merge(into: &mut States, other: States) {
     }
 }
 
-/// States of all peers, merged with the file; a peer's are newer.
+/// States of all peers, merged with the file; a peer's state is newer.
 pub(crate) async fn load(config: &FleetConfig) -> States {
     let mut all = States::new();
     for peer in &config.peers {
@@ -121,8 +121,8 @@ pub(crate) async fn load(config: &FleetConfig) -> States {
     all
 }
 
-/// The state of all workers of the roster with events, those included that were known and have not come back yet, as bytes.
-/// One at a time: a worker's state is copied under the lock of the index's writer, and events wait meanwhile.
+/// Serializes the states of all workers of the roster with events, including known ones that have not joined again. Runs one at a
+/// time: a worker's state is copied under the lock of the index's writer, while events wait.
 pub(crate) fn save(fleet: &Fleet) -> Vec<u8> {
     let _turn = fleet.saving.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all = fleet.known.expected(Instant::now());
@@ -136,7 +136,7 @@ pub(crate) fn save(fleet: &Fleet) -> Vec<u8> {
     snapshot::encode(&all.into_values().collect::<Vec<_>>())
 }
 
-/// Writes a snapshot beside the file and puts it in its place: a crash leaves the old one.
+/// Writes a snapshot to a temporary file and renames it: a crash leaves the old one.
 pub(crate) fn write(fleet: &Fleet, file: &Path) -> std::io::Result<()> {
     let bytes = save(fleet);
     let mut beside = file.as_os_str().to_owned();
@@ -145,7 +145,7 @@ pub(crate) fn write(fleet: &Fleet, file: &Path) -> std::io::Result<()> {
     std::fs::rename(&beside, file)
 }
 
-/// Writes a snapshot every now and then, until the fleet is gone.
+/// Writes a snapshot periodically, until the fleet is gone.
 pub(crate) async fn keep(fleet: Weak<Fleet>, file: PathBuf, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;

@@ -8,7 +8,7 @@ use router_engines::key::ApiKey;
 
 use crate::changes::CHANGES_MAX;
 
-/// Workers of a fleet at most. The index has as many places, one for each data-parallel rank.
+/// Largest number of workers of a fleet. The index has as many places, one for each data-parallel rank.
 pub const WORKERS_MAX: usize = router_radix::MEMBERS_MAX;
 
 /// Longest URL of a worker: a host name has at most 253 bytes (RFC 1035, 2.3.4).
@@ -17,36 +17,36 @@ const URL_BYTES_MAX: usize = 280;
 /// Longest name that a source may give to a worker's identity. A pod's UID has 36 bytes.
 pub(crate) const UID_BYTES_MAX: usize = 64;
 
-/// The pool of workers that name none.
+/// Pool of workers whose source names no pool.
 pub const DEFAULT_POOL: &str = "gateway";
 
 /// A worker as a source describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerSpec {
-    /// `http://HOST:PORT` or `https://HOST:PORT`.
+    /// URL of the worker: `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
-    /// Identity that the source gives it (a pod's UID). Another value is another worker, of which nothing is remembered.
+    /// Identity that the source gives (a pod's UID). Another value is another worker, of which nothing is remembered.
     pub uid: Option<String>,
-    /// Role that the operator gives it.
+    /// Role given by the operator.
     pub role: Option<Role>,
-    /// The key that its engine asks for.
+    /// API key of the worker's engine.
     pub key: Option<ApiKey>,
     /// Name of its pool.
     pub pool: String,
-    /// Version of what it runs, where its source says it: prefill and decode workers of two versions are not paired.
+    /// Version of the worker's deployment, if its source gives one: prefill and decode workers of two versions are not paired.
     pub generation: Option<String>,
-    /// The source wants no new requests there.
+    /// Whether the source wants no new requests at the worker.
     pub is_draining: bool,
-    /// The run of its process that was put to sleep, where its engine does not tell that; it is draining then, too.
+    /// The sleeping run of the worker's process, if its engine does not report sleep; the worker is then draining, too.
     pub asleep: Option<AsleepRun>,
 }
 
-/// The run of a process that sleeps: as its engine tells runs apart, if it does.
+/// Run of a process that sleeps: the run number of its engine, if it reports one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AsleepRun(pub Option<u64>);
 
 impl WorkerSpec {
-    /// A worker of [`DEFAULT_POOL`] that says itself what it does.
+    /// Returns a worker of [`DEFAULT_POOL`] that reports its own role.
     #[must_use]
     pub fn new(url: &str) -> Self {
         Self {
@@ -61,13 +61,13 @@ impl WorkerSpec {
         }
     }
 
-    /// Its name in metrics, headers, snapshots and commands: host and port, in one spelling.
+    /// The worker's name in metrics, headers, snapshots and commands: host and port, normalized.
     #[must_use]
     pub fn name(&self) -> String {
         name_of(&self.url)
     }
 
-    /// Looks for mistakes in its address and its identity.
+    /// Checks the URL and the identity.
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         check_url(&self.url)?;
         match self.uid.as_ref().is_some_and(|uid| uid.len() > UID_BYTES_MAX) {
@@ -76,14 +76,14 @@ impl WorkerSpec {
         }
     }
 
-    /// Whether this describes the same worker: everything but the wishes to drain it and to have it asleep.
+    /// Whether this describes the same worker: everything except the wishes to drain it and to have it asleep.
     pub(crate) fn is_same_worker(&self, other: &Self) -> bool {
         Self { is_draining: other.is_draining, asleep: other.asleep, ..self.clone() } == *other
     }
 }
 
-/// Host and port of a worker's URL in one spelling: small letters, without a slash at its end; the port is named only
-/// where it is not the scheme's own.
+/// Host and port of a worker's URL, normalized: lower case, no slash at the end, and no port where it is the scheme's
+/// default.
 #[must_use]
 pub fn name_of(url: &str) -> String {
     let url = url.trim_end_matches('/').to_ascii_lowercase();
@@ -92,53 +92,53 @@ pub fn name_of(url: &str) -> String {
     url.split_once("://").map_or(url, |(_, name)| name).to_owned()
 }
 
-/// All workers that are wanted.
+/// The wanted roster: all workers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FleetSpec {
-    /// Larger than that of the state before.
+    /// Version, larger than that of the state before.
     pub version: u64,
-    /// In the order in which they are shown.
+    /// Workers in the order in which they are shown.
     pub workers: Vec<WorkerSpec>,
 }
 
-/// Why a roster is refused.
+/// Reason for which a roster is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Its version is not newer than the one in force.
+    /// The roster's version is not newer than the one in force.
     #[error("version {given} of the roster is not newer than version {current}, which is in force")]
     Stale {
-        /// Of this one.
+        /// Version of the refused roster.
         given: u64,
-        /// Of the one in force.
+        /// Version of the roster in force.
         current: u64,
     },
-    /// There are too many.
+    /// The roster has more than [`WORKERS_MAX`] workers.
     #[error("{0} workers are more than a fleet can have ({WORKERS_MAX})")]
     TooMany(usize),
-    /// Not an address.
+    /// The text is not a worker's URL.
     #[error("{0:?} is no URL of a worker: it must be http://HOST:PORT or https://HOST:PORT")]
     Url(String),
-    /// An https URL, and no TLS was loaded for workers.
+    /// The URL is https, and no TLS was loaded for workers.
     #[error("{0}: this gateway was started without TLS to its workers: set `tls.upstream_ca_file`")]
     Tls(String),
-    /// Two with one address.
+    /// Two workers have the same address.
     #[error("a worker is named twice: {0}")]
     Twice(String),
-    /// Its pool is not configured.
+    /// The worker's pool is not configured.
     #[error("the worker {worker} is of the pool {pool:?}, which is not configured")]
     UnknownPool {
         /// The worker's name.
         worker: String,
-        /// Its pool.
+        /// The pool's name.
         pool: String,
     },
-    /// Not a role.
+    /// The text is not a role.
     #[error("a worker's role is prefill, decode or both, not {0:?}")]
     Role(String),
-    /// An identity that is too long.
+    /// The identity is too long; the field is the largest number of bytes.
     #[error("a worker's uid has at most {0} bytes")]
     Uid(usize),
-    /// Administrators have changed as much as can be remembered.
+    /// The list of administrators' changes is full.
     #[error("{CHANGES_MAX} workers were added or drained by administrators: name them in the configuration")]
     TooManyChanges,
     /// No worker has this name.
@@ -147,7 +147,7 @@ pub enum SpecError {
 }
 
 impl FleetSpec {
-    /// Looks for mistakes; `has_pool` says which pools there are.
+    /// Checks the roster; `has_pool` returns whether a pool is configured.
     pub fn check(&self, has_pool: impl Fn(&str) -> bool) -> Result<(), SpecError> {
         if self.workers.len() > WORKERS_MAX {
             return Err(SpecError::TooMany(self.workers.len()));
@@ -166,7 +166,7 @@ impl FleetSpec {
     }
 }
 
-/// An error unless this is the URL of a server, without a path.
+/// Returns an error unless this is the URL of a server, without a path.
 pub(crate) fn check_url(url: &str) -> Result<(), SpecError> {
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let authority = rest.map(|rest| rest.trim_end_matches('/')).unwrap_or_default();

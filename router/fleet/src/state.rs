@@ -21,9 +21,9 @@ use crate::spec::AsleepRun;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WorkerState {
-    /// Its address is known; it has not yet said what it is, or its pool has not yet chosen a model.
+    /// The address is known; the worker has not described itself, or its pool has not chosen a model.
     Joining,
-    /// Described; the index does not yet hold what its events could tell of its past.
+    /// Described; the index has not yet caught up with the worker's past events.
     Warming,
     /// Takes requests.
     Ready,
@@ -31,7 +31,7 @@ pub enum WorkerState {
     Draining,
     /// The engine has released its memory, and requests would wait until it is woken; it takes none.
     Sleeping,
-    /// A health check is late, or a request failed in a way that speaks against it. It takes no new requests until it
+    /// A health check is late, or a request failed in a way that indicates a broken worker. It takes no new requests until it
     /// answers its health check.
     Suspect,
     /// Does not answer, refuses connections, does not fit its pool, or was removed.
@@ -49,7 +49,7 @@ impl WorkerState {
         Self::Down,
     ];
 
-    /// As it is shown: in small letters.
+    /// Name in outputs: lower case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,9 +74,9 @@ pub(crate) enum Health {
     /// No health check has ended yet.
     #[default]
     Unknown,
-    /// The last one was answered, and what was said fits the pool.
+    /// The last one was answered, and the description fits the pool.
     Answers,
-    /// One is late, or a request failed since the last answer.
+    /// A health check is late, or a request failed since the last answer.
     Suspect,
     /// The check was refused or given up, or the worker cannot be used.
     Down,
@@ -86,17 +86,17 @@ pub(crate) enum Health {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Condition {
     pub(crate) health: Health,
-    /// It has said what it is: this run of its process has places in the index.
+    /// Whether the worker has described itself: this run of its process has places in the index.
     pub(crate) has_run: bool,
-    /// The events of at least one of its ranks have been caught up with.
+    /// Whether the index has caught up with the events of at least one rank.
     pub(crate) is_warm: bool,
-    /// The operator wants no new requests there.
+    /// Whether the operator wants no new requests at the worker.
     pub(crate) is_draining: bool,
-    /// The run of its process that was put to sleep, where its engine does not tell that.
+    /// The run of the process that was put to sleep, if its engine does not report sleep.
     pub(crate) sleep_wish: Option<AsleepRun>,
-    /// The engine has released its memory.
+    /// Whether the engine has released its memory.
     pub(crate) is_asleep: bool,
-    /// It is no worker of the fleet any more.
+    /// Whether the worker was removed from the fleet.
     pub(crate) is_removed: bool,
 }
 
@@ -120,7 +120,7 @@ impl Condition {
 mod tests {
     use super::*;
 
-    /// Every combination of facts: requests go to a worker only if all of them speak for it.
+    /// Every combination of facts: a worker gets requests only if all of them allow it.
     #[test]
     fn only_a_healthy_described_warm_worker_that_is_wanted_is_ready() {
         let bools = [false, true];

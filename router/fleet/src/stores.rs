@@ -1,9 +1,9 @@
-//! Stores that workers share (`kvasir store`): what they hold counts for every worker that has them.
+//! Stores that workers share (`kvasir store`): the blocks of a store count for every worker that has it.
 //!
-//! A worker says which stores it has and by which tag the identities of its blocks begin ([`SharedStores`]); workers that say
-//! the same are a group, with one member of the index for what they find there. A group whose last worker has left is kept while
-//! its stores hold blocks that the index knows: workers that start again find them. A store credits all groups that name it, also
-//! those whose engines would look for a block elsewhere because their list of stores has changed since.
+//! A worker reports its stores and the tag with which the identities of its blocks begin ([`SharedStores`]). Workers with
+//! equal reports are a group, with one member of the index for the blocks of their stores. A group whose last worker has left
+//! is kept while its stores hold blocks that the index knows: workers that start again find them. A store credits all groups
+//! that name it, also groups whose engines would look for a block elsewhere because their list of stores has changed since.
 //!
 //! One task for each store polls it for changes. What a store held is forgotten [`FORGOTTEN_AFTER`] after the first poll that
 //! fails, or at once when it hangs.
@@ -26,27 +26,28 @@ use crate::worker::WorkerRun;
 
 /// Time from the first failed poll of a store until what it held is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3);
-/// How long the first answer may take, and one after everything was forgotten: it has all that the store holds, and a slow link is not
-/// a dead store.
+/// Time limit of the first answer, and of one after everything was forgotten: it lists all blocks of the store, and a
+/// slow link is not a dead store.
 const WHOLE_ANSWER_WITHIN: Duration = Duration::from_secs(120);
-/// Between polls of a store that does not answer.
+/// Pause between polls of a store that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Between polls of a store whose answers do not count.
+/// Pause between polls of a store whose answers are refused.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(5);
-/// Between polls of a store that has changes all the time.
+/// Pause between polls of a store that changes all the time.
 const PAUSE_BETWEEN_CHANGES: Duration = Duration::from_millis(20);
-/// Groups of workers with a place in the index.
+/// Largest number of groups with a place in the index.
 const GROUPS_MAX: usize = 64;
 
 /// The stores of a fleet, and the workers that share them.
 ///
-/// Locks, in this order: `groups`, a store's `mirror`, a worker's follower; then the index's writer and what [`SharedBlocks`] locks.
-/// Snapshots are written under a lock of their own that comes before, and what a snapshot said is locked for a look alone.
+/// Locks, in this order: `groups`, a store's `mirror`, a worker's follower; then the index's writer and the locks of
+/// [`SharedBlocks`]. Snapshots are written under a lock of their own that comes before; the state read from a snapshot is
+/// locked for a look-up alone.
 #[derive(Debug)]
 pub struct Stores {
     stores: Vec<Arc<Store>>,
     groups: Mutex<Vec<Group>>,
-    /// The warning about too many groups was logged.
+    /// Whether the warning about too many groups was logged.
     is_full: AtomicBool,
 }
 
@@ -55,11 +56,11 @@ struct Store {
     url: String,
     mirror: Mutex<StoreMirror>,
     answers: AtomicBool,
-    /// Blocks of `mirror`, for whoever does not wait for it.
+    /// Number of blocks in `mirror`, readable without its lock.
     blocks: AtomicUsize,
 }
 
-/// Workers with the same stores.
+/// Workers with the same stores and tag.
 #[derive(Debug)]
 struct Group {
     shared: SharedStores,
@@ -67,34 +68,34 @@ struct Group {
     workers: Vec<Member>,
 }
 
-/// A store as it is shown.
+/// Status of a store, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreStatus {
-    /// Where it is polled.
+    /// URL that is polled.
     pub url: String,
-    /// Its name, once it has told it.
+    /// Name of the store, once it has reported it.
     pub name: Option<String>,
     /// Whether the last poll was answered.
     pub answers: bool,
-    /// Blocks that it holds.
+    /// Number of blocks in the store.
     pub blocks: usize,
 }
 
-/// A group of workers as it is shown.
+/// Status of a group of workers, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// Their stores.
+    /// Names of the stores that the group shares.
     pub stores: Vec<String>,
-    /// How many workers.
+    /// Number of workers in the group.
     pub workers: usize,
-    /// Blocks of theirs that the stores hold and the index knows.
+    /// Blocks of the group that the stores hold and the index knows.
     pub blocks: u32,
-    /// Hashes of blocks that no worker has told of yet.
+    /// Hashes of stored blocks that no worker has described yet.
     pub unresolved: usize,
 }
 
 impl Stores {
-    /// The stores at these URLs.
+    /// Returns the stores at these URLs.
     pub(crate) fn new(urls: &[String]) -> Self {
         let store = |url: &String| {
             let (url, mirror) = (url.trim_end_matches('/').to_owned(), Mutex::default());
@@ -104,7 +105,7 @@ impl Stores {
         Self { stores, groups: Mutex::default(), is_full: AtomicBool::new(false) }
     }
 
-    /// All stores as they are now. May wait for a large answer that is being taken over.
+    /// Status of all stores. May wait while a large answer is applied.
     #[must_use]
     pub fn status(&self) -> Vec<StoreStatus> {
         let of = |store: &Arc<Store>| {
@@ -119,7 +120,7 @@ impl Stores {
         self.stores.iter().map(of).collect()
     }
 
-    /// URL of each store, whether it answers, and how many blocks it holds. Waits for nothing.
+    /// URL of each store, whether it answers, and the number of its blocks. Does not wait.
     pub fn levels(&self) -> impl Iterator<Item = (&str, bool, usize)> {
         self.stores.iter().map(|store| {
             let (answers, blocks) = (&store.answers, &store.blocks);
@@ -127,7 +128,7 @@ impl Stores {
         })
     }
 
-    /// The groups of workers that share them. May wait as `status`.
+    /// Status of the groups of workers. May wait as `status`.
     #[must_use]
     pub fn groups(&self, index: &Index) -> Vec<GroupStatus> {
         let of = |group: &Group| GroupStatus {
@@ -139,8 +140,8 @@ impl Stores {
         self.lock().iter().map(of).collect()
     }
 
-    /// Whether what a run of a worker says of its stores changes nothing now. Does not wait: a lock that is taken is for the next
-    /// report.
+    /// Whether a run's report of its stores changes nothing. Does not wait: if a lock is taken, the next report is used
+    /// instead.
     pub(crate) fn is_known(&self, run: &WorkerRun, shared: Option<&SharedStores>) -> bool {
         if self.stores.is_empty() || !run.has_feed {
             return true;
@@ -150,15 +151,15 @@ impl Stores {
         own.map(|group| &group.shared) == shared.filter(|shared| self.are_told(shared))
     }
 
-    /// Whether each of these stores has told its name: with one that this gateway does not know of, a worker finds more than is
-    /// known here.
+    /// Whether each of these stores has reported its name. With a store that this gateway does not know, a worker finds more
+    /// blocks than are known here.
     fn are_told(&self, shared: &SharedStores) -> bool {
         let is_told = |name: &String| self.stores.iter().any(|store| store.mirror().store() == Some(name));
         shared.stores.iter().all(is_told)
     }
 
-    /// A run of a worker has these stores from now on. Blocking: looks up all blocks that they hold. The first of a group learns from
-    /// `known_before` what blocks are that a gateway before this one knew.
+    /// Assigns these stores to a run of a worker. Blocking: looks up all blocks that they hold. The first run of a group
+    /// loads the meaning of known blocks from `known_before`, the state of an earlier gateway.
     pub(crate) fn join(
         &self,
         index: &Index,
@@ -168,7 +169,7 @@ impl Stores {
     ) {
         let mut groups = self.lock();
         if !self.are_told(shared) {
-            // The next report says the same.
+            // The next report repeats this one.
             return;
         }
         let known = groups.iter().position(|group| group.shared == *shared);
@@ -194,7 +195,7 @@ impl Stores {
         };
         let group = &mut groups[at];
         group.workers.push(run.member);
-        // From now on what it tells is heard; what it has told before is looked up below.
+        // The run's later events go to the group; its earlier blocks are looked up below.
         let mut follower = run.follower.lock().unwrap_or_else(PoisonError::into_inner);
         follower.share(Some(Arc::clone(&group.blocks)));
         drop(follower);
@@ -205,7 +206,7 @@ impl Stores {
                 known_before.peek(&snapshot_name(shared)).map(|state| state.held).unwrap_or_default();
             group.blocks.remember(index, &remembered);
             for store in &self.stores {
-                // Copied: the store's task must not wait for the mirror. `groups` is locked, so that the mirror stays as it is.
+                // Copied, so that the store's task does not wait for the mirror. `groups` is locked, so the mirror does not change.
                 let blocks: Vec<BlockIdentity> = {
                     let mirror = store.mirror();
                     let is_theirs = mirror.store().is_some_and(|name| group.shared.has(name));
@@ -219,7 +220,7 @@ impl Stores {
         tracing::info!(worker = run.name, stores = ?shared.stores, "worker shares stores with others");
     }
 
-    /// The known meaning of blocks in stores, for a gateway that starts. Others get at the groups between two of them.
+    /// Captures the known meaning of blocks in stores, for a gateway that starts. `groups` is unlocked between two groups.
     pub(crate) fn capture(&self, index: &Index) -> Vec<PublisherState> {
         let of = |shared: &SharedStores| {
             let groups = self.lock();
@@ -231,7 +232,7 @@ impl Stores {
         all.iter().filter_map(of).collect()
     }
 
-    /// The run has no stores any more. Before its place in the index is given back.
+    /// Removes the run from its group. Must be called before its place in the index is released.
     pub(crate) fn leave(&self, index: &Index, run: &WorkerRun) {
         if self.stores.is_empty() {
             return;
@@ -245,7 +246,7 @@ impl Stores {
         remove_empty_groups(&mut groups, index);
     }
 
-    /// A store has answered. An error says why its answer does not count.
+    /// Applies a store's answer. An error says why the answer is refused.
     fn apply(&self, index: &Index, store: &Arc<Store>, changes: StoreChanges) -> Result<(), String> {
         let mut groups = self.lock();
         let others = self.stores.iter().filter(|other| !Arc::ptr_eq(other, store));
@@ -259,7 +260,7 @@ impl Stores {
         }
         let mut mirror = store.mirror();
         if mirror.store().is_some_and(|name| name != changes.store) {
-            // Another store is at this address now.
+            // The address now has another store.
             let removed = mirror.clear();
             change(&groups, index, mirror.store(), &removed, false);
         }
@@ -294,12 +295,12 @@ impl Store {
 }
 
 impl Group {
-    /// Blocks that its stores hold and the index knows.
+    /// Blocks that the group's stores hold and the index knows.
     fn known_blocks(&self, index: &Index) -> u32 {
         index.write().blocks_of(self.blocks.member()).iter().sum()
     }
 
-    /// Of these blocks, which one of its stores has gained or lost, those of its own.
+    /// Applies the blocks that a store has gained or lost, as far as they have the group's tag.
     fn change(&self, index: &Index, blocks: &[BlockIdentity], is_stored: bool) {
         let own = blocks.iter().filter(|block| tag(block) == self.shared.tag);
         let own: Vec<u64> = own.map(engine_hash).collect();
@@ -310,7 +311,7 @@ impl Group {
     }
 }
 
-/// Removes groups without workers of whose blocks nothing is known.
+/// Removes groups without workers and without known blocks.
 fn remove_empty_groups(groups: &mut Vec<Group>, index: &Index) {
     groups.retain(|group| {
         let is_useful = !group.workers.is_empty() || group.known_blocks(index) > 0;
@@ -339,7 +340,7 @@ fn snapshot_name(shared: &SharedStores) -> String {
     snapshot::stores_name(&shared.stores, shared.tag)
 }
 
-/// Polls each store until the fleet is gone.
+/// Starts a task for each store that polls it until the fleet is gone.
 pub(crate) fn follow(fleet: &Arc<Fleet>) -> Vec<tokio::task::JoinHandle<()>> {
     let stores = fleet.stores.stores.iter();
     stores.map(|store| tokio::spawn(poll_store(Arc::downgrade(fleet), Arc::clone(store)))).collect()
@@ -361,7 +362,7 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
         let result = match answer {
             Ok(Ok(body)) => {
                 let (taking, by) = (Arc::clone(&store), Arc::clone(&fleet));
-                // All that a large store holds takes a while, and this thread has other work.
+                // Applying all blocks of a large store takes long; the async thread must not block.
                 let taken = tokio::task::spawn_blocking(move || {
                     let changes = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
                     by.stores.apply(&by.index, &taking, changes)
@@ -391,7 +392,7 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
             let forgetting = Arc::clone(&store);
             let forgotten =
                 tokio::task::spawn_blocking(move || fleet.stores.forget(&fleet.index, &forgetting)).await;
-            // The task fails with the runtime only.
+            // The task fails only when the runtime ends.
             drop(forgotten);
         }
         tokio::time::sleep(if has_answered { PAUSE_AFTER_REFUSAL } else { PAUSE }).await;
@@ -416,11 +417,11 @@ mod tests {
         BlockIdentity(name)
     }
 
-    /// A fleet of three workers and two stores, which are told of by hand: nothing listens at their addresses.
+    /// A fleet of three workers and two stores whose answers are injected: nothing listens at their addresses.
     struct Rig {
-        /// Not the fleet's own, whose tasks would forget what is told here.
+        /// Separate from the fleet's own stores, whose tasks would forget the injected answers.
         stores: Stores,
-        /// The snapshot of a gateway before this one.
+        /// Snapshot of an earlier gateway.
         known: SnapshotCache,
         fleet: Arc<Fleet>,
         runs: Vec<Arc<WorkerRun>>,
@@ -442,7 +443,7 @@ mod tests {
             self.stores.join(&self.fleet.index, &self.runs[worker], &shared, &self.known);
         }
 
-        /// A worker computes the first blocks of the chain 100, 101, …, whose names are 1, 2, …
+        /// A worker computes the first blocks of the chain 100, 101, …, with the hashes 1, 2, …
         fn compute(&self, worker: usize, blocks: u64) {
             let keys: Vec<u64> = (1..=blocks).collect();
             let hashes: Vec<u64> = keys.iter().map(|key| 99 + key).collect();
@@ -455,7 +456,7 @@ mod tests {
             self.fleet.index.write().clear(self.runs[worker].member);
         }
 
-        /// Both stores have answered, if only that they hold nothing.
+        /// Both stores have answered, with no blocks.
         fn answered(mut self) -> Self {
             self.tell(0);
             self.tell(1);
@@ -491,7 +492,7 @@ mod tests {
     async fn what_stores_hold_counts_for_the_workers_that_have_them() {
         let mut rig = Rig::new().answered();
         rig.compute(0, 5);
-        // Each has part of the chain; other tags are other models.
+        // Each store has part of the chain; other tags are other models.
         rig.change(0, [1, 3].map(|hash| block(TAG, hash)), true);
         rig.change(1, [2].map(|hash| block(TAG, hash)).into_iter().chain([block(7, 4)]), true);
         rig.join(0, &["n0", "n1"], TAG);
@@ -555,7 +556,7 @@ mod tests {
         assert!(rig.stores.groups(&rig.fleet.index).is_empty(), "nobody is there, and nothing is known");
     }
 
-    /// A gateway that starts again hears from stores which blocks they hold, and remembers what these are.
+    /// A gateway that restarts learns from stores which blocks they hold, and from its snapshot what these are.
     #[tokio::test]
     async fn what_blocks_in_stores_are_outlives_a_restart() {
         let mut before = Rig::new().answered();
@@ -571,7 +572,7 @@ mod tests {
         };
         let mut after = Rig::new().answered();
         after.known.set(remembered(&states));
-        // Meanwhile one block has gone, and one has come that nobody knows.
+        // Meanwhile one block has gone, and one has come that is not in the snapshot.
         after.change(0, [1, 2, 9].map(|hash| block(TAG, hash)), true);
         after.change(1, [2, 3].map(|hash| block(TAG, hash)), true);
         after.join(2, &["n0", "n1"], 7);
@@ -585,7 +586,7 @@ mod tests {
         assert_eq!(after.found()[1], 3, "the other store has a copy");
         after.change(0, [1].map(|hash| block(TAG, hash)), false);
         assert_eq!(after.found()[1], 0);
-        // A group that starts anew finds it again.
+        // A group that starts again finds the block again.
         after.stores.leave(&after.fleet.index, &after.runs[1]);
         for store in after.stores.stores.clone() {
             after.stores.forget(&after.fleet.index, &store);

@@ -1,8 +1,8 @@
 //! A worker, and each run of its process.
 //!
-//! A worker is an entry of the roster. What it says of itself belongs to one run of its process, and each data-parallel rank
-//! of that run is a [`WorkerRun`]: a place in the index, a load, a subscription to its KV events. Decisions see
-//! [`RankRef`]s. A run that ends gives its place in the index back; nothing that was learned of it is left.
+//! A worker is an entry of the roster. Its description belongs to one run of its process, and each data-parallel rank of
+//! that run is a [`WorkerRun`]: a place in the index, a load, a subscription to its KV events. Decisions see [`RankRef`]s.
+//! When a run ends, its place in the index is released and everything learned of it is dropped.
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -36,56 +36,56 @@ use crate::state::{Condition, Health, WorkerState};
 #[repr(C, align(64))]
 pub struct WorkerRun {
     // A decision reads the first two cache lines of every candidate, and nothing behind them.
-    /// The worker is ready, and the rank's own events are caught up with.
+    /// Whether the worker is ready and the index has caught up with the rank's own events.
     takes_requests: AtomicBool,
-    /// What it does in this fleet.
+    /// Role of the rank in this fleet.
     pub role: Role,
     /// The rank's number in the index.
     pub member: Member,
-    /// The member of the index for the stores that it shares with others, as its array index plus one; 0: none.
+    /// Index of the member for the shared stores in the prefix index, plus one; 0: none.
     shared_stores: AtomicU32,
-    /// What it can take, by what the engine said.
+    /// Requests that the rank can take, by its engine's reports.
     pub capacity: Capacity,
-    /// Hash of the name.
+    /// Hash of the rank's name.
     pub identity: u64,
-    /// What the engine says of itself.
+    /// The engine's description of itself.
     pub description: Arc<Description>,
-    /// What it has to do, and how fast it is.
+    /// Outstanding work and learned speed.
     pub load: Load,
     /// The worker's name, with the rank behind it when there are several.
     pub name: String,
     /// The data-parallel rank, when there are several.
     pub rank: Option<u16>,
-    /// What the engine itself said last.
+    /// Load that the engine itself reported last.
     pub reported: Reported,
-    /// The hand-offs that it reported last; `None` when its engine has no data plane of Kvasir's.
+    /// Last reported hand-offs; `None` when the engine does not use Kvasir's data plane.
     pub transfers: ArcSwapOption<TransferReport>,
     /// The state of its KV events.
     pub follower: Arc<Mutex<Follower>>,
-    /// The worker publishes KV events.
+    /// Whether the worker publishes KV events.
     pub has_feed: bool,
-    /// The rank's KV events are followed, so the index knows its blocks.
+    /// Whether the rank's KV events are followed, so that the index knows its blocks.
     pub is_warm: Arc<AtomicBool>,
-    /// Notified when the index promises what the worker does not have.
+    /// Notified when the index promised blocks that the worker does not have.
     pub(crate) distrust: Arc<Notify>,
-    /// Notified when what this gateway has sent somewhere changes; `None` without peers.
+    /// Notified when this gateway's outstanding work at any worker changes; `None` without peers.
     pub(crate) loads_changed: Option<Arc<Notify>>,
-    /// Without events: prompts routed there, on their way into the index.
+    /// Prompts routed to a worker without events, on their way into the index.
     pub(crate) routed: Option<Arc<Routed>>,
-    /// Where it is in the order of its pool's loads.
+    /// Position in the load order of the pool.
     seat: ArcSwapOption<Seat>,
-    /// Writes to the index; ended before the place in the index is given out again.
+    /// Task that writes to the index; ended before the place in the index is reused.
     pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
 }
 
 const _: () = assert!(std::mem::offset_of!(WorkerRun, load) == 64 && Load::HOT_BYTES <= 64);
 
 impl WorkerRun {
-    /// The member of the index for the stores that it shares with others.
+    /// The member of the index for the stores that the rank shares with others.
     #[must_use]
     #[inline]
     pub fn shared_stores(&self) -> Option<Member> {
-        // Relaxed: whoever misses a change counts as if it had come before it.
+        // Relaxed: a reader that misses a change is ordered before it.
         let number = self.shared_stores.load(Ordering::Relaxed) as usize;
         number.checked_sub(1).and_then(Member::from_index)
     }
@@ -94,7 +94,7 @@ impl WorkerRun {
         self.shared_stores.store(member.map_or(0, |member| member.index() as u32 + 1), Ordering::Relaxed);
     }
 
-    /// Leading blocks of a prompt that it finds in each tier or a faster one; stores that it shares with others are remote.
+    /// Leading blocks of a prompt that the rank finds in each tier or a faster one; shared stores count as remote.
     ///
     /// A prefix of which the worker alone holds one part and the stores alone another counts as the longer of what each of them
     /// holds from the first block on.
@@ -109,14 +109,14 @@ impl WorkerRun {
         leading
     }
 
-    /// Leading blocks of a prompt that it finds anywhere.
+    /// Leading blocks of a prompt that the rank finds in any tier.
     #[must_use]
     #[inline]
     pub(crate) fn leading_any(&self, overlaps: &Overlaps) -> u32 {
         self.leading(overlaps)[Tier::Remote as usize]
     }
 
-    /// A prompt with these block hashes goes there.
+    /// Queues a prompt with these block hashes, which is routed to the rank, for the index.
     pub(crate) fn routed(&self, block_hashes: &[u64]) {
         if let Some(routed) = &self.routed {
             routed.note(block_hashes);
@@ -145,10 +145,10 @@ impl WorkerRun {
         }
     }
 
-    /// What it has to do, for the order of ranks: blocks to compute, and what generating costs beside them, times as slow as
-    /// it is.
+    /// Outstanding work, for the order of ranks: blocks to compute plus the weight of generating requests, times the rank's
+    /// slowness factor.
     fn weight(&self) -> u32 {
-        /// A request that is being generated weighs as much as so many blocks to compute.
+        /// Weight of a generating request, in blocks to compute.
         const REQUEST_BLOCKS: u32 = 8;
         const BLOCK_TOKENS: u32 = 16;
         let [requests, queued_tokens, _] = self.load.counts();
@@ -157,7 +157,7 @@ impl WorkerRun {
         (f64::from(blocks) * self.load.factor()) as u32
     }
 
-    /// What this gateway sent there has changed.
+    /// Called when this gateway's outstanding work at the rank has changed.
     pub(crate) fn changed(&self) {
         self.reorder();
         if let Some(changed) = &self.loads_changed {
@@ -165,7 +165,7 @@ impl WorkerRun {
         }
     }
 
-    /// Whether a prefill worker has to compute each of its prompts.
+    /// Whether a prefill worker has to compute each prompt of this rank.
     #[must_use]
     pub fn needs_prefill(&self) -> bool {
         self.role == Role::Decode && self.description.engine.dialect().decode_needs_prefill()
@@ -176,7 +176,7 @@ impl WorkerRun {
     }
 }
 
-/// What a run is made of, beside what it learns.
+/// Parts of which a run is built, without what it learns.
 #[derive(Debug)]
 pub(crate) struct RunParts {
     pub(crate) name: String,
@@ -228,28 +228,28 @@ impl Drop for WorkerRun {
     }
 }
 
-/// An engine counts a request this long after it was sent at the latest: it has parsed and tokenised it by then.
+/// Longest time after sending a request until the engine counts it: it has parsed and tokenised the request by then.
 const COUNTED_AFTER: Duration = Duration::from_millis(500);
 
 /// An engine's own count of its load.
 #[derive(Debug, Default)]
 pub struct Reported {
-    /// Running in the upper half, waiting in the lower.
+    /// Running requests in the upper half, waiting requests in the lower.
     requests: AtomicU64,
     usage: AtomicU64,
-    /// When the question was sent that these counts answer; `None` before the first answer.
+    /// Time at which the question of these counts was sent; `None` before the first answer.
     asked: Mutex<Option<Instant>>,
 }
 
 impl Reported {
-    /// Takes over what the engine answered to a question sent at `asked`.
+    /// Stores the engine's answer to a question sent at `asked`.
     pub(crate) fn set(&self, load: &EngineLoad, asked: Instant) {
         self.requests.store(u64::from(load.running) << 32 | u64::from(load.waiting), Ordering::Relaxed);
         self.usage.store(load.kv_usage.to_bits(), Ordering::Relaxed);
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
     }
 
-    /// Whether the engine has no request at all by a count that would include one sent at `sent`: it has lost that one.
+    /// Whether the engine reports no request in a count that would include one sent at `sent`: that request is lost.
     #[must_use]
     pub fn is_idle_since(&self, sent: Instant) -> bool {
         let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,30 +285,30 @@ impl RankRef {
         self.run.takes_requests.load(Ordering::Acquire)
     }
 
-    /// Whether a prefill and a decode worker may have a request together: blocks of another version of an engine could be
-    /// read wrongly, and the model may be another one.
+    /// Whether a prefill and a decode worker may share a request: blocks of another engine version could be read wrongly, and
+    /// the model may be another one.
     #[must_use]
     pub fn pairs_with(&self, other: &Self) -> bool {
         are_paired(self.worker.spec.generation.as_deref(), other.worker.spec.generation.as_deref())
     }
 
-    /// Whether it serves this adapter; `None` is the pool's model itself.
+    /// Whether the rank serves this adapter; `None` is the pool's model itself.
     #[must_use]
     pub fn serves(&self, adapter: Option<&str>) -> bool {
         adapter.is_none_or(|name| self.run.description.models.iter().any(|model| model == name))
     }
 }
 
-/// Whether workers of these generations may have a request together. A source that says none of a worker leaves that to its operator.
+/// Whether workers of these generations may share a request. Where a source gives no generation, the operator is responsible.
 fn are_paired(one: Option<&str>, other: Option<&str>) -> bool {
     one.zip(other).is_none_or(|(one, other)| one == other)
 }
 
-/// Generations of prefill workers that are remembered in one decision: an update has two. With more the roster is searched again.
+/// Largest number of prefill generations remembered in one decision: an update has two. With more the roster is searched again.
 const GENERATIONS_MAX: usize = 4;
 
-/// Selects the workers that may generate an answer. One that needs a prefill worker counts only while one of its generation is
-/// ready; the roster is searched for them at most once.
+/// Selects the workers that may generate an answer. A worker that needs a prefill worker counts only while one of its
+/// generation is ready; the roster is searched for these at most once.
 pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&RankRef) -> bool {
     let computing = OnceCell::new();
     let computes =
@@ -337,45 +337,45 @@ pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&Ran
     }
 }
 
-/// A worker of the roster. Replaced as a whole when its [`WorkerSpec`] changes in anything but the wish to drain it.
+/// A worker of the roster. Replaced as a whole when its [`WorkerSpec`] changes in anything except the wish to drain it.
 #[derive(Debug)]
 pub struct Worker {
-    /// What its source says of it, without the wishes to drain it and to have it asleep.
+    /// The source's description, without the wishes to drain the worker and to have it asleep.
     pub spec: WorkerSpec,
     /// The pool that the worker belongs to.
     pub pool: Arc<Pool>,
-    /// Asks for health, load and descriptions.
+    /// Client for health, load and description.
     pub client: EngineClient,
     /// Connections for requests.
     pub upstream: Arc<Upstream>,
     /// Host and port: its name in headers, metrics, snapshots and commands.
     pub name: String,
-    /// The ranks of the run of its process that is known; empty before it has described itself.
+    /// Ranks of the known run of the worker's process; empty before it has described itself.
     pub runs: ArcSwap<Vec<Arc<WorkerRun>>>,
     /// [`WorkerState`] as a number, derived from `condition` whenever that changes. Release in [`Self::update`] pairs with
     /// the acquire in [`Self::state`]: a reader of `Ready` sees the runs that made it so.
     state: AtomicU8,
     condition: Mutex<Condition>,
-    /// Why it takes no requests; empty while it does.
+    /// Reason for which the worker takes no requests; empty while it does.
     reason: Mutex<String>,
-    /// Takes it out of routing for a time after failures in a row.
+    /// Takes the worker out of routing for a time after failures in a row.
     pub breaker: Breaker,
-    /// Wakes its watcher: a request failed, or a report named another run.
+    /// Wakes the health task: a request failed, or a report named another run.
     pub(crate) suspected: Notify,
-    /// It is being put to sleep or woken by this gateway.
+    /// Whether this gateway is putting the worker to sleep or waking it.
     pub(crate) is_turning: AtomicBool,
-    /// A call to put it to sleep or to wake it has failed, and its engine does not tell whether it sleeps.
+    /// Whether a sleep or wake call has failed and the engine does not report whether it sleeps.
     pub(crate) is_uncertain: AtomicBool,
-    /// It may be another run of the process than the one that described itself.
+    /// Whether the process may have restarted since it described itself.
     in_doubt: AtomicBool,
-    /// The first miss of the health check that has given the worker up; `None` while health checks are answered.
+    /// Time of the first missed health check before the worker was given up; `None` while health checks are answered.
     silent_since: Mutex<Option<Instant>>,
     /// Notified when the worker is given up although its connections are open. A request that has received bytes since
     /// `silent_since` goes on all the same.
     pub down: Notify,
-    /// Notified when connections to its address are refused.
+    /// Notified when connections to the worker's address are refused.
     pub disconnected: Notify,
-    /// Set when it is no worker of the fleet any more: its watchers end.
+    /// Set when the worker has left the fleet; ends its tasks.
     removed: tokio::sync::watch::Sender<bool>,
 }
 
@@ -412,38 +412,38 @@ impl Worker {
         WorkerState::from_u8(self.state.load(Ordering::Acquire))
     }
 
-    /// Why it takes no requests, in words; empty while it does, or when nothing is known against it.
+    /// Reason for which the worker takes no requests, in words; empty while it does, or when no reason is known.
     #[must_use]
     pub fn reason(&self) -> String {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether it takes no new requests by an administrator's wish, whatever its state.
+    /// Whether an administrator wants no new requests at the worker, whatever its state.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.lock_condition().is_draining
     }
 
-    /// The run of its process that was put to sleep, where its engine does not tell that.
+    /// The run of the process that was put to sleep, if its engine does not report sleep.
     pub(crate) fn sleep_wish(&self) -> Option<AsleepRun> {
         self.lock_condition().sleep_wish
     }
 
-    /// Whether it was asleep when it was last heard of.
+    /// Whether the worker was asleep at its last report.
     pub(crate) fn is_asleep(&self) -> bool {
         self.lock_condition().is_asleep
     }
 
     fn lock_condition(&self) -> std::sync::MutexGuard<'_, Condition> {
-        // A condition is a plain value: it is whole at any time.
+        // Poisoning is ignored: a condition is a plain value and consistent at any time.
         self.condition.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what is known of it, and its state with that.
+    /// Changes the worker's condition, and its state with that.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Condition)) {
         let mut condition = self.lock_condition();
         change(&mut condition);
-        // Under the lock, so that of two changes the later one's state stays.
+        // Under the lock, so that the state of the latest change is stored last.
         let state = condition.state();
         self.state.store(state as u8, Ordering::Release);
         self.runs.load().iter().for_each(|run| run.set_ready(state == WorkerState::Ready));
@@ -453,7 +453,7 @@ impl Worker {
         self.update(|condition| condition.health = health);
     }
 
-    /// Records why it does not serve; empty clears it.
+    /// Records the reason for which the worker does not serve; empty clears it.
     pub(crate) fn set_reason(&self, reason: &str) {
         let mut known = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != reason {
@@ -461,7 +461,7 @@ impl Worker {
         }
     }
 
-    /// Whether the last health check was answered, and what was said fits the pool.
+    /// Whether the last health check was answered, and the description fits the pool.
     pub(crate) fn answers(&self) -> bool {
         self.lock_condition().health == Health::Answers
     }
@@ -488,20 +488,20 @@ impl Worker {
         *self.removed.borrow()
     }
 
-    /// Ends when it is no worker of the fleet any more.
+    /// Completes when the worker has left the fleet.
     pub(crate) async fn removed(&self) {
         // The sender lives as long as this worker.
         let mut removed = self.removed.subscribe();
         let _removed = removed.wait_for(|removed| *removed).await;
     }
 
-    /// Requests of this gateway that it has now.
+    /// Number of this gateway's requests that the worker has now.
     #[must_use]
     pub fn requests(&self) -> u32 {
         self.runs.load().iter().map(|run| run.load.own.get()[0]).sum()
     }
 
-    /// A request failed in a way that speaks against the worker: ask it at once how it is.
+    /// Marks the worker as suspect after a failed request and starts a health check at once.
     pub fn suspect(&self) {
         self.update(|condition| {
             if condition.health == Health::Answers {
@@ -511,28 +511,28 @@ impl Worker {
         self.doubt();
     }
 
-    /// Something may have changed: asks it at once how it is.
+    /// Starts a health check at once, because the worker may have changed.
     pub(crate) fn look_now(&self) {
         self.suspected.notify_one();
     }
 
-    /// Something speaks for another run of the process: ask at once which one it is.
+    /// Notes that the process may have restarted, and starts a health check at once.
     pub fn doubt(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
         self.suspected.notify_one();
     }
 
-    /// Whether there was a doubt, which the caller clears up.
+    /// Returns and clears the doubt.
     pub(crate) fn take_doubt(&self) -> bool {
         self.in_doubt.swap(false, Ordering::Relaxed)
     }
 
-    /// A health check was answered, however late.
+    /// Records an answered health check, however late.
     pub(crate) fn answered(&self) {
         *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// A health check that was missed first at `since` was never answered: gives up what has been silent for as long.
+    /// Gives the worker up, with the requests that have been silent since `since`, the first missed health check.
     pub(crate) fn give_up(&self, since: Instant) {
         *self.silent_since.lock().unwrap_or_else(PoisonError::into_inner) = Some(since);
         self.down.notify_waiters();
@@ -545,7 +545,7 @@ impl Worker {
         since.is_some_and(|since| last < since)
     }
 
-    /// Ends when a request that has received nothing since `last` is to be given up.
+    /// Completes when a request that has received nothing since `last` is to be given up.
     pub async fn given_up(&self, last: Instant) {
         loop {
             // Subscribes before the check, so that no notification between the two is lost.

@@ -1,4 +1,4 @@
-//! The roster: what sources say becomes the fleet, errors change nothing, and what is described alike goes on.
+//! The roster: the fleet follows its sources, errors change nothing, and workers with unchanged descriptions continue.
 
 #![forbid(unsafe_code)]
 
@@ -37,10 +37,10 @@ async fn workers_that_are_described_alike_go_on_and_others_are_new() {
     assert_eq!(fleet.configure(fleet.configured().to_vec()), Ok(Applied::default()));
     assert_eq!(fleet.spec().version, version + 1, "an equal roster is no change");
     let before = fleet.workers().get("a:1").cloned().unwrap_or(before);
-    // Draining is no other description.
+    // A wish to drain does not change the description.
     assert_eq!(fleet.drain("a:1"), Ok(Applied { drained: 1, ..Applied::default() }));
     assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
-    // It outlives the configuration's changes.
+    // The wish to drain outlives changes of the configuration.
     fleet.configure(specs(&["http://A:1/", "http://c:1"])).expect("a roster");
     assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
     assert_eq!(names(&fleet), ["a:1", "c:1"]);
@@ -75,7 +75,7 @@ async fn a_roster_that_cannot_be_changes_nothing() {
     let stale = FleetSpec { version: before.0.version, workers: Vec::new() };
     assert!(matches!(fleet.apply(stale), Err(SpecError::Stale { .. })));
     assert_eq!((fleet.spec(), fleet.configured()), before);
-    // A full state counts in place of everything that was said before.
+    // A full state replaces the states of all sources.
     let full = FleetSpec { version: before.0.version + 7, workers: specs(&["http://z:1", "http://a:1"]) };
     let applied = fleet.apply(full).expect("it is newer");
     assert_eq!((applied.added, applied.drained), (1, 1));
@@ -106,7 +106,7 @@ async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_no
     assert_eq!(discovered.refused.len(), 5, "{:?}", discovered.refused);
     assert_eq!(names(&fleet), ["a:1", "b:1"]);
     assert!(Arc::ptr_eq(&configured, &fleet.workers()["a:1"]), "the configuration says more of it");
-    // What the configuration no longer names is what its source says of it.
+    // A worker that the configuration no longer names is described by its discovery source.
     let applied = fleet.configure(Vec::new()).expect("a roster");
     assert_eq!(applied, Applied { replaced: 1, ..Applied::default() });
     assert_eq!(fleet.workers()["a:1"].spec.uid.as_deref(), Some("1"));
@@ -115,7 +115,7 @@ async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_no
     let discovered = fleet.discover(all.collect()).expect("as many as can be");
     assert_eq!(discovered.refused, [SpecError::TooMany(router_fleet::WORKERS_MAX + 5)]);
     assert_eq!(fleet.workers().len(), router_fleet::WORKERS_MAX);
-    // Whoever comes later takes no place from those that are there, and gives way to the configuration.
+    // Later discovered workers take no place from present ones, and give way to the configuration.
     let more = (0..9).map(|number| WorkerSpec::new(&format!("http://a{number}:1")));
     let all = (0..router_fleet::WORKERS_MAX).map(|port| WorkerSpec::new(&format!("http://w:{}", port + 1)));
     let discovered = fleet.discover(more.chain(all).collect()).expect("as many as can be");

@@ -1,8 +1,9 @@
-//! Who may do what: keys and tokens, limits, the gate before the workers, salts, and the audit log, as configured.
+//! Access control as configured: API keys and bearer tokens, limits, the gate before the workers, cache
+//! salts and the audit log.
 //!
-//! Without a keys file and without tokens the gateway is open: everybody is one tenant without limits, and a client's own
-//! salt and priority count. Where clients must show a certificate, that alone makes a client and not an administrator. The
-//! gate is always there.
+//! Without a keys file and without tokens the gateway is open: all clients are one tenant without limits,
+//! and a client's own salt and priority count. Where clients must show a certificate, a certificate alone
+//! makes a client but not an administrator. The gate is always there.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,36 +25,36 @@ use tokio::sync::Notify;
 use crate::caller::Caller;
 use crate::service::{Gateway, unix_time};
 
-/// An identity provider gets no more than this time for an answer.
+/// Longest time for an identity provider's response.
 const FETCH_WITHIN: Duration = Duration::from_secs(10);
-/// How often it is asked at most, whatever clients send.
+/// Shortest interval between two fetches of an identity provider's keys, whatever clients send.
 const FETCH_EVERY_MIN: Duration = Duration::from_secs(5);
 /// Keys older than this are fetched again.
 const KEYS_AGE_MAX: Duration = Duration::from_secs(600);
-/// What the names begin with that the gateway gives to engines' extra arguments.
+/// Prefix of the names that the gateway adds to engines' extra arguments.
 const OWN_NAMES: &str = "kvasir_";
-/// How often files are looked at for changes.
+/// Interval at which files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Where the keys of an identity provider (JWKS) are.
+/// Source of an identity provider's keys (JWKS).
 #[derive(Debug, Clone)]
 pub enum JwksFrom {
     /// A file; read again when it changes.
     File(PathBuf),
-    /// A URL; asked again now and then, and when a token names a key that is not known.
+    /// A URL, fetched at intervals and when a token names an unknown key.
     Url(String),
-    /// The issuer tells the URL (OpenID Connect Discovery 1.0).
+    /// The URL that the issuer publishes (OpenID Connect Discovery 1.0).
     Issuer,
 }
 
 /// Bearer tokens of an identity provider.
 #[derive(Debug, Clone)]
 pub struct TokenConfig {
-    /// Where the provider's keys are.
+    /// Source of the provider's keys.
     pub jwks: JwksFrom,
-    /// Who must have issued a token.
+    /// Required issuer of a token.
     pub issuer: String,
-    /// Whom it must be meant for.
+    /// Required audience of a token.
     pub audience: String,
     /// Tenant of tokens that name none; without it they are refused.
     pub default_tenant: Option<String>,
@@ -68,15 +69,15 @@ impl TokenConfig {
     }
 }
 
-/// Who is told which workers a request met.
+/// Clients that are told which workers served a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Explain {
-    /// Those with an administrator's key; everybody where there are no keys.
+    /// Clients with an administrator's key; all clients where there are no keys.
     #[default]
     Administrators,
-    /// Everybody.
+    /// All clients.
     All,
-    /// Nobody.
+    /// No client.
     Nobody,
 }
 
@@ -87,15 +88,16 @@ pub struct AccessConfig {
     pub keys_file: Option<PathBuf>,
     /// Bearer tokens.
     pub tokens: Option<TokenConfig>,
-    /// What gateways of one fleet show each other.
+    /// Key by which gateways of one fleet authenticate to each other.
     pub peer_key: Option<String>,
-    /// How others than clients are reached over https.
+    /// TLS for outgoing https connections, except to clients.
     pub tls: Option<Arc<ClientTls>>,
-    /// What the gateway shows to clients over TLS.
+    /// TLS of the listeners: the certificate that the gateway shows to clients.
     pub server_tls: Option<Arc<ServerTls>>,
-    /// Clients must show a certificate. By that alone they are clients, not administrators.
+    /// Clients must show a certificate. A certificate alone makes them clients, not administrators.
     pub needs_certificate: bool,
-    /// Makes tenants' salts; without it caches are kept apart by a secret of this run.
+    /// Secret from which tenants' salts are derived. Without it a random secret of this run keeps caches
+    /// apart.
     pub salt_secret: Option<String>,
     /// A client may keep its cache apart further by a salt of its own.
     pub own_salts: bool,
@@ -107,19 +109,19 @@ pub struct AccessConfig {
     pub template_variables: Vec<String>,
     /// Images, sounds and videos that engines may be asked to fetch.
     pub media: MediaPolicy,
-    /// Who is told which workers a request met.
+    /// Clients that are told which workers served a request.
     pub explain: Explain,
-    /// Where requests are logged, one line each.
+    /// File of the audit log, one line per request.
     pub audit_file: Option<PathBuf>,
-    /// Requests that wait for a place.
+    /// Largest number of requests that wait at the gate.
     pub waiting_max: usize,
-    /// Of those, of one tenant.
+    /// Largest number of waiting requests of one tenant.
     pub tenant_waiting_max: usize,
     /// Longest wait that a request is let into the queue for.
     pub wait_max: Duration,
 }
 
-/// Limits, as gateways of a fleet tell them each other.
+/// Rate limits, as gateways of a fleet exchange them.
 #[derive(Debug)]
 pub(crate) struct SharedLimits(pub(crate) std::sync::Weak<Gateway>);
 
@@ -145,13 +147,13 @@ impl Shares for SharedLimits {
     }
 }
 
-/// Everything that is asked before a request reaches a worker.
+/// All checks that a request passes before it reaches a worker.
 pub(crate) struct Access {
     pub(crate) keys: Option<KeyStore>,
     tokens: Option<JwtVerifier>,
-    /// When to ask for the tokens' keys again.
+    /// Schedule for fetching the tokens' keys again.
     refresh: Arc<Refresh>,
-    /// Notified when a token names a key that is not known.
+    /// Notified when a token names an unknown key.
     wants_keys: Notify,
     limits: LimitTable,
     salter: Option<Salter>,
@@ -160,7 +162,7 @@ pub(crate) struct Access {
     pub(crate) audit: Option<AuditLog>,
     pub(crate) nobody: Arc<Grant>,
     start: Instant,
-    /// When the files had been changed before they were read.
+    /// Modification times of the files, taken before they were first read.
     stamps_first: Vec<Option<std::time::SystemTime>>,
     config: AccessConfig,
 }
@@ -203,7 +205,8 @@ fn verifier(config: &TokenConfig) -> Result<JwtVerifier, String> {
     let verifier = verifier.map_err(|error| error.to_string())?;
     match &config.jwks {
         JwksFrom::File(file) => drop(verifier.set_keys(jwks(file)?)),
-        // They come when the gateway runs: a provider that is away for a moment keeps nothing from starting.
+        // The keys are fetched once the gateway runs: a provider that is down for a moment does not prevent
+        // the start.
         JwksFrom::Url(url) => {
             parts(url).ok_or_else(|| bad_url("access.jwks_url", url))?;
         }
@@ -237,7 +240,7 @@ async fn fetch(url: &str, tls: Option<&Arc<ClientTls>>) -> Result<bytes::Bytes, 
     }
 }
 
-/// Asks an identity provider for its keys.
+/// Fetches the keys of an identity provider.
 async fn fetch_jwks(config: &TokenConfig, tls: Option<&Arc<ClientTls>>) -> Result<Jwks, String> {
     let url = match &config.jwks {
         JwksFrom::Url(url) => url.clone(),
@@ -250,7 +253,7 @@ async fn fetch_jwks(config: &TokenConfig, tls: Option<&Arc<ClientTls>>) -> Resul
                 return Err(format!("{url}: it speaks for the issuer {}", told["issuer"]));
             }
             let told = told["jwks_uri"].as_str().ok_or_else(|| format!("{url}: it names no jwks_uri"))?;
-            // Whoever sits on a plain connection could put keys of their own there.
+            // An attacker on a plain connection could replace the keys.
             if url.starts_with("https://") && !told.starts_with("https://") {
                 return Err(format!("{url}: its jwks_uri {told} is not https"));
             }
@@ -285,7 +288,7 @@ impl Access {
         let is_closed = keys.is_some() || tokens.is_some();
         let salter = match &config.salt_secret {
             Some(secret) => Some(Salter::new(secret.as_bytes(), config.own_salts)),
-            // Nobody could guess it; engines' caches start anew with each run of the gateway.
+            // A random secret cannot be guessed; engines' caches start anew with each run of the gateway.
             None if is_closed => {
                 let secret = router_access::new_secret().map_err(|error| error.to_string())?;
                 Some(Salter::new(secret.as_bytes(), config.own_salts))
@@ -334,7 +337,7 @@ impl Access {
         })
     }
 
-    /// Nanoseconds of this run.
+    /// Nanoseconds since the start of this run.
     pub(crate) fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -344,8 +347,9 @@ impl Access {
         self.keys.is_some() || self.tokens.is_some()
     }
 
-    /// Who asks: by a key or token that is valid, else by a certificate that the keys file knows. (Clients of OpenAI's
-    /// libraries cannot leave the key out, so one that is not valid does not spoil a certificate.)
+    /// Returns the grant of a caller: by a valid key or token, else by a certificate that the keys file
+    /// lists. (Clients of OpenAI's libraries cannot omit the key, so an invalid key does not invalidate a
+    /// certificate.)
     pub(crate) fn identify(&self, caller: &Caller<'_>) -> Result<Arc<Grant>, ApiError> {
         if !self.is_closed() {
             return Ok(Arc::clone(&self.nobody));
@@ -353,7 +357,8 @@ impl Access {
         self.by_credential(caller.headers).or_else(|error| self.by_certificate(caller).ok_or(error))
     }
 
-    /// What the key of this name may, while it is valid; for work that goes on without its client.
+    /// Returns the grant of the key with this name while the key is valid; for work that continues without
+    /// its client.
     pub(crate) fn grant_named(&self, name: &str, tenant: &str) -> Option<Arc<Grant>> {
         if !self.is_closed() {
             return Some(Arc::clone(&self.nobody));
@@ -407,8 +412,9 @@ impl Access {
         }
     }
 
-    /// Whoever asks about the gateway itself must be an administrator, or another gateway of the fleet. An open gateway has no
-    /// administrators: it tells its own machine, and whoever reaches the listener that was set up for this.
+    /// Allows administrators and other gateways of the fleet to ask about the gateway itself. An open
+    /// gateway has no administrators: it allows callers on its own machine, and any caller of the
+    /// administrators' listener.
     pub(crate) fn administrator(&self, caller: &Caller<'_>) -> Result<(), ApiError> {
         if self.shows_peer_key(caller) {
             return Ok(());
@@ -427,9 +433,10 @@ impl Access {
         }
     }
 
-    /// Who takes part in the fleet's talk among gateways, which moves requests and tells all tenants' prefixes, must show the
-    /// peer key, also to an open gateway. Where there is none, an open gateway believes others of its own machine; addresses
-    /// of other hosts prove nothing, since whatever is behind the same translation or ingress has them, too.
+    /// Allows other gateways of the fleet. Messages among gateways move requests and carry all tenants'
+    /// prefixes, so a peer must show the peer key, also to an open gateway. Without a peer key an open
+    /// gateway trusts callers on its own machine; addresses of other hosts prove nothing, since every host
+    /// behind the same address translation or ingress has them, too.
     pub(crate) fn peer(&self, caller: &Caller<'_>) -> Result<(), ApiError> {
         if self.is_closed() || self.shows_peer_key(caller) {
             return self.administrator(caller);
@@ -461,7 +468,7 @@ impl Access {
         }
     }
 
-    /// Refuses what would endanger engines, by its path in the client's own body.
+    /// Refuses fields that would endanger engines, and names them by their path in the client's own body.
     pub(crate) fn screen(&self, body: &RawBody, surface: Surface) -> Result<(), ApiError> {
         let contents: &[&str] = match surface {
             Surface::Rerank | Surface::Score => &RANKED,
@@ -471,7 +478,7 @@ impl Access {
         checked.map_err(|objection| ApiError::invalid(&objection.param, objection.message))
     }
 
-    /// The limits that a grant is counted against: its own and its tenant's.
+    /// Returns the limiters of a grant: its own and its tenant's.
     pub(crate) fn limiters(&self, grant: &Grant) -> Result<[Option<Arc<Limiter>>; 2], ApiError> {
         let now = self.now();
         let full = |_: TableFull| ApiError::unavailable("Too many clients are active.");
@@ -480,17 +487,18 @@ impl Access {
         Ok([own, tenant])
     }
 
-    /// Takes out of a body what would steer engines, and puts in what is the gateway's to say.
+    /// Removes the fields of a body that would steer engines, and sets those that only the gateway may set.
     pub(crate) fn clean(&self, body: &mut RawBody, grant: &Grant) {
         body.retain(|name| match self.policy.field(name) {
             Decision::Strip => false,
-            // The salt is made of it.
+            // The salt is derived from it.
             Decision::Replace if name == "cache_salt" => true,
-            // Priorities count at the gate; engines without such a scheduler refuse the field.
+            // Priorities count at the gate; engines without a priority scheduler refuse the field.
             Decision::Replace => !self.is_closed() && !matches!(name, "request_id" | "rid"),
             _ => true,
         });
-        // Names of the gateway's own mean something to the reference engine, wherever the field itself is allowed.
+        // Names with the gateway's own prefix have a meaning in the reference engine, even where the field
+        // itself is allowed.
         if let Some(serde_json::Value::Object(mut extra)) = body.value("vllm_xargs") {
             let before = extra.len();
             extra.retain(|name, _| !name.starts_with(OWN_NAMES));
@@ -500,23 +508,23 @@ impl Access {
         }
         let own = body.text("cache_salt").ok().flatten().map(std::borrow::Cow::into_owned);
         if let Some(salt) = self.tenants_salt(grant, own.as_deref()) {
-            // Its letters need no escape.
+            // The salt's characters need no JSON escape.
             body.set("cache_salt", format!("\"{salt}\""));
         }
     }
 
-    /// The salt that keeps a tenant's cache apart; `None` when everybody is one tenant.
+    /// Returns the salt that keeps a tenant's cache apart; `None` when all clients are one tenant.
     pub(crate) fn tenants_salt(&self, grant: &Grant, own: Option<&str>) -> Option<String> {
         self.salt_of(&grant.tenant, own)
     }
 
-    /// The same, by the tenant's name.
+    /// Returns the salt of the tenant with this name; `None` as for `tenants_salt`.
     pub(crate) fn salt_of(&self, tenant: &str, own: Option<&str>) -> Option<String> {
         let salter = self.salter.as_ref().filter(|_| self.is_closed())?;
         Some(salter.salt(tenant, own).as_str().to_owned())
     }
 
-    /// Asks the identity provider for its keys, if it is time to.
+    /// Fetches the identity provider's keys if a fetch is due.
     async fn fetch_keys(&self, is_wanted: bool) {
         let (Some(tokens), Some(config)) = (&self.tokens, &self.config.tokens) else { return };
         if config.file().is_some() || !(is_wanted || self.refresh.is_due(self.now())) {
@@ -535,7 +543,7 @@ impl Access {
         }
     }
 
-    /// Reads all files again and opens the audit log anew: what an operator's signal asks for. Blocking.
+    /// Reads all files again and reopens the audit log, on an operator's signal. Blocking.
     pub(crate) fn hang_up(&self) {
         self.reload();
         let server = self.config.server_tls.as_ref().map_or(Ok(()), |tls| tls.reload());
@@ -548,10 +556,10 @@ impl Access {
         }
     }
 
-    /// Reads files that have changed; what is bad is told, and what was in force stays.
+    /// Reads files that have changed. An invalid file is logged; the previous one stays in use.
     fn reload(&self) {
         if let (Some(keys), Some(file)) = (&self.keys, &self.config.keys_file) {
-            // A file without a key is one that is being written.
+            // A file without a key is still being written.
             let is_empty = |text: &str| KeySet::parse(text).is_ok_and(|keys| keys.is_empty());
             let text =
                 read(file).and_then(|text| if is_empty(&text) { Err("no key".to_owned()) } else { Ok(text) });
@@ -572,7 +580,7 @@ impl Access {
         }
     }
 
-    /// When the files were changed last.
+    /// Returns the modification times of the files.
     fn stamps(&self) -> Vec<Option<std::time::SystemTime>> {
         let jwks = self.config.tokens.as_ref().and_then(TokenConfig::file);
         let files = [self.config.keys_file.as_deref(), jwks];
@@ -580,7 +588,7 @@ impl Access {
     }
 }
 
-/// Looks after time and files until the gateway is gone.
+/// Advances time and reloads changed files until the gateway is dropped.
 pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
     let mut stamps = match gateway.upgrade() {
         Some(gateway) => gateway.access.stamps_first.clone(),
@@ -598,7 +606,7 @@ pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
     }
 }
 
-/// Keeps the keys of an identity provider fresh until the gateway is gone.
+/// Keeps the keys of an identity provider fresh until the gateway is dropped.
 pub(crate) async fn keep_keys(gateway: std::sync::Weak<crate::Gateway>) {
     let mut is_wanted = true;
     loop {
@@ -609,7 +617,7 @@ pub(crate) async fn keep_keys(gateway: std::sync::Weak<crate::Gateway>) {
     }
 }
 
-/// In a time that does not tell where they differ.
+/// Compares in a time that does not depend on where the two differ.
 fn is_equal(one: &[u8], other: &[u8]) -> bool {
     let differs = one.iter().zip(other).fold(0_u8, |differs, (a, b)| differs | (a ^ b));
     one.len() == other.len() && std::hint::black_box(differs) == 0
@@ -619,7 +627,7 @@ fn says(problem: &TokenProblem) -> String {
     format!("The token is not valid: {problem}.")
 }
 
-/// As an answer: 429 with what was exceeded.
+/// Returns the 429 error that names the exceeded limit.
 pub(crate) fn limited(refusal: &Refused) -> ApiError {
     let whose = if refusal.scope == Scope::Tenant { "your organisation's" } else { "your key's" };
     let message = format!("This is more than {whose} limit of {} allows.", limit_name(refusal));

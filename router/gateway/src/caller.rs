@@ -1,5 +1,5 @@
-//! The other end of a request: what its headers say and which connection it came over. Keys, tokens and certificates are
-//! judged in `access`.
+//! The caller of a request, from its headers and its connection. Keys, tokens and certificates are checked
+//! in `access`.
 
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderMap, HeaderName, header};
@@ -10,9 +10,9 @@ use router_tls::{ClientIdentity, PeerAddr};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller<'a> {
     pub(crate) headers: &'a HeaderMap,
-    /// The connection's other end; `None` where the listener does not tell it (gRPC).
+    /// Address of the peer; `None` where the listener does not provide it (gRPC).
     pub(crate) peer: Option<&'a PeerAddr>,
-    /// It came over the listener for administrators.
+    /// Whether the request arrived on the administrators' listener.
     pub(crate) is_at_admin: bool,
 }
 
@@ -20,10 +20,10 @@ pub(crate) struct Caller<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AtAdminListener;
 
-/// Headers by which a proxy says that the request is not its own.
+/// Headers by which a proxy marks a forwarded request.
 const FORWARDED: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
 
-/// The other end of the connection that a request came over.
+/// Returns the peer of a request's connection.
 pub(crate) fn peer_of(request: &Request) -> Option<&PeerAddr> {
     request.extensions().get::<ConnectInfo<PeerAddr>>().map(|peer| &peer.0)
 }
@@ -34,30 +34,31 @@ impl<'a> Caller<'a> {
         Self { headers: request.headers(), peer: peer_of(request), is_at_admin }
     }
 
-    /// The sender of a request to the API's own port.
+    /// Creates the caller of a request to the API's own port.
     pub(crate) fn at_api(headers: &'a HeaderMap, peer: Option<&'a PeerAddr>) -> Self {
         Self { headers, peer, is_at_admin: false }
     }
 
-    /// What the client's certificate says, if it showed one. It was verified in the handshake.
+    /// Returns the client's certificate, if it showed one. The handshake has verified it.
     pub(crate) fn certificate(&self) -> Option<&'a ClientIdentity> {
         self.peer?.certificate.as_deref()
     }
 
-    /// Whether a process of this machine asks, and for itself: over loopback, not through a proxy, and not as a page in a
-    /// browser would whose host name was made to point here (DNS rebinding: such a page cannot name an address).
+    /// Whether the caller is a process of this machine on its own behalf: over loopback, not through a
+    /// proxy, and not a browser page whose host name was pointed at this machine (DNS rebinding: such a
+    /// page cannot name an address).
     pub(crate) fn is_local(&self) -> bool {
         let is_forwarded = FORWARDED.iter().any(|name| self.headers.contains_key(*name));
         self.is_loopback() && !is_forwarded && self.is_same_site()
     }
 
-    /// Whether it came over a Unix socket, which no browser reaches.
+    /// Whether the request arrived on a Unix socket, which browsers cannot reach.
     pub(crate) fn is_at_socket(&self) -> bool {
-        // TCP knows no port 0: the listener of a Unix socket says it.
+        // TCP has no port 0: the listener of a Unix socket sets it.
         self.is_at_admin && self.peer.is_some_and(|peer| peer.addr.port() == 0)
     }
 
-    /// Whether a browser says that a page of another site asks.
+    /// Whether a browser reports that a page of another site sends the request.
     pub(crate) fn is_foreign_page(&self) -> bool {
         let site = self.headers.get("sec-fetch-site");
         site.is_some_and(|site| site != "same-origin" && site != "none")
@@ -67,14 +68,16 @@ impl<'a> Caller<'a> {
         self.peer.is_some_and(|peer| peer.addr.ip().to_canonical().is_loopback())
     }
 
-    /// Whether it came over the administrators' listener and is no page's in a browser of this machine. Over the network a
-    /// scraper may name that listener as it likes, and no browser reaches a Unix socket.
+    /// Whether the request arrived on the administrators' listener and is not from a page in a browser of
+    /// this machine. Over the network a scraper may name that listener by any host name, and browsers
+    /// cannot reach a Unix socket.
     pub(crate) fn is_administrators(&self) -> bool {
         self.is_at_admin && (self.is_at_socket() || !self.is_loopback() || self.is_same_site())
     }
 
-    /// Whether the request is no page's of another site: it names an address, as a page whose host name was made to point
-    /// here cannot (DNS rebinding), and a browser that says where it comes from names no other site.
+    /// Whether the request is not from another site's page: its `Host` is an address, which a page whose
+    /// host name was pointed at this machine cannot set (DNS rebinding), and a browser that reports the
+    /// request's origin names no other site.
     fn is_same_site(&self) -> bool {
         let told = |name: HeaderName| self.headers.get(name).map(|value| value.to_str());
         let is_by_address = told(header::HOST).is_none_or(|host| host.is_ok_and(is_address));

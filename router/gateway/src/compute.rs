@@ -1,12 +1,12 @@
-//! Threads for what takes long: scanning, parsing, translating, rendering and tokenising large bodies.
+//! Threads for long work: scanning, parsing, translating, rendering and tokenising large bodies.
 //!
-//! One pool serves all threads that serve streams; they only ever work on small bodies themselves. Its queue is bounded:
-//! "full" is an answer. Work whose request is gone is taken out of the queue at once, with everything that it holds, and
-//! work that has begun is asked to stop between its phases; a result that no request waits for is dropped. Work never
-//! waits, so that every piece of it ends.
+//! One pool serves all threads that serve streams; those threads only work on small bodies themselves. The
+//! queue is bounded, and "full" is an error. Work whose request was cancelled is removed from the queue
+//! immediately, with all its resources, and running work is asked to stop between its phases; a result
+//! without a waiting request is dropped. Work never waits, so it always ends.
 //!
-//! Not `spawn_blocking`: its queue has no limit, a thread of its pool belongs to one shard, and what is queued there is
-//! computed even when its client has left.
+//! Not `spawn_blocking`: its queue has no limit, a thread of its pool belongs to one shard, and queued work
+//! runs even when its client has disconnected.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,24 +20,24 @@ use tokio::sync::oneshot;
 use crate::memory::{Footprint, MemoryCharge};
 use crate::service::Gateway;
 
-/// Work on texts up to this size is done by the thread that serves them.
+/// Largest text, in bytes, that is processed by the thread that serves the request.
 pub(crate) const INLINE_BYTES: usize = 16 << 10;
 
-/// Pieces of work that may wait for a thread.
+/// Largest number of queued jobs.
 const WAITING_MAX: usize = 1024;
 
-/// Bytes that work takes for each byte of a text of which only the length is known.
+/// Bytes of working memory for each byte of a text of which only the length is known.
 const BYTES_PER_TEXT_BYTE: usize = 8;
 
-/// Whether the request that work is done for is gone: nothing waits for the result.
+/// Returns whether the work's request was cancelled: nothing waits for the result.
 pub(crate) type IsCancelled<'a> = &'a dyn Fn() -> bool;
 
-/// Why work has no result.
+/// Reason why work has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotComputed {
-    /// Too much work waits.
+    /// The queue is full.
     Full,
-    /// It has panicked; the panic was reported where it happened.
+    /// The work panicked; the panic was reported where it happened.
     Panicked,
 }
 
@@ -60,7 +60,7 @@ impl<T: Send, W: FnOnce(IsCancelled<'_>) -> T + Send> Job for Task<T, W> {
         let Self { work, result } = *self;
         let computed = catch_unwind(AssertUnwindSafe(|| work(&|| result.is_closed())));
         if let Ok(computed) = computed {
-            // Dropped when the request is gone.
+            // The receiver was dropped when the request was cancelled.
             let _gone = result.send(computed);
         }
     }
@@ -94,7 +94,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The next job, or none when the pool is over.
+    /// Returns the next job; `None` when the pool has been stopped.
     fn next(&self) -> Option<Box<dyn Job>> {
         let mut state = self.state();
         loop {
@@ -123,13 +123,13 @@ impl Queue {
     }
 }
 
-/// See the module. Its threads end with it.
+/// The pool of threads for long work. Dropping it ends the threads.
 pub(crate) struct ComputePool {
     queue: Arc<Queue>,
 }
 
 impl ComputePool {
-    /// Starts so many threads, at least one.
+    /// Starts `threads` threads, at least one.
     pub(crate) fn start(threads: usize) -> std::io::Result<Arc<Self>> {
         Self::with_limit(threads, WAITING_MAX)
     }
@@ -152,7 +152,7 @@ impl ComputePool {
         Ok(pool)
     }
 
-    /// Runs work in the pool. Dropping the future cancels it.
+    /// Runs work in the pool. Dropping the future cancels the work.
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(IsCancelled<'_>) -> T + Send + 'static,
@@ -188,22 +188,22 @@ impl<T> Drop for Ticket<T> {
     }
 }
 
-/// Where one request's work is done, and the memory that it may take until this is dropped and the last piece of work has
-/// ended.
+/// Place where one request's work runs, with the memory charged for it until this is dropped and the last
+/// job has ended.
 pub(crate) struct Work {
     pool: Option<(Arc<ComputePool>, Charges)>,
 }
 
-/// What work holds: memory of its own, and what its request holds.
+/// Memory charges of a job: its own, and that of its request.
 type Charges = Arc<(Option<MemoryCharge>, Option<Arc<MemoryCharge>>)>;
 
 impl Work {
-    /// It is small: the thread that serves the request does it.
+    /// Whether the work is small: then the thread that serves the request runs it.
     pub(crate) fn is_inline(&self) -> bool {
         self.pool.is_none()
     }
 
-    /// Does a piece of work.
+    /// Runs one job.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(IsCancelled<'_>) -> T + Send + 'static,
@@ -226,7 +226,7 @@ impl Work {
 }
 
 impl Gateway {
-    /// Prepares work on a text of that length. Waits for memory, unless the text is small.
+    /// Prepares work on a text of `text_bytes` bytes. Waits for memory, unless the text is small.
     pub(crate) async fn work(&self, text_bytes: usize, footprint: &Footprint) -> Result<Work, ApiError> {
         if text_bytes <= INLINE_BYTES {
             return Ok(Work { pool: None });
@@ -240,7 +240,7 @@ impl Gateway {
         Ok(Work { pool: Some((Arc::clone(&self.compute), charges)) })
     }
 
-    /// The same for one pass over a text that builds nothing of its size.
+    /// Prepares one pass over a text that allocates nothing of the text's size.
     pub(crate) fn pass(&self, text_bytes: usize, footprint: &Footprint) -> Work {
         /// At about 1 GB/s.
         const PASS_INLINE_BYTES: usize = 64 << 10;
@@ -251,21 +251,21 @@ impl Gateway {
         Work { pool: Some((Arc::clone(&self.compute), charges)) }
     }
 
-    /// Waits for memory or for a place, for no longer than a request may wait for a place.
+    /// Waits for memory or for a place, at most for `wait_max`.
     pub(crate) async fn in_line<T>(&self, wait: impl Future<Output = T>) -> Result<T, ApiError> {
         tokio::time::timeout(self.config.access.wait_max, wait).await.map_err(|_| self.memory_in_use())
     }
 
-    /// There is no memory for a request.
+    /// Returns the error for a request that found no memory, and counts it as shed.
     pub(crate) fn memory_in_use(&self) -> ApiError {
         self.metrics.shed.inc();
         let message = "The gateway has no room for this request now; try again later.";
         ApiError::unavailable(message).retry_after(Some(1))
     }
 
-    /// Work on an engine's answer as a tree. It is counted first, and its memory is charged.
+    /// Prepares work on an engine's answer as a tree. Counts its nodes first and charges its memory.
     pub(crate) async fn answer_work(&self, answer: &[u8], footprint: &Footprint) -> Result<Work, ApiError> {
-        /// As many as log-probabilities of a long answer have.
+        /// As many as the log-probabilities of a long answer have.
         const LIMITS: ShapeLimits = ShapeLimits { nodes: 2 << 20, numbers: 2 << 20, depth: 128 };
         let shape = Shape::of(answer, &LIMITS).map_err(|excess| {
             let message = excess.replace("The body", "The engine's answer");
@@ -322,7 +322,7 @@ mod tests {
             assert!(left.as_mut().poll(&mut context).is_pending());
             assert_eq!(Arc::strong_count(&memory), 2);
         }
-        // At once, although the only thread is busy with something else.
+        // Freed immediately, although the only thread is busy.
         assert_eq!(Arc::strong_count(&memory), 1);
         let mut stayed = pin!(pool.run(count()));
         assert!(stayed.as_mut().poll(&mut context).is_pending());
@@ -341,7 +341,7 @@ mod tests {
             assert!(work.as_mut().poll(&mut context).is_pending());
         }
         assert_eq!(pool.run(|_| 7).await, Err(NotComputed::Full));
-        // One that leaves makes room.
+        // A cancelled job frees its place in the queue.
         drop(queued.pop());
         let mut next = pin!(pool.run(|_| 7));
         assert!(next.as_mut().poll(&mut context).is_pending());
@@ -369,7 +369,7 @@ mod tests {
             seen.recv().expect("begun");
         }
         seen.recv().expect("told");
-        // A panic is an error, and the thread goes on.
+        // A panic is an error, and the thread keeps running.
         assert_eq!(pool.run(|_| -> u8 { panic!("as planned") }).await, Err(NotComputed::Panicked));
         assert_eq!(pool.run(|_| 7).await, Ok(7));
     }

@@ -1,5 +1,6 @@
-//! Keeps the gate of each pool as narrow as its engines are: engines queue first in, first out, so requests wait in the
-//! gateway's queue, which is fair. What a worker can take is known to `router_fleet::Capacity`.
+//! Limits the gate of each pool to what its engines can take: engines queue first in, first out, so
+//! requests wait in the gateway's queue, which is fair. `router_fleet::Capacity` knows how many requests a
+//! worker can take.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -9,28 +10,28 @@ use router_fleet::Pool;
 
 use crate::service::Gateway;
 
-/// How often gates are set.
+/// Interval at which gates are set.
 const SET_EVERY: Duration = Duration::from_millis(100);
 
-/// Requests that the ready workers of a pool can take from this gateway; `None` when none is ready. A prefill worker's
-/// requests are its decode workers', too.
+/// Returns the number of requests that the ready workers of a pool can take from this gateway; `None` when
+/// no worker is ready. Prefill workers are not counted: their requests are counted at the decode workers.
 fn places(pool: &Pool) -> Option<u32> {
     let roster = pool.roster();
     let ready = roster.iter().filter(|rank| rank.is_ready() && rank.run.role != Role::Prefill);
     ready.map(|rank| rank.run.capacity.share(rank.run.load.peers.get()[0])).reduce(u32::saturating_add)
 }
 
-/// Sets the gates, each to at most its pool's `requests_max`, until the gateway is gone.
+/// Sets the gates, each to at most its pool's `requests_max`, until the gateway is dropped.
 pub(crate) async fn keep(gateway: Weak<Gateway>) {
     loop {
         tokio::time::sleep(SET_EVERY).await;
         let Some(gateway) = gateway.upgrade() else { return };
-        // Without a queue of its own the gateway would have to refuse what engines could let wait.
+        // Without a queue of its own the gateway would refuse requests that engines could queue.
         if !gateway.config.follows_engines || gateway.config.access.waiting_max == 0 {
             return;
         }
         for model in gateway.models.iter() {
-            // While no worker is ready, the next ones are taken to be like the last.
+            // While no worker is ready, the gate keeps its width.
             let Some(places) = places(&model.pool) else { continue };
             let next = places.clamp(1, model.requests_max);
             if model.gate.running_max() != next {
@@ -64,7 +65,7 @@ mod tests {
         permit: Permit,
     }
 
-    /// An engine that runs so many requests at a time and queues the others, first in, first out.
+    /// An engine that runs up to `PLACES` requests at a time and queues more, first in, first out.
     #[derive(Default)]
     struct Engine {
         running: Vec<Request>,
@@ -118,7 +119,7 @@ mod tests {
             }
         }
 
-        /// To the engine that has fewer requests.
+        /// Sends the request to the engine that has fewer requests.
         fn send(&mut self, is_urgent: bool, permit: Permit) {
             let which = usize::from(self.engines[1].inside() < self.engines[0].inside());
             self.engines[which].waiting.push_back(Request { is_urgent, left: RUNS_FOR, permit });
@@ -135,7 +136,7 @@ mod tests {
             self.served += ended.len() as u32;
             for request in ended {
                 request.permit.release(now);
-                // The batch never ends: a request that is done is followed by the next one.
+                // The batch never ends: each finished request is followed by another.
                 self.ask(false);
             }
             if follows_engines && self.tick.is_multiple_of(REPORT_EVERY) {
@@ -170,7 +171,8 @@ mod tests {
         }
     }
 
-    /// Ticks from an urgent request to its first step, in a fleet that has been full for two minutes; and what was served.
+    /// Returns the ticks from an urgent request to its first step, in a fleet that has been full for two
+    /// minutes, and the number of requests served.
     fn urgent_among_600(follows_engines: bool) -> (u32, u32) {
         let mut run = Run::new();
         (0..600).for_each(|_| run.ask(false));
@@ -194,7 +196,7 @@ mod tests {
         );
         assert!(wait_inert > 60, "the control: the engines' queues are long");
         assert!(wait <= 2 * RUNS_FOR + 5, "{wait} ticks");
-        // No place stays empty for it.
+        // The narrower gate leaves no engine idle.
         let most = 1200 / RUNS_FOR * 2 * PLACES as u32;
         assert!(
             served * 20 >= most * 19 && served_inert * 20 >= most * 19,

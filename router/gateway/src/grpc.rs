@@ -1,4 +1,5 @@
-//! The KServe v2 gRPC service: its completions are those of the gateway, with the same keys, limits and metrics.
+//! The KServe v2 gRPC service: its completions go through the gateway, with the same keys, limits and
+//! metrics.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ impl Backend for KServeBackend {
     }
 
     fn admits(&self, headers: &HeaderMap) -> Result<(), (StatusCode, String)> {
-        // Calls do not tell their connection: a client is known by its key alone.
+        // Calls do not carry their connection: a client is identified by its key alone.
         let identified = self.0.access.identify(&Caller::at_api(headers, None));
         identified.map(drop).map_err(|error| (error.status, error.message))
     }
@@ -37,7 +38,7 @@ impl Backend for KServeBackend {
     }
 }
 
-/// Serves gRPC until `shutdown` is done; calls under way end as they would.
+/// Serves gRPC until `shutdown` is done; calls in progress end normally.
 pub async fn serve_grpc<L: Listener>(
     listener: L,
     gateway: Arc<Gateway>,
@@ -45,7 +46,8 @@ pub async fn serve_grpc<L: Listener>(
 ) where
     L::Addr: Clone + Send + Sync + 'static,
 {
-    // Messages are charged here until they are decoded; what becomes of them is then charged to the same memory as bodies.
+    // Messages are charged here until they are decoded; the decoded request is then charged to the same
+    // memory as bodies.
     let defaults = Config::default();
     let received_bytes_max = defaults.received_bytes_max.min(gateway.config.request_memory_max / 4);
     let config = Config {

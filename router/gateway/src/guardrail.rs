@@ -1,9 +1,9 @@
-//! A service that checks what clients ask and what they are answered (a guardrail), by LiteLLM's Generic Guardrail API: it is sent
-//! texts, and lets them pass, replaces them, or blocks the request.
+//! A service that checks requests and answers (a guardrail), by LiteLLM's Generic Guardrail API: the
+//! gateway sends it texts, and it passes them, replaces them, or blocks the request.
 //!
-//! A request is checked when its model is known, as the chat or the prompt that engines will get, so that all surfaces are
-//! checked alike. An answer is checked as a whole; a stream is held back until its end. Source of the format:
-//! <https://docs.litellm.ai/docs/adding_provider/generic_guardrail_api>.
+//! A request is checked when its model is known, as the chat or the prompt that engines will get, so that
+//! all APIs are checked alike. An answer is checked as a whole; a stream is held back until its end. Source
+//! of the format: <https://docs.litellm.ai/docs/adding_provider/generic_guardrail_api>.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -36,14 +36,15 @@ use crate::metrics::Metrics;
 use crate::request::RequestContext;
 use crate::service::Gateway;
 
-/// Where such a service listens.
+/// URL path of the guardrail API.
 const PATH: &str = "/beta/litellm_basic_guardrail_api";
 /// Largest stream that is held back.
 const HELD_BYTES_MAX: usize = 16 << 20;
-/// Most text that is checked at a time. A verdict repeats it, written with escapes up to three times as long, and 8 MiB of that are read.
+/// Largest text of one check. A verdict repeats the text, with escapes up to three times as long, and is
+/// read up to 8 MiB.
 const TEXT_BYTES_MAX: usize = 2 << 20;
 
-/// What was checked, with what is to stand in its place.
+/// Replacement of each checked text that the guardrail changed.
 pub(crate) type Replaced = HashMap<String, String>;
 
 /// Settings of the service.
@@ -57,7 +58,7 @@ pub struct GuardrailConfig {
     pub requests: bool,
     /// Whether answers are checked.
     pub answers: bool,
-    /// Longest wait for its verdict.
+    /// Longest wait for the guardrail's verdict.
     pub timeout: Duration,
     /// Whether contents pass while the guardrail fails; else they are refused with 503.
     pub passes_on_failure: bool,
@@ -98,7 +99,7 @@ fn unreadable() -> ApiError {
     ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer")
 }
 
-/// The request that a check is about.
+/// The request of a check.
 #[derive(Debug, Clone)]
 pub(crate) struct Subject {
     footprint: Footprint,
@@ -119,8 +120,8 @@ impl Subject {
     }
 }
 
-/// A field as a tree. Engines may read what is no tree here (halves of surrogate pairs, numbers without end): it is refused, since it
-/// would reach them unchecked.
+/// Parses a field. Engines may accept what this parser rejects (halves of surrogate pairs, very long
+/// numbers): such a field is refused, since it would reach them unchecked.
 fn checkable(body: &RawBody, name: &str) -> Result<Option<Value>, ApiError> {
     let Some(text) = body.get(name) else { return Ok(None) };
     let value = serde_json::from_str(text);
@@ -151,7 +152,7 @@ impl RequestTexts {
         Ok(this)
     }
 
-    /// Puts other texts in their place.
+    /// Replaces the texts in the body.
     fn replaced(self, mut body: RawBody, texts: Vec<String>) -> RawBody {
         let mut texts = texts.into_iter();
         for (name, mut value) in self.fields {
@@ -172,7 +173,7 @@ impl Guardrail {
         Self { client: EngineClient::over(&upstream), config }
     }
 
-    /// Checks a request; what engines will be asked, and what was replaced for that.
+    /// Checks a request; returns the body for engines, and the texts that were replaced.
     pub(crate) async fn request(
         &self,
         context: &RequestContext,
@@ -213,7 +214,7 @@ impl Guardrail {
         }
         let work = context.gateway.answer_work(answer.body(), &context.footprint).await?;
         let bytes = answer.body().clone();
-        // A transcription may be a plain text.
+        // A transcription may be plain text.
         let is_plain = context.surface.takes_recording() && !is_json(&answer);
         let parse = move |_: IsCancelled<'_>| match is_plain {
             true => std::str::from_utf8(&bytes).ok().map(|text| json!({ "text": text })),
@@ -238,7 +239,7 @@ impl Guardrail {
         self.config.answers
     }
 
-    /// The request that a stream is checked for, if answers are.
+    /// Returns the request of a stream's check, if answers are checked.
     pub(crate) fn subject_of_stream(&self, context: &RequestContext) -> Option<Subject> {
         self.config.answers.then(|| Subject::of(context))
     }
@@ -249,7 +250,7 @@ impl Guardrail {
         Body::new(CheckedStream { gateway, subject, state })
     }
 
-    /// Checks the pieces of an answer; whether they were changed.
+    /// Checks the pieces of an answer; returns whether they were changed.
     async fn check_answer(
         &self,
         metrics: &Metrics,
@@ -268,7 +269,7 @@ impl Guardrail {
         }
     }
 
-    /// Asks the service. `None` lets the texts pass, `Some` are as many others in their place.
+    /// Sends texts to the guardrail. `None` passes the texts, `Some` holds one replacement per text.
     async fn check(
         &self,
         metrics: &Metrics,
@@ -318,7 +319,7 @@ impl Guardrail {
         }
     }
 
-    /// The guardrail has failed: an error, unless what it did not check passes.
+    /// Handles a failed guardrail: an error, unless unchecked contents may pass.
     fn failed(&self, metrics: &Metrics, reason: &str) -> Result<Option<Vec<String>>, ApiError> {
         metrics.guardrail_failed.inc();
         tracing::warn!(reason, url = self.config.url, "the guardrail failed");
@@ -334,7 +335,7 @@ enum State {
         inner: Body,
         held: Vec<u8>,
     },
-    /// The body is kept: its request, with its memory and its place, ends when the check has.
+    /// The body is kept, so that its request, with memory and place, ends after the check.
     Checking {
         checking: BoxFuture<'static, Bytes>,
         _inner: Body,
@@ -349,14 +350,14 @@ struct CheckedStream {
     state: State,
 }
 
-/// The JSON of events, without `[DONE]`; `None` when some is none.
+/// Returns the JSON of events, without `[DONE]`; `None` when an event is not JSON.
 fn pieces(events_of_stream: &[u8]) -> Option<Vec<Value>> {
     let data = events(events_of_stream).map(data_of);
     let told = data.filter(|data| !data.is_empty() && data[..] != *DONE);
     told.map(|data| serde_json::from_slice(&data).ok()).collect()
 }
 
-/// The events of a stream, checked.
+/// Returns the checked events of a stream.
 async fn checked(gateway: Arc<Gateway>, subject: Subject, held: Bytes) -> Result<Bytes, ApiError> {
     let Some(guardrail) = &gateway.guardrail else { return Ok(held) };
     let work = gateway.answer_work(&held, &subject.footprint).await?;

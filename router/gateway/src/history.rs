@@ -1,4 +1,5 @@
-//! The last hour of the gateway's own counters, so that the page and `kvasir top` show what was before they were opened.
+//! The last hour of the gateway's own counters, so that the page and `kvasir top` show the time before they
+//! were opened.
 //!
 //! One sample every [`PERIOD`], [`SAMPLES_MAX`] of them: about 1 KiB each, so less than half a MiB. A background task of the
 //! gateway takes the samples; no request waits for the lock.
@@ -17,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// Samples kept: an hour of them.
 const SAMPLES_MAX: usize = 360;
 
-/// What the gateway has counted at one time: the fields of `/kvasir/status` that change with load.
+/// Returns the gateway's counters at one time: the fields of `/kvasir/status` that change with load.
 pub(crate) fn sample(metrics: &Metrics, now_unix_ms: u64, active: usize, waiting: u32) -> Value {
     let (requests, failed) = metrics.requests.sums();
     json!({
@@ -42,7 +43,7 @@ pub(crate) fn sample(metrics: &Metrics, now_unix_ms: u64, active: usize, waiting
     })
 }
 
-/// Samples, oldest first. Each is text: they are only ever sent.
+/// Samples, oldest first, as JSON text, since they are only sent.
 #[derive(Default)]
 pub(crate) struct History(Mutex<VecDeque<String>>);
 
@@ -55,7 +56,7 @@ impl History {
         samples.push_back(sample.to_string());
     }
 
-    /// A JSON object with the samples, oldest first, of a gateway that started at `started_unix`.
+    /// Returns a JSON object with the samples, oldest first, of a gateway that started at `started_unix`.
     pub(crate) fn to_json(&self, started_unix: u64) -> String {
         let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut text =
@@ -71,7 +72,7 @@ impl History {
     }
 }
 
-/// Takes samples until the gateway is gone.
+/// Takes samples until the gateway is dropped.
 pub(crate) async fn keep(gateway: Weak<Gateway>) {
     let mut ticks = tokio::time::interval(PERIOD);
     loop {

@@ -1,5 +1,5 @@
-//! What the kernels of engines' machines see of them (`kvasir top --kernel --tell`): shown beside the workers, and to a planner,
-//! which says with it why answers are late.
+//! Times that the kernels of engines' machines measure (`kvasir top --kernel --tell`): shown beside the
+//! workers, and to a planner, which explains late answers with them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,15 +17,15 @@ use crate::Gateway;
 use crate::roster::must_be_json;
 use crate::service::json_response;
 
-/// Largest body.
+/// Largest body in bytes.
 pub(crate) const BYTES_MAX: usize = 256 << 10;
-/// Workers of which something is kept.
+/// Largest number of workers whose times are kept.
 const WORKERS_MAX: usize = 4096;
 /// Longest name: a host name has at most 253 bytes.
 const NAME_MAX: usize = 280;
 /// Longest reason, in bytes.
 const WHY_MAX: usize = 400;
-/// Age from which times are not shown any more.
+/// Age from which times are no longer shown.
 const STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// Times of one engine, in milliseconds.
@@ -40,7 +40,7 @@ pub(crate) struct EngineTimes {
     run_queue_p99_ms: Option<f64>,
     disk_read_p99_ms: Option<f64>,
     resent_per_second: f64,
-    /// Why its answers are late; empty when nothing speaks for it.
+    /// Reason why the engine's answers are late; empty when no reason is known.
     why: String,
 }
 
@@ -51,17 +51,17 @@ struct Told {
     workers: HashMap<String, EngineTimes>,
 }
 
-/// The last word on each engine.
+/// The latest times of each engine.
 #[derive(Debug, Default)]
 pub(crate) struct KernelTimes(Mutex<HashMap<String, (Instant, EngineTimes)>>);
 
 impl KernelTimes {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Instant, EngineTimes)>> {
-        // Each entry is whole at any time.
+        // Each entry is consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Times of a worker, unless they are stale.
+    /// Returns the times of a worker, unless they are stale.
     pub(crate) fn of(&self, name: &str) -> Option<EngineTimes> {
         let known = self.lock();
         known.get(name).filter(|(at, _)| at.elapsed() < STALE_AFTER).map(|(_, times)| times.clone())

@@ -1,19 +1,19 @@
 //! Lengths of the last served requests, for planners.
 //!
-//! Hot path: three relaxed operations, no lock, no allocation. A reader beside writers may see the lengths of two requests
-//! mixed in one; it wants a sample.
+//! Hot path: three relaxed operations, no lock, no allocation. A concurrent reader may see the lengths of
+//! two requests mixed in one entry, which is acceptable in a sample.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use router_openai::Usage;
 
-/// Requests that are kept.
+/// Number of requests whose lengths are kept.
 const KEPT: usize = 128;
 
 pub(crate) struct Lengths {
     /// Requests so far.
     count: AtomicU64,
-    /// Prompt and cached tokens in one word, the answer's in the other.
+    /// Prompt and cached tokens share one word; the answer's tokens are the other.
     slots: [[AtomicU64; 2]; KEPT],
 }
 
@@ -35,7 +35,8 @@ impl Lengths {
         slot[1].store(half(usage.completion), Ordering::Relaxed);
     }
 
-    /// Requests so far, and the lengths of the last of them, newest first: prompt, cached tokens of it, answer.
+    /// Returns the number of requests so far, and the lengths of the last ones, newest first: prompt, its
+    /// cached tokens, answer.
     pub(crate) fn recent(&self) -> (u64, Vec<[u64; 3]>) {
         let count = self.count.load(Ordering::Relaxed);
         let kept = count.min(KEPT as u64);

@@ -1,18 +1,20 @@
 //! The OpenAI service in front of the workers.
 //!
-//! A request is templated, tokenised and hashed once; the index tells which worker holds how much of it; the policy
-//! chooses. Engines are asked in attempts, and what they answer becomes the client's answer in one of two forms: the engine's
-//! own bytes, as they come, or token ids of which text, stop strings and tool calls are made here; that is how the reference
-//! engine is served.
+//! A request is templated, tokenised and hashed once; the index tells how much of it each worker holds; the
+//! policy chooses. Engines are asked in attempts, and their output becomes the client's answer in one of
+//! two forms: the engine's own bytes, relayed, or token ids of which the gateway makes text, stop strings
+//! and tool calls; the reference engine is served in the second form.
 //!
-//! Reading order: `service` (state and routes), `caller` and `access` (who asks), `request` (one request, stage by stage),
-//! `memory` and `compute` (bounds and threads for large bodies), `models` (the model that a request names), `guardrail` (a service that checks contents), `gate` (waiting for
-//! a place), `upstream` (attempts and what comes of them), `answer` (what the client gets), `stored` (what clients leave here); then `status`, `roster` (workers,
-//! for administrators), `history`, `page`, `grpc`, `picker` (requests that a proxy sends), `metrics`, `requests_by`, `timing`, `traced` (OpenTelemetry). Workers, their
-//! health and loads, and the choice among them are `router-fleet`.
+//! Reading order: `service` (state and routes), `caller` and `access` (identity and rights of callers),
+//! `request` (one request, stage by stage), `memory` and `compute` (bounds and threads for large bodies),
+//! `models` (the model that a request names), `guardrail` (a service that checks contents), `gate`
+//! (admission), `upstream` (attempts and their events), `answer` (answers to clients), `stored` (objects
+//! that clients store here); then `status`, `roster` (workers, for administrators), `history`, `page`,
+//! `grpc`, `picker` (requests that a proxy sends), `metrics`, `requests_by`, `timing`, `traced`
+//! (OpenTelemetry). Workers, their health and loads, and the choice among them are `router-fleet`.
 //!
-//! A client that goes away drops its response, which drops the connections to the workers: cancellation needs no bookkeeping.
-//! Nothing on the way from a token to its byte waits for a timer.
+//! A client that disconnects drops its response, which drops the connections to the workers: cancellation
+//! needs no bookkeeping. No step between an engine's token and the client's bytes waits for a timer.
 
 #![forbid(unsafe_code)]
 

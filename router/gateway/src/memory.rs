@@ -1,16 +1,19 @@
-//! The memory that requests may take: `gateway.request_memory`, in three parts that together are never more than it.
+//! The memory of requests: `gateway.request_memory`, in three parts that together never exceed it.
 //!
-//! * `large`, five eighths: what requests hold from their body's first byte to the end of their answer.
-//! * `small`, an eighth: the same for small bodies when `large` is full, so that large ones do not keep them out.
-//! * `scratch`, a quarter: what parsing, rendering and tokenising take beside that, for as long as they run.
+//! * `large`, five eighths: memory that requests hold from their body's first byte to the end of their
+//!   answer.
+//! * `small`, an eighth: the same for small bodies when `large` is full, so that large bodies do not keep
+//!   them out.
+//! * `scratch`, a quarter: working memory of parsing, rendering and tokenising, for as long as they run.
 //!
-//! A request is charged before its body is read and waits in line when there is no room. It never waits for one part while
-//! it holds of the same part, and `scratch` is taken last and given back without waiting for anything: no two requests can
-//! wait for each other. A [`MemoryCharge`] gives back on drop. Work in the compute pool holds the charges of its request as
-//! well, so that memory is free for others only when the work has really ended.
+//! A request is charged before its body is read and waits in line when no memory is free. It never waits
+//! for a part while it holds memory of the same part, and `scratch` is taken last and released without
+//! waiting: no two requests can wait for each other. A [`MemoryCharge`] is released on drop. Work in the
+//! compute pool holds the charges of its request as well, so that memory becomes free only when the work
+//! has ended.
 //!
-//! Amounts are estimates from above of what is allocated (a body is charged three times: as it came, as it is sent to
-//! an engine, and as tokens), in units of 1 KiB.
+//! Charges are upper estimates of allocations (a body is charged three times: as received, as sent to an
+//! engine, and as tokens), in units of 1 KiB.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,7 +24,7 @@ const UNIT_BYTES: usize = 1 << 10;
 /// Bodies up to this size are small.
 pub(crate) const SMALL_BODY_BYTES: usize = 64 << 10;
 
-/// What a request holds for each byte of its body until its tokens are counted.
+/// Bytes that a request holds for each byte of its body until its tokens are counted.
 const HELD_COPIES: usize = 3;
 
 fn units(bytes: usize) -> u32 {
@@ -45,7 +48,7 @@ impl MemoryPart {
         (self.units as usize - self.free.available_permits()) * UNIT_BYTES
     }
 
-    /// Waits in line until there is room. More than all of it is all of it.
+    /// Waits in line until the memory is free. A larger charge than the part is reduced to the whole part.
     async fn charge(self: &Arc<Self>, bytes: usize) -> MemoryCharge {
         let units = units(bytes).min(self.units);
         // The semaphore is never closed.
@@ -55,7 +58,7 @@ impl MemoryPart {
         MemoryCharge { part: Arc::clone(self), units: Mutex::new(units) }
     }
 
-    /// The same, if there is room now and no request waits for it.
+    /// Charges memory if it is free now and no request waits for it.
     fn try_charge(self: &Arc<Self>, bytes: usize) -> Option<MemoryCharge> {
         let units = units(bytes);
         self.free.try_acquire_many(units).ok()?.forget();
@@ -63,7 +66,7 @@ impl MemoryPart {
     }
 }
 
-/// Memory that a request or its work holds; dropping it gives it back.
+/// Memory that a request or its work holds; released on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryCharge {
     part: Arc<MemoryPart>,
@@ -71,8 +74,8 @@ pub(crate) struct MemoryCharge {
 }
 
 impl MemoryCharge {
-    /// Holds so much from now on. More is taken only if it is free: a request that holds memory does not wait for more of it. Whether
-    /// it holds so much.
+    /// Changes the charge. It grows only if the memory is free: a request that holds memory does not wait
+    /// for more. Returns whether the charge covers `bytes`.
     pub(crate) fn resize(&self, bytes: usize) -> bool {
         let wanted = units(bytes).min(self.part.units);
         let mut held = self.units.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,22 +99,22 @@ impl Drop for MemoryCharge {
     }
 }
 
-/// What a request holds, and what working on it takes.
+/// Memory that a request holds, and working memory that processing it needs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Footprint {
     pub(crate) held: Option<Arc<MemoryCharge>>,
-    /// Bytes that one piece of work on the whole body takes beside it.
+    /// Working memory of one job on the whole body, in bytes.
     pub(crate) work_bytes: usize,
 }
 
 impl Footprint {
-    /// What the request holds from now on; whether there is so much.
+    /// Changes the memory that the request holds; returns whether so much is available.
     pub(crate) fn resize(&self, bytes: usize) -> bool {
         self.held.as_ref().is_none_or(|held| held.resize(bytes))
     }
 }
 
-/// See the module.
+/// Memory of all requests, in three parts.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {
     large: Arc<MemoryPart>,
@@ -130,12 +133,12 @@ impl RequestMemory {
         }
     }
 
-    /// The largest body that can ever be held.
+    /// Returns the largest body that can be held, in bytes.
     pub(crate) fn body_bytes_max(&self) -> usize {
         self.large.units as usize * UNIT_BYTES / HELD_COPIES
     }
 
-    /// Memory for a body of that size and what is made of it. Waits in line.
+    /// Charges memory for a body of that size and the forms made of it. Waits in line.
     pub(crate) async fn hold(&self, body_bytes: usize) -> MemoryCharge {
         let bytes = HELD_COPIES * body_bytes;
         if let Some(charge) = self.large.try_charge(bytes) {
@@ -145,12 +148,12 @@ impl RequestMemory {
         part.charge(bytes).await
     }
 
-    /// The same for so many bytes of an answer, if there is room now.
+    /// Charges memory for an answer, if it is free now.
     pub(crate) fn try_hold(&self, bytes: usize) -> Option<MemoryCharge> {
         self.large.try_charge(bytes.min(self.large.units as usize * UNIT_BYTES))
     }
 
-    /// Memory for a piece of work. Waits in line; a piece that takes more than all of it runs alone.
+    /// Charges working memory for a job. Waits in line; a job larger than the part runs alone.
     pub(crate) async fn scratch(&self, bytes: usize) -> MemoryCharge {
         self.scratch.charge(bytes).await
     }
@@ -160,7 +163,8 @@ impl RequestMemory {
     }
 }
 
-/// What a request holds once it is read: its body, the engine's copy of it, and its tokens.
+/// Returns the bytes that a request holds once it is read: its body, the engine's copy of it, and its
+/// tokens.
 pub(crate) fn held_bytes(body_bytes: usize, tokens: usize) -> usize {
     2 * body_bytes + 4 * tokens
 }
@@ -174,7 +178,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// What a future is after one look.
+    /// Returns the result of polling a future once.
     fn polled<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
@@ -196,14 +200,14 @@ mod tests {
         // 320 MiB, 45 MiB each.
         assert_eq!(held.len(), 7);
         assert_eq!(memory.held_bytes(), 7 * 45 * MIB);
-        // Small ones find room all the same; they, too, come to an end.
+        // Small bodies still find memory, until their part is used up, too.
         let mut small = Vec::new();
         while let Some(charge) = now(memory.hold(SMALL_BODY_BYTES)) {
             small.push(charge);
         }
         assert!((300..400).contains(&small.len()), "{}", small.len());
         assert!(memory.held_bytes() <= (512 - 128) * MIB);
-        // Work does not wait for what bodies hold.
+        // Working memory is independent of the memory that bodies hold.
         let work = now(memory.scratch(usize::MAX)).expect("free");
         assert!(memory.held_bytes() <= 512 * MIB);
         assert!(now(memory.scratch(1)).is_none());
@@ -224,11 +228,11 @@ mod tests {
         let mut third = pin!(memory.hold(MIB));
         assert!(polled(second.as_mut()).is_pending());
         assert!(polled(third.as_mut()).is_pending());
-        // Settled at what it really holds.
+        // The charge is reduced to the bytes really held.
         first.resize(held_bytes(10 * MIB, MIB));
         let Poll::Ready(second) = polled(second.as_mut()) else { panic!("its turn") };
         assert!(polled(third.as_mut()).is_pending());
-        // Holding does not wait for more: there is none, and it goes on with what it has.
+        // A holder does not wait for more: none is free, and its charge stays.
         first.resize(30 * MIB);
         drop(second);
         let Poll::Ready(third) = polled(third.as_mut()) else { panic!("its turn") };

@@ -1,5 +1,5 @@
-//! The gateway's metrics, with handles resolved once. Their names are documented in `METRICS.md`, which a test holds
-//! against what is served.
+//! The gateway's metrics, with handles resolved once. Their names are documented in `METRICS.md`; a test
+//! compares it with the served metrics.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +14,15 @@ use router_fleet::{Load, Pool};
 use crate::requests_by::RequestsBy;
 use crate::timing::{ANSWERS, DECISIONS, Timing};
 
-/// By worker.
+/// Series with one value per worker.
 type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
 type ByStore = Family<Vec<(&'static str, String)>, Gauge>;
 type CountByWorker = Family<Vec<(&'static str, String)>, Counter>;
 type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
-/// By pool.
+/// Series with one value per pool.
 type RatioByPool = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 
-/// Everything that is counted.
+/// All metrics of the gateway.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -81,7 +81,7 @@ pub(crate) struct Metrics {
     worker_requests: ByWorker,
     prediction_error: RatioByPool,
     seconds_per_token: RatioByPool,
-    /// Held while series of workers are made anew and read.
+    /// Held while the series of workers are rebuilt and read.
     pub(crate) scraping: Mutex<()>,
     slowness: RatioByWorker,
     store_answers: ByStore,
@@ -295,7 +295,7 @@ impl Metrics {
         this
     }
 
-    /// Forgets what was shown of workers: those that left are not shown any more.
+    /// Removes the series of all workers, so that workers that left are no longer shown.
     pub(crate) fn forget_workers(&self) {
         for family in [
             &self.ejections,
@@ -313,7 +313,7 @@ impl Metrics {
         self.seconds_per_token.clear();
     }
 
-    /// Takes over what was learned of a model's workers.
+    /// Sets the series of a pool from the learned speeds of its workers.
     pub(crate) fn of_pool(&self, pool: &Pool) {
         let labels = vec![("pool", pool.name.clone())];
         if let Some(error) = pool.speeds.prediction_error() {
@@ -322,14 +322,14 @@ impl Metrics {
         self.seconds_per_token.get_or_create(&labels).set(pool.speeds.get().per_token);
     }
 
-    /// Takes over what is known of a store.
+    /// Sets the series of a store.
     pub(crate) fn of_store(&self, url: &str, answers: bool, blocks: usize) {
         let labels = vec![("store", url.to_owned())];
         self.store_answers.get_or_create(&labels).set(i64::from(answers));
         self.store_blocks.get_or_create(&labels).set(i64::try_from(blocks).unwrap_or(i64::MAX));
     }
 
-    /// Takes over what a worker's load says.
+    /// Sets the series of a worker from its load.
     pub(crate) fn of_worker(&self, name: &str, load: &Load, ejections: u64) {
         let labels = vec![("worker", name.to_owned())];
         self.ejections.get_or_create(&labels).inner().store(ejections, Ordering::Relaxed);

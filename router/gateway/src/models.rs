@@ -1,9 +1,10 @@
 //! The models that the gateway serves, by the names that requests ask for.
 //!
-//! Each pool of the fleet is a model here, with what the gateway itself needs to know of it: tokenizer and chat template, how
-//! it writes tool calls, and a gate. A name is, in this order: a split of the configuration, a model or one of its aliases, an
-//! adapter that some worker has. A split draws a pool by weight, for a conversation always the same one. A pool that cannot
-//! serve now is left for the first of its fallbacks that can.
+//! Each pool of the fleet is a model here, with the gateway's own settings for it: tokenizer and chat
+//! template, format of tool calls, and a gate. A name is, in this order: a split of the configuration, a
+//! model or one of its aliases, an adapter that some worker has. A split draws a pool by weight, and always
+//! the same one for a conversation. A pool that cannot serve now is replaced by the first of its fallbacks
+//! that can.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +20,16 @@ use crate::answer::output_parser::Formats;
 use crate::service::{Gateway, fresh_number};
 use crate::{GatewayConfig, TextBy};
 
-/// What the gateway itself knows of a pool's model.
+/// The gateway's own settings of a pool's model.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
     /// The pool's name.
     pub pool: String,
-    /// Its tokenizer and chat template.
+    /// The model's tokenizer and chat template.
     pub text: ModelText,
-    /// How it writes tool calls and reasoning, where the gateway makes the text.
+    /// Format of the model's tool calls and reasoning, where the gateway makes the text.
     pub formats: Formats,
-    /// Requests inside at a time; more wait.
+    /// Largest number of requests in flight; more wait.
     pub requests_max: usize,
     /// Names of the pools that take its requests while its own workers cannot, in order.
     pub fallback: Vec<String>,
@@ -57,24 +58,24 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Whether prompts become tokens here as they do at the engines: with the model's own tokenizer, or because it is the
-    /// gateway that makes the prompts.
+    /// Whether prompts become the same tokens here as at the engines: because the gateway has the model's
+    /// own tokenizer, or because the gateway makes the prompts.
     pub(crate) fn knows_tokens(&self) -> bool {
         self.pool.has_tokenizer || (self.text_by != TextBy::Engine && self.pool.is_native())
     }
 
-    /// 503, when its workers serve different models and none is configured.
+    /// Returns error 503 when the pool's workers serve different models and none is configured.
     fn dispute(&self) -> Option<ApiError> {
         let refusal = self.pool.refusal()?;
         Some(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, refusal, "models_differ"))
     }
 }
 
-/// Who a request is for.
+/// Model and adapter that a request is for.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) model: Arc<Model>,
-    /// The adapter that it names, if it does not ask for the model itself.
+    /// The adapter that the request names, if it does not ask for the model itself.
     pub(crate) adapter: Option<String>,
 }
 
@@ -94,12 +95,12 @@ impl Target {
         Self { model: Arc::new(model), adapter: None }
     }
 
-    /// The name that engines know.
+    /// Returns the name under which engines know the target.
     pub(crate) fn engine_name(&self) -> String {
         self.adapter.clone().unwrap_or_else(|| self.model.pool.model().to_string())
     }
 
-    /// Puts the name that engines know into a request that asks by another one.
+    /// Replaces the model name of a request by the name that engines know.
     pub(crate) fn name_in(&self, body: &mut RawBody) -> Result<(), ApiError> {
         let name = self.engine_name();
         if body.text("model")?.is_some_and(|asked| *asked != *name) && !name.is_empty() {
@@ -114,7 +115,7 @@ impl Target {
 pub(crate) struct Models {
     all: Vec<Arc<Model>>,
     splits: Vec<Split>,
-    /// Requests that may be inside or wait, of all models together.
+    /// Largest number of requests in flight or waiting, of all models together.
     pub(crate) inside_max: usize,
 }
 
@@ -156,12 +157,12 @@ impl Models {
         self.all.iter()
     }
 
-    /// The first whose name is known.
+    /// Returns the first model whose name is known.
     pub(crate) fn first(&self) -> &Arc<Model> {
         self.all.iter().find(|model| !model.pool.model().is_empty()).unwrap_or(&self.all[0])
     }
 
-    /// The one that is meant where no model is named: that of all workers, if there is only one such.
+    /// Returns the model for requests that name none: the model of all workers, if there is exactly one.
     fn only(&self) -> Option<&Arc<Model>> {
         let mut used = self.all.iter().filter(|model| model.pool.has_workers());
         match (used.next(), used.next()) {
@@ -175,7 +176,7 @@ impl Models {
         self.all.iter().find(|model| model.pool.name == name)
     }
 
-    /// Names under which requests may ask, each once: splits, models and aliases, adapters.
+    /// Returns the names that requests may ask for, each once: splits, models and aliases, adapters.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         let mut add = |name: &str| {
@@ -196,7 +197,8 @@ impl Models {
         names
     }
 
-    /// The model that a name stands for, or that has an adapter of this name; of a split the first.
+    /// Returns the model of this name, or the model that has an adapter of this name; of a split the first
+    /// model.
     pub(crate) fn named(&self, name: &str) -> Option<Target> {
         if let Some(split) = self.splits.iter().find(|split| split.model == name) {
             let model = split.pools.first().and_then(|(pool, _)| self.of_pool(pool))?;
@@ -205,8 +207,8 @@ impl Models {
         self.all_named(name).next()
     }
 
-    /// Every model of this name, then those with an adapter of it. A name that the operator has given comes before one that
-    /// workers say.
+    /// Returns every model of this name, then those with an adapter of this name. A name from the
+    /// configuration comes before one that workers report.
     fn all_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Target> + 'a {
         let configured = self.all.iter().filter(|model| model.pool.has_configured_model);
         let said = self.all.iter().filter(|model| !model.pool.has_configured_model);
@@ -217,13 +219,15 @@ impl Models {
         named.chain(adapted.map(|model| Target { model: Arc::clone(model), adapter: Some(name.to_owned()) }))
     }
 
-    /// The first model of this name that can serve, or a fallback of one; while none can, the first.
+    /// Returns the first model of this name that can serve, or a fallback of one; while none can, the
+    /// first.
     fn able_named(&self, name: &str) -> Option<Target> {
         let mut able = self.all_named(name).map(|target| self.able(target));
         able.find(|target| target.model.pool.can_serve()).or_else(|| self.all_named(name).next())
     }
 
-    /// Who takes a request that asks for this name, now. `session` keeps a conversation at one side of a split.
+    /// Returns the target for requests that ask for this name now. `session` keeps a conversation at one
+    /// side of a split.
     fn resolve(&self, name: Option<&str>, session: Option<u64>) -> Result<Target, ApiError> {
         let target = match name {
             Some(name) => match self.splits.iter().find(|split| split.model == name) {
@@ -243,7 +247,7 @@ impl Models {
         Ok(self.able(target))
     }
 
-    /// One side of a split, by its weight; a side that cannot serve only if none can.
+    /// Draws one side of a split by its weight; a side that cannot serve is drawn only if none can.
     fn drawn(&self, split: &Split, random: u64) -> Option<Target> {
         let sides = || split.pools.iter().filter_map(|(pool, weight)| Some((self.of_pool(pool)?, *weight)));
         let able: Vec<_> = sides().filter(|(model, weight)| *weight > 0 && model.pool.can_serve()).collect();
@@ -260,7 +264,7 @@ impl Models {
         None
     }
 
-    /// The target itself, or, while its pool cannot serve, the first fallback that can.
+    /// Returns the target itself or, while its pool cannot serve, the first fallback that can.
     fn able(&self, target: Target) -> Target {
         if target.model.pool.can_serve() {
             return target;
@@ -276,7 +280,7 @@ impl Models {
         able.unwrap_or(target)
     }
 
-    /// Why no request can be served although workers are there: for health checks.
+    /// Returns the reason why no request can be served although workers are there: for health checks.
     pub(crate) fn problem(&self) -> Option<ApiError> {
         if self.all.iter().any(|model| model.pool.can_serve()) {
             return None;
@@ -288,7 +292,7 @@ impl Models {
         self.all.iter().any(|model| model.pool.can_serve())
     }
 
-    /// Requests that wait for a place, and places, of all gates.
+    /// Returns the requests that wait and the places, summed over all gates.
     pub(crate) fn gates(&self) -> (u32, u32) {
         let sum =
             |of: fn(&Gate) -> u32| self.all.iter().map(|model| of(&model.gate)).fold(0, u32::saturating_add);
@@ -297,8 +301,8 @@ impl Models {
 }
 
 impl Gateway {
-    /// Who takes a request. Until a worker has said what it is, it cannot be said how requests are served: waits for that a
-    /// moment. An error when no model has this name, or its workers disagree on it.
+    /// Returns the target of a request. Waits up to `patience` for workers that have yet to report their
+    /// model. Fails when no model has this name, or when its workers disagree on it.
     pub(crate) async fn target(
         &self,
         model: Option<&str>,
@@ -321,7 +325,7 @@ impl Gateway {
                     if let Some(dispute) = self.models.iter().find_map(|model| model.dispute()) {
                         return Err(dispute);
                     }
-                    // The name may be that of a pool whose workers have yet to say it.
+                    // The name may be that of a pool whose workers have yet to report it.
                     let may_come =
                         |model: &Arc<Model>| model.pool.model().is_empty() && model.pool.has_workers();
                     // Or discovery has yet to find the first worker.

@@ -1,6 +1,6 @@
 //! The built-in page at `/kvasir/`: workers, pools, hit rate, histograms and decisions, as the status tells them.
 //!
-//! The page itself is for everybody; what it shows it asks for with an administrator's key, if the gateway has keys.
+//! The page itself is public; it fetches its contents with an administrator's key, if the gateway has keys.
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Redirect, Response};

@@ -1,7 +1,8 @@
-//! The endpoint picker: requests that come through a proxy's `ext_proc`, and are sent to their workers by it.
+//! The endpoint picker: requests that arrive through a proxy's `ext_proc`, and that the proxy sends to
+//! their workers.
 //!
-//! Such requests take the routes of clients, so they are identified by key or token, limited, routed and accounted for as usual.
-//! Routes of peers and administrators are not reached this way.
+//! Such requests use the routes of clients, so they are identified by key or token, limited, routed and
+//! accounted for as usual. Routes of peers and administrators cannot be reached through the picker.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use router_picker::PickerConfig;
 
 use crate::service::{Gateway, client_router};
 
-/// Serves proxies until `shutdown` is done; requests under way end as they would.
+/// Serves proxies until `shutdown` is done; requests in progress end normally.
 pub async fn serve_picker<L: Listener>(
     listener: L,
     gateway: Arc<Gateway>,

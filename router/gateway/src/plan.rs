@@ -1,5 +1,5 @@
-//! The last plan that a planner posted: wanted workers and reasons. The gateway shows it to administrators and does not act
-//! on it.
+//! The last plan that a planner posted: desired workers and reasons. The gateway shows it to administrators
+//! and does not act on it.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::Gateway;
 use crate::roster::must_be_json;
 use crate::service::{json_response, unix_millis};
 
-/// Largest plan that is taken, in bytes.
+/// Largest plan in bytes.
 pub(crate) const BYTES_MAX: usize = 64 << 10;
-/// Pools and changes of a plan at most.
+/// Largest numbers of pools, changes and trials of a plan.
 const POOLS_MAX: usize = 64;
 const CHANGES_MAX: usize = 64;
 const TRIALS_MAX: usize = 64;
-/// A plan this old is no metric any more.
+/// Age in milliseconds from which a plan is no longer exported as metrics.
 const STALE_AFTER_MS: u64 = 60_000;
 
 /// Body of `POST /kvasir/plan`.
@@ -31,7 +31,7 @@ const STALE_AFTER_MS: u64 = 60_000;
 pub(crate) struct Plan {
     /// `advise` or `act`.
     mode: String,
-    /// Set by the gateway when it arrives.
+    /// Arrival time, set by the gateway.
     #[serde(default)]
     unix_ms: u64,
     pools: Vec<PoolPlan>,
@@ -51,19 +51,19 @@ struct PoolPlan {
     #[serde(default)]
     sleeping: u32,
     stuck: u32,
-    /// A word for metrics, and a sentence.
+    /// Reason as a label for metrics; `text` is a sentence.
     reason: String,
     text: String,
     /// Requests per second.
     rate: f64,
     /// Requests per second of one worker within the service level, once it is known.
     capacity: Option<f64>,
-    /// Workers that demand asks for.
+    /// Number of workers that the demand requires.
     need: Option<f64>,
     utilisation: f64,
     horizon_seconds: f64,
-    /// What came of replaying recorded demand: share of the capacity that was used, share of requests in time, mean count of
-    /// workers.
+    /// Results of replaying recorded demand: share of the capacity that was used, share of requests in
+    /// time, mean count of workers.
     #[serde(default)]
     trials: Vec<[f64; 3]>,
 }
@@ -123,7 +123,7 @@ fn parse(body: &[u8]) -> Result<Plan, String> {
     }
 }
 
-/// Appends the series of a fresh plan.
+/// Appends the series of a plan that is not stale.
 pub(crate) fn append_metrics(plan: &Plan, out: &mut String) {
     if unix_millis().saturating_sub(plan.unix_ms) > STALE_AFTER_MS {
         return;
@@ -151,7 +151,7 @@ pub(crate) fn append_metrics(plan: &Plan, out: &mut String) {
         if values.is_empty() {
             continue;
         }
-        // A String takes everything that is written to it.
+        // Writing to a String cannot fail.
         let _written =
             writeln!(out, "# HELP kvasir_planner_{name} {help}.\n# TYPE kvasir_planner_{name} gauge");
         for (pool, value) in values {

@@ -1,6 +1,6 @@
-//! How many requests were answered how.
+//! Number of answered requests, by surface and status.
 //!
-//! Hot path: one relaxed addition; the labels are made when somebody asks.
+//! Hot path: one relaxed addition; the labels are made when the metrics are read.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Default for RequestsBy {
 
 impl RequestsBy {
     pub(crate) fn count(&self, surface: Surface, status: StatusCode) {
-        // In the order of `Surface::ALL`; a test looks at that.
+        // In the order of `Surface::ALL`; a test checks this.
         let surface = surface as usize;
         let status = usize::from(status.as_u16()).saturating_sub(100).min(STATUSES - 1);
         self.0[surface][status].fetch_add(1, Ordering::Relaxed);
@@ -41,7 +41,8 @@ impl RequestsBy {
         })
     }
 
-    /// All, and those that ended with an error of the gateway's or the engines'.
+    /// Returns the count of all requests, and of those that ended with an error of the gateway or the
+    /// engines.
     pub(crate) fn sums(&self) -> (u64, u64) {
         self.counts().fold((0, 0), |(all, failed), (_, status, count)| {
             (all + count, failed + if status >= 500 { count } else { 0 })

@@ -1,7 +1,6 @@
-//! The roster over HTTP, for administrators: which workers there are and how they are; adding, draining and removing them,
-//! putting them to sleep and waking them.
-//! What is changed here is told to the gateway's peers. It counts until the gateways have all been stopped; the
-//! configuration names workers for good.
+//! The roster over HTTP, for administrators: lists the workers and their state, adds, drains and removes
+//! them, puts them to sleep and wakes them. Changes are sent to the gateway's peers. They last until all
+//! gateways have been stopped; only the configuration names workers permanently.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +41,7 @@ struct NewWorker {
     key: Option<String>,
 }
 
-/// Who may use them is decided around these routes.
+/// Returns the roster's routes. The router that merges them checks the caller's rights.
 pub(crate) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/kvasir/workers", get(list).post(add))
@@ -58,9 +57,10 @@ pub(crate) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), may_change))
 }
 
-/// Who changes the roster decides where prompts go. So changes ask for more than looking does: on a gateway with keys a key,
-/// and no page of another site in a browser that shows a certificate on its own; on an open one a process of this machine
-/// that asks for itself, the listener on a Unix socket, or another gateway's key.
+/// Checks the right to change the roster, since the roster decides which engines get prompts. Changes need
+/// more than reading: on a gateway with keys a key, and no page of another site in a browser that shows a
+/// certificate on its own; on an open gateway a process of this machine on its own behalf, the listener on
+/// a Unix socket, or another gateway's key.
 async fn may_change(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     if request.method() == Method::GET || request.method() == Method::HEAD {
         return next.run(request).await;
@@ -125,7 +125,7 @@ async fn one(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> R
     }
 }
 
-/// A page of another site can post plain text without asking, JSON it cannot.
+/// Requires JSON: a page of another site can post plain text without a preflight, but not JSON.
 pub(crate) fn must_be_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(axum::http::header::CONTENT_TYPE);
     if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
@@ -186,7 +186,7 @@ async fn wake(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> 
     turned(tokio::spawn(async move { fleet.wake(&name).await })).await
 }
 
-/// A task of its own goes on when the one who asked has gone: half asleep an engine would be of no use.
+/// A task of its own, which continues when the client disconnects: an engine must not stay half asleep.
 async fn turned(turning: tokio::task::JoinHandle<Result<Duration, SleepError>>) -> Response {
     let (status, code, message) = match turning.await {
         Ok(Ok(took)) => {

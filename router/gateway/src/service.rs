@@ -31,11 +31,11 @@ use crate::traced::Traced;
 use crate::{GatewayConfig, Tuning};
 use crate::{page, status};
 
-/// How long browsers may keep the answer to a preflight.
+/// Lifetime of a cached preflight response in browsers.
 const PREFLIGHT_HOLDS: Duration = Duration::from_secs(3600);
 /// Largest message of a peer: loads of 4,096 ranks, and as many workers that administrators changed, about 600 bytes each.
 const LOADS_BYTES_MAX: usize = 4 << 20;
-/// How long the last traces may take.
+/// Longest time for sending the last traces at shutdown.
 const TRACES_WITHIN: Duration = Duration::from_secs(3);
 
 /// Everything that the gateway's routes share.
@@ -53,16 +53,16 @@ pub struct Gateway {
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(crate) started: u64,
     pub(crate) history: crate::history::History,
-    /// The gateway is about to stop, and wants no new requests.
+    /// The gateway is about to stop and should get no new requests.
     is_draining: AtomicBool,
-    /// Checks requests and answers, if that is wanted.
+    /// Guardrail service that checks requests and answers, if configured.
     pub(crate) guardrail: Option<Guardrail>,
-    /// What clients leave here, if that is wanted.
+    /// Objects that clients store here, if a database is configured.
     pub(crate) stored: Option<Arc<Stored>>,
     more_metrics: Mutex<Vec<MoreMetrics>>,
     shown_configuration: ArcSwapOption<Value>,
     shown_discovery: ArcSwapOption<Value>,
-    /// What a planner posted last.
+    /// Latest plan that a planner posted.
     pub(crate) plan: ArcSwapOption<crate::plan::Plan>,
     pub(crate) kernel: crate::kernel::KernelTimes,
     pub(crate) lengths: crate::lengths::Lengths,
@@ -72,7 +72,7 @@ pub struct Gateway {
 pub type MoreMetrics = Box<dyn Fn(&mut String) + Send + Sync>;
 
 impl Gateway {
-    /// A gateway over a fleet; an error says what of its files cannot be used.
+    /// Creates a gateway over a fleet; an error names the file or setting that cannot be used.
     pub fn new(config: GatewayConfig, tuning: Tuning, fleet: Arc<Fleet>) -> Result<Arc<Self>, String> {
         let access = Access::new(&config.access)?;
         let models = Models::new(&config, fleet.pools())?;
@@ -123,8 +123,8 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Puts other values in force, also for what requests inside have yet to begin; so many keys of the configuration wait
-    /// for the next start.
+    /// Puts other values in force, also for later steps of requests in flight. `keys_waiting` is the number
+    /// of changed keys of the configuration that take effect at the next start.
     pub fn tune(&self, tuning: Tuning, keys_waiting: usize) {
         for pool in self.fleet.pools() {
             pool.set_routing(tuning.routing);
@@ -134,12 +134,13 @@ impl Gateway {
         self.metrics.config_waiting.set(keys_waiting as i64);
     }
 
-    /// Counts a configuration that has mistakes.
+    /// Counts a configuration that was refused because of mistakes.
     pub fn refuse_configuration(&self) {
         self.metrics.config_refused.inc();
     }
 
-    /// What is in force. No lock and no allocation, whoever tunes meanwhile; not to be held for long.
+    /// Returns the values in force. Takes no lock and does not allocate, even while they are changed; not
+    /// to be held for long.
     pub(crate) fn tuning(&self) -> Guard<Arc<Tuning>> {
         self.tuning.load()
     }
@@ -181,7 +182,7 @@ impl Gateway {
         }
     }
 
-    /// Says from now on that it is not ready; requests that come all the same are served.
+    /// Reports not ready from now on; requests that still arrive are served.
     pub fn begin_drain(&self) {
         self.is_draining.store(true, Ordering::Relaxed);
     }
@@ -191,18 +192,18 @@ impl Gateway {
         self.models.can_serve() && !self.is_draining.load(Ordering::Relaxed)
     }
 
-    /// Requests inside now.
+    /// Returns the number of requests in flight.
     #[must_use]
     pub fn requests_inside(&self) -> usize {
         self.inside.load(Ordering::Relaxed)
     }
 
-    /// Reads files again and opens logs anew: what a hang-up signal asks for. Blocking.
+    /// Reads files again and reopens logs, on a hang-up signal. Blocking.
     pub fn hang_up(&self) {
         self.access.hang_up();
     }
 
-    /// Sends what is left of traces; to be called when the last request is over.
+    /// Sends the remaining traces; to be called when the last request is over.
     pub async fn finish_traces(&self) {
         if let Some(tracer) = &self.tracer
             && !tracer.shutdown(TRACES_WITHIN).await
@@ -211,7 +212,7 @@ impl Gateway {
         }
     }
 
-    /// Requests booked on workers now, by this gateway.
+    /// Returns the number of requests that this gateway has booked on workers.
     #[must_use]
     pub fn booked(&self) -> u32 {
         self.fleet.ranks().iter().map(|rank| rank.run.load.own.get()[0]).sum()
@@ -223,7 +224,7 @@ impl Gateway {
         &self.fleet
     }
 
-    /// Chooses who gets a request, if some worker can take it now.
+    /// Chooses the worker for a request, if one can take it now.
     pub(crate) fn route(
         &self,
         pool: &Pool,
@@ -238,7 +239,7 @@ impl Gateway {
         Some((route, booking))
     }
 
-    /// The same; a worker may be restarting, so it waits for one until a given time.
+    /// Like `route`, but waits until a deadline for a worker, since one may be restarting.
     pub(crate) async fn wait_for_route(
         &self,
         pool: &Pool,
@@ -258,7 +259,7 @@ impl Gateway {
         }
     }
 
-    /// Counts what an engine says that it did.
+    /// Counts the tokens that an engine reports.
     pub(crate) fn account(&self, usage: &Usage) {
         self.metrics.prompt_tokens.inc_by(usage.prompt as u64);
         self.metrics.generated_tokens.inc_by(usage.completion as u64);
@@ -283,7 +284,7 @@ pub(crate) fn client_router(gateway: Arc<Gateway>) -> Router {
     finished(client_routes(), gateway)
 }
 
-/// The routes of the administrators' listener. On a gateway with keys it asks for them, too.
+/// The routes of the administrators' listener. A gateway with keys asks for them here, too.
 pub fn admin_router(gateway: Arc<Gateway>) -> Router {
     let routes = Router::new()
         .route("/health", get(health))
@@ -301,14 +302,15 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     let listed: Vec<HeaderValue> =
         origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect();
     let any = listed.iter().any(|origin| origin == "*");
-    // The API alone: what is for administrators is not for pages of other origins.
+    // Only the API: administrators' routes are not for pages of other origins.
     let allowed = AllowOrigin::predicate(move |origin, asked| {
         asked.uri.path().starts_with("/v1/") && (any || listed.contains(origin))
     });
     let exposed = ["x-request-id", "x-kvasir-route", "retry-after"].map(HeaderName::from_static);
     let layer =
         CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST, Method::DELETE]);
-    // Clients' libraries send headers of their own (`x-stainless-…`): those that a preflight names are allowed.
+    // Client libraries send headers of their own (`x-stainless-…`): those that a preflight names are
+    // allowed.
     Some(layer.allow_headers(AllowHeaders::mirror_request()).expose_headers(exposed).max_age(PREFLIGHT_HOLDS))
 }
 
@@ -339,7 +341,7 @@ fn client_routes() -> Router<Arc<Gateway>> {
         .merge(stored::routes())
 }
 
-/// The page. It holds nothing itself, so everybody may have it.
+/// The status page. It holds no state, so it needs no key.
 fn page_routes() -> Router<Arc<Gateway>> {
     Router::new()
         .route("/kvasir", get(page::to_page))
@@ -368,8 +370,8 @@ async fn no_method(headers: HeaderMap) -> Response {
     named(&headers, error.into_response())
 }
 
-/// The status, the roster and the plan, for whoever started the gateway: with the key of this run alone. The place of
-/// administrators may be elsewhere, guarded by other means.
+/// The status, the roster and the plan for the process that started the gateway, guarded by the key of this
+/// run alone. The administrators' listener may be elsewhere, guarded by other means.
 pub fn status_router(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/kvasir/status", get(status::status))
@@ -378,7 +380,7 @@ pub fn status_router(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
-/// What is asked about the gateway itself.
+/// Routes about the gateway itself, for administrators.
 fn admin_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/debug/route", get(debug_route))
@@ -390,7 +392,7 @@ fn admin_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), administrators))
 }
 
-/// What gateways of a fleet ask each other.
+/// Routes among gateways of a fleet.
 fn peer_routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
     Router::new()
         .route("/kvasir/snapshot", get(snapshot))
@@ -407,7 +409,7 @@ async fn peers(State(gateway): State<Arc<Gateway>>, request: Request, next: Next
     }
 }
 
-/// Lets in the process that started this gateway, which shows the key that it gave.
+/// Lets in the process that started this gateway; it shows the key that it gave the gateway.
 async fn supervisor(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     if gateway.access.shows_peer_key(&Caller::of(&request)) {
         return next.run(request).await;
@@ -424,7 +426,7 @@ async fn administrators(State(gateway): State<Arc<Gateway>>, request: Request, n
     }
 }
 
-/// Why a prompt would go where it would go.
+/// Explains which worker a prompt would be routed to and why.
 async fn debug_route(
     State(gateway): State<Arc<Gateway>>,
     Query(query): Query<Vec<(String, String)>>,
@@ -435,7 +437,7 @@ async fn debug_route(
         let prompt = prompt.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is required."))?;
         let target = gateway.target(get("model"), None, Duration::ZERO).await?;
         let seen = crate::request::prompt::of_text(&gateway, &target.model, prompt.to_owned()).await?;
-        // On a closed gateway a tenant's blocks are found under its salt alone.
+        // On a closed gateway a tenant's blocks are found only under its salt.
         let salt = get("tenant").and_then(|tenant| gateway.access.salt_of(tenant, get("cache_salt")));
         let wanted = RouteRequest {
             tokens: &seen.tokens,
@@ -514,7 +516,7 @@ async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
     }
 }
 
-/// The index as bytes, for a gateway that starts.
+/// Returns the serialized index, for a gateway that starts.
 async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
     match tokio::task::spawn_blocking(move || gateway.fleet.snapshot()).await {
         Ok(bytes) => ([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response(),
@@ -522,7 +524,7 @@ async fn snapshot(State(gateway): State<Arc<Gateway>>) -> Response {
     }
 }
 
-/// What another gateway has sent where.
+/// Receives the loads that another gateway has put on workers.
 async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     let refused =
         |message: String| ApiError::new(StatusCode::BAD_REQUEST, message, "bad_loads").into_response();
@@ -535,12 +537,12 @@ async fn loads(State(gateway): State<Arc<Gateway>>, body: Bytes) -> Response {
     }
 }
 
-/// A number that nobody can guess or repeat: transfers and hand-offs are known by theirs alone.
+/// Returns a number that cannot be guessed or repeated: transfers and hand-offs are identified by it alone.
 pub(crate) fn fresh_number() -> u64 {
     router_access::random_number()
 }
 
-/// A name for a request that nobody can guess or repeat: 128 random bits.
+/// Returns a request id that cannot be guessed or repeated: 128 random bits.
 pub(crate) fn fresh_id() -> String {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     let number = u128::from(fresh_number()) << 64 | u128::from(fresh_number());

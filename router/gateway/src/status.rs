@@ -1,5 +1,5 @@
-//! What is shown of the gateway: status and decisions as JSON, metrics for Prometheus. Its routes are for administrators;
-//! `service` sees to that.
+//! The gateway's state: status and decisions as JSON, metrics for Prometheus. The routes are for
+//! administrators; `service` checks that.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +21,7 @@ use crate::service::{json_response, unix_millis};
 
 /// `GET /kvasir/status`.
 pub(crate) async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
-    // It may wait for the index's writer, and for a store's large answer that is being taken over.
+    // `status_of` may wait for the index's writer, and while a store's large answer is being applied.
     match tokio::task::spawn_blocking(move || status_of(&gateway).to_string()).await {
         Ok(status) => json_response(StatusCode::OK, status),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -56,7 +56,7 @@ fn status_of(gateway: &Gateway) -> Value {
     status
 }
 
-/// Stores that workers share, and the groups of workers that do.
+/// Stores that workers share, and the groups of workers that share them.
 fn stores_status(gateway: &Gateway) -> Value {
     let fleet = &gateway.fleet;
     let store = |store: StoreStatus| json!({ "url": store.url, "name": store.name, "answers": store.answers, "blocks": store.blocks });
@@ -72,7 +72,7 @@ fn stores_status(gateway: &Gateway) -> Value {
     })
 }
 
-/// A worker: each rank by itself.
+/// The status of a worker, one entry per rank.
 fn worker_status(gateway: &Gateway, worker: &Arc<Worker>) -> Vec<Value> {
     let runs = worker.runs.load();
     if runs.is_empty() {
@@ -97,7 +97,7 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
     };
     let pools = Tier::ALL.iter().zip(held).filter(|(tier, held)| **tier == Tier::Device || *held > 0);
     let pools = pools.map(|(tier, held)| {
-        // An engine that does not say how large a pool is has 0 here.
+        // An engine that does not report the size of a pool has 0 here.
         let size = Some(size_of(tier)).filter(|&blocks| blocks > 0);
         json!({ "tier": tier_name(*tier), "blocks": size, "indexed": held })
     });
@@ -193,7 +193,7 @@ pub(crate) fn metrics_text(gateway: &Gateway) -> String {
     if let Some(stored) = &gateway.stored {
         metrics.stored_bytes.set(i64::try_from(stored.database.bytes()).unwrap_or(i64::MAX));
     }
-    // A worker that has just left may be counted nowhere for a moment.
+    // A worker that has just left may be missing from both sums for a moment, so the counters only grow.
     let events = gateway.fleet.tracker_counters();
     metrics.event_batches.inner().fetch_max(events.batches, Ordering::Relaxed);
     metrics.event_orphans.inner().fetch_max(events.orphans, Ordering::Relaxed);
@@ -220,7 +220,7 @@ pub(crate) fn metrics_text(gateway: &Gateway) -> String {
         metrics.handshakes.inner().store(handshakes.completed, Ordering::Relaxed);
         metrics.handshakes_failed.inner().store(handshakes.failed + handshakes.timed_out, Ordering::Relaxed);
     }
-    // One after the other: each begins with an empty list of workers.
+    // One scrape at a time: each begins with an empty list of workers.
     let _turn = metrics.scraping.lock().unwrap_or_else(PoisonError::into_inner);
     metrics.forget_workers();
     gateway.fleet.pools().iter().for_each(|pool| metrics.of_pool(pool));

@@ -1,7 +1,7 @@
-//! How long things took, in buckets.
+//! Histograms of durations.
 //!
-//! Hot path: three relaxed additions, no lock (the histogram of `prometheus-client` takes one), no allocation. A reader
-//! that comes between them sees a count without its sum, for a moment.
+//! Hot path: three relaxed additions, no lock (the histogram of `prometheus-client` takes one), no
+//! allocation. A concurrent reader may see a count without its sum for a moment.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +12,13 @@ use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use serde_json::{Value, json};
 
-/// From half a millisecond to a minute, in seconds: what clients wait for.
+/// Bucket bounds in seconds, from half a millisecond to a minute: times that clients wait.
 pub(crate) const ANSWERS: &[f64] = &[
     0.0005, 0.001, 0.0015, 0.0025, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.15, 0.25, 0.4, 0.6,
     1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 15.0, 30.0, 60.0,
 ];
-/// From half a microsecond to twenty milliseconds, in seconds: what the gateway itself does.
+/// Bucket bounds in seconds, from half a microsecond to twenty milliseconds: times of the gateway's own
+/// work.
 pub(crate) const DECISIONS: &[f64] = &[
     0.5e-6, 1e-6, 1.5e-6, 2e-6, 3e-6, 4e-6, 5e-6, 7e-6, 10e-6, 15e-6, 20e-6, 50e-6, 100e-6, 500e-6, 2e-3,
     20e-3,
@@ -28,9 +29,9 @@ pub(crate) const DECISIONS: &[f64] = &[
 pub(crate) struct Timing(Arc<Counts>);
 
 struct Counts {
-    /// Upper ends of the buckets, in seconds.
+    /// Upper bounds of the buckets, in seconds.
     bounds: &'static [f64],
-    /// One more than bounds: the last is everything above.
+    /// One more than bounds: the last bucket has no upper bound.
     counts: Box<[AtomicU64]>,
     nanoseconds: AtomicU64,
 }
@@ -56,7 +57,7 @@ impl Timing {
         self.0.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9
     }
 
-    /// As the status shows it: counts by bucket, not added up.
+    /// Returns the form shown in the status: counts by bucket, not cumulative.
     pub(crate) fn to_json(&self) -> Value {
         let counts = self.counts();
         json!({

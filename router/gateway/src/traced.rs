@@ -1,8 +1,8 @@
-//! The trace of a request, for those that have one: everything else costs a look at an empty option.
+//! The trace of a request that is sampled; any other request only checks an empty option.
 //!
-//! A request's parts note what they did: some in its own task, some in tasks beside it, so there is a lock, which only
-//! traced requests take and nobody holds for longer than a push. What engines are asked carries the context on, so that
-//! their own traces hang below the leg that caused them.
+//! Parts of a request add spans, some in its own task, some in tasks beside it, so there is a lock, which
+//! only traced requests take and which is held no longer than a push. Calls to engines carry the context,
+//! so that the engines' own traces are children of the leg that caused them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ pub(crate) struct Traced(Mutex<Option<Box<Trace>>>);
 /// The trace of a request, if it has one.
 pub(crate) type Tracing = Option<Arc<Traced>>;
 
-/// Decides whether a request is traced, and sets what its engines are told when it is not.
+/// Decides whether a request is traced, and sets the headers that engines get when it is not.
 pub(crate) fn begin(tracer: &Tracer, headers: &HeaderMap, passed: &mut HeaderMap, start: Instant) -> Tracing {
     passed.remove(TRACEPARENT);
     passed.remove(TRACESTATE);
     let mut parents = headers.get_all(TRACEPARENT).iter();
-    // Of several callers nobody can say which it was.
+    // With several parents the caller is ambiguous, so none is used.
     let parent = match (parents.next(), parents.next()) {
         (Some(one), None) => one.to_str().ok(),
         _ => None,
@@ -41,7 +41,7 @@ pub(crate) fn begin(tracer: &Tracer, headers: &HeaderMap, passed: &mut HeaderMap
     }
     match Context::from_headers(parent, state) {
         Some(context) => tell(passed, context.traceparent().as_str(), context.tracestate()),
-        // Engines are not to begin traces of their own for it.
+        // Engines must not begin traces of their own for the request.
         None => tell(passed, Context::unsampled().traceparent().as_str(), None),
     }
     None
@@ -60,23 +60,23 @@ impl Traced {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_deref_mut().map(note)
     }
 
-    /// Something that the gateway did until now.
+    /// Adds a span that ends now.
     pub(crate) fn span(&self, name: &'static str, start: Instant, attributes: Vec<KeyValue>) {
         self.with(|trace| trace.span(Trace::ROOT, name, start, Instant::now(), attributes));
     }
 
-    /// The same, by how long it took.
+    /// Adds a span that ends now, by its duration.
     pub(crate) fn lasted(&self, name: &'static str, took: Duration, attributes: Vec<KeyValue>) {
         let now = Instant::now();
         self.span(name, now.checked_sub(took).unwrap_or(now), attributes);
     }
 
-    /// Something that happened now.
+    /// Adds an event that happens now.
     pub(crate) fn event(&self, name: &'static str) {
         self.with(|trace| trace.event(Trace::ROOT, name, Instant::now()));
     }
 
-    /// The choice of workers.
+    /// Adds the span of the routing decision.
     pub(crate) fn routed(&self, route: &Route) {
         let mut attributes = vec![
             KeyValue::new(names::KVASIR_DECODE_WORKER, route.decode.run.name.clone()),
@@ -90,13 +90,13 @@ impl Traced {
         self.lasted(names::span::ROUTE, route.decided_in, attributes);
     }
 
-    /// Blocks on their way to the decode worker, until now.
+    /// Adds the span of the transfer of blocks to the decode worker, which ends now.
     pub(crate) fn transferred(&self, start: Instant, route: &Route) {
         let blocks = KeyValue::new(names::KVASIR_TRANSFER_BLOCKS, i64::from(route.moved_blocks));
         self.span(names::span::TRANSFER, start, vec![blocks]);
     }
 
-    /// The end of the request.
+    /// Ends the trace of the request.
     pub(crate) fn finish(&self, name: String, attributes: Vec<KeyValue>, status: Status) {
         if let Some(mut trace) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
             trace.rename(name);
@@ -105,7 +105,7 @@ impl Traced {
     }
 }
 
-/// A call of a worker, open until this is dropped.
+/// The span of a call to a worker, open until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LegSpan {
     traced: Arc<Traced>,
@@ -114,7 +114,7 @@ pub(crate) struct LegSpan {
 }
 
 impl LegSpan {
-    /// Begins a call of a worker and lets it know.
+    /// Begins the span of a call to a worker and adds its context to the call.
     pub(crate) fn open(
         tracing: &Tracing,
         name: &'static str,
@@ -139,12 +139,12 @@ impl LegSpan {
         Some(Self { traced: Arc::clone(traced), span, failure: Some(names::ABANDONED) })
     }
 
-    /// The call did what it was for. One of which nothing is said was given up on the way.
+    /// Records success. A call without a recorded result was abandoned.
     pub(crate) fn succeeded(&mut self) {
         self.failure = None;
     }
 
-    /// The call failed.
+    /// Records the failure of the call.
     pub(crate) fn failed(&mut self, how: &'static str) {
         self.failure = Some(how);
     }

@@ -1,4 +1,4 @@
-//! A service whose one model, `echo`, says the words of the prompt again and again until `max_tokens`.
+//! A service whose only model, `echo`, repeats the words of the prompt until `max_tokens`.
 //!
 //!     cargo run -p router-kserve --example echo -- 127.0.0.1:8001
 
@@ -14,7 +14,7 @@ use router_kserve::{Answer, Backend, Call, Config, serve};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// The time that a token takes.
+/// Time per token.
 const TOKEN_TIME: Duration = Duration::from_millis(2);
 
 struct Echo;
@@ -24,7 +24,7 @@ fn answer(status: u16, kind: &str, body: Body) -> Answer {
     response.unwrap_or_else(|_| Response::new(Body::empty()))
 }
 
-/// The texts of the tokens, each a word.
+/// Returns the texts of the tokens, each a word.
 fn words(prompt: &str, count: usize) -> Vec<String> {
     prompt.split_whitespace().cycle().take(count).map(|word| format!("{word} ")).collect()
 }

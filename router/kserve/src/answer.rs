@@ -1,4 +1,4 @@
-//! From what the backend said to responses.
+//! Converts the backend's answers to responses.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -10,10 +10,10 @@ use crate::proto::inference::{InferParameter, ModelInferResponse, ModelStreamInf
 use crate::request::{Ask, VERSION};
 use crate::wire::Writer;
 
-/// The parameter that says whether a request's last response is this.
+/// Parameter that marks a request's last response.
 const FINAL: &str = "triton_final_response";
 
-/// The whole answer: one choice for each prompt.
+/// Converts a whole answer: one choice for each prompt.
 pub(crate) fn whole(ask: &Ask, answer: &Value) -> Result<ModelInferResponse, Error> {
     let mut choices: Vec<&Value> =
         answer["choices"].as_array().map_or_else(Vec::new, |list| list.iter().collect());
@@ -25,7 +25,8 @@ pub(crate) fn whole(ask: &Ask, answer: &Value) -> Result<ModelInferResponse, Err
     written(ask, &choices, &answer["usage"])
 }
 
-/// A piece of a streamed answer; none if the chunk has no choice, as one with only the usage.
+/// Converts a chunk of a streamed answer; `None` if the chunk has no choice, for example one with only the
+/// usage.
 pub(crate) fn piece(ask: &Ask, chunk: &Value) -> Result<Option<Piece>, Error> {
     if !chunk["error"].is_null() {
         let message = crate::error::message_of(chunk.to_string().as_bytes());
@@ -40,22 +41,22 @@ pub(crate) fn piece(ask: &Ask, chunk: &Value) -> Result<Option<Piece>, Error> {
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) response: ModelInferResponse,
-    /// Whether the answer is complete with it.
+    /// Whether this piece completes the answer.
     pub(crate) is_last: bool,
 }
 
-/// A response of a stream, marked as the request's last or not.
+/// Wraps a response of a stream, with the mark whether it is the request's last.
 pub(crate) fn streamed(mut response: ModelInferResponse, is_final: bool) -> ModelStreamInferResponse {
     mark(&mut response, is_final);
     ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
 }
 
-/// The response without outputs that ends a request.
+/// Returns the response without outputs that ends a request.
 pub(crate) fn empty_final(ask: &Ask) -> ModelStreamInferResponse {
     streamed(named(&ask.id, &ask.model), true)
 }
 
-/// The response that ends a request with an error.
+/// Returns the response that ends a request with an error.
 pub(crate) fn failed(id: &str, model: &str, error: &Error) -> ModelStreamInferResponse {
     let mut response = named(id, model);
     mark(&mut response, true);
@@ -107,7 +108,7 @@ fn texts(ask: &Ask, choices: &[&Value]) -> Result<Vec<Bytes>, Error> {
     choices.iter().enumerate().map(with_prefix).collect()
 }
 
-/// A text, or none where there is no text yet.
+/// Returns a text, empty where the value is not a string.
 fn bytes_of(value: &Value) -> Bytes {
     Bytes::copy_from_slice(value.as_str().unwrap_or_default().as_bytes())
 }

@@ -1,4 +1,4 @@
-//! What answers: anything that speaks OpenAI over HTTP types.
+//! The backend that answers completions: any server of OpenAI's API over HTTP types.
 
 use std::future::Future;
 
@@ -6,7 +6,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 
-/// An answer as OpenAI's surface gives it: JSON, server-sent events, or an error with its status.
+/// An answer in the form of OpenAI's API: JSON, server-sent events, or an error with its status.
 pub type Answer = http::Response<Body>;
 
 /// A completion that a client asked for.
@@ -19,7 +19,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// The HTTP request that says the same.
+    /// Converts the call to the equivalent HTTP request.
     #[must_use]
     pub fn into_request(self) -> Request<Body> {
         let mut request = Request::new(Body::from(self.body));
@@ -31,9 +31,10 @@ impl Call {
     }
 }
 
-/// Answers what this crate translates. Errors are answers with their HTTP status and OpenAI's error object.
+/// Answers translated calls. Errors are answers with their HTTP status and OpenAI's error object.
 ///
-/// A future or a body that is dropped before its end means that the client is gone or its deadline passed.
+/// A future or a body that is dropped before its end means that the client has disconnected or its deadline
+/// has passed.
 pub trait Backend: Send + Sync + 'static {
     /// Whether the server runs at all.
     fn is_live(&self) -> bool;

@@ -1,8 +1,8 @@
-//! The codec of protocol buffers, behind a look at how much a message becomes.
+//! Codec of protocol buffers that counts the fields of a message before it decodes them.
 //!
-//! A field of two bytes becomes a struct of hundreds, and a packed list of numbers up to eight times its bytes, so a
-//! message is counted before it is decoded: one pass over its bytes, without allocation. Only requests for inference have
-//! such lists; other messages are small by their nature.
+//! A field of two bytes becomes a struct of hundreds, and a packed list of numbers up to eight times its
+//! bytes, so a message is counted before it is decoded: one pass over its bytes, without allocation. Only
+//! requests for inference have such lists; other messages are small.
 
 use std::any::TypeId;
 use std::marker::PhantomData;
@@ -15,12 +15,12 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use crate::proto::inference::ModelInferRequest;
 
-/// Fields of a request, in all its messages.
+/// Largest number of fields of a request, in all its messages.
 const FIELDS_MAX: usize = 64 << 10;
-/// Bytes of packed numbers: shapes, and tensors of which none is an input.
+/// Largest size of packed numbers, in bytes: shapes, and tensors of types that are not used as inputs.
 const PACKED_BYTES_MAX: usize = 1 << 20;
 
-/// See the module.
+/// Codec whose decoder counts a message first.
 #[derive(Debug)]
 pub(crate) struct CountingCodec<T, U>(PhantomData<(T, U)>);
 
@@ -49,7 +49,7 @@ where
     }
 }
 
-/// Refuses what would become too much.
+/// Decoder that refuses messages which would become too large.
 #[derive(Debug)]
 pub(crate) struct CountingDecoder<U>(ProstDecoder<U>);
 
@@ -59,7 +59,7 @@ impl<U: Message + Default + 'static> Decoder for CountingDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         if TypeId::of::<U>() == TypeId::of::<ModelInferRequest>() {
-            // tonic hands a message over in one piece.
+            // tonic passes a message in one piece.
             let mut count = Count::default();
             count.message(buffer.chunk(), Place::Request);
             count.check()?;
@@ -68,7 +68,7 @@ impl<U: Message + Default + 'static> Decoder for CountingDecoder<U> {
     }
 }
 
-/// What a message is, as far as it matters where its lists are.
+/// Type of a message, as far as needed to find its lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Request,
@@ -76,7 +76,7 @@ enum Place {
     Input,
     /// `InferTensorContents`.
     Contents,
-    /// Parameters, and outputs with theirs: of fields that are no lists.
+    /// Parameters, and outputs with their parameters, whose fields are not lists.
     Other,
 }
 
@@ -98,7 +98,7 @@ impl Count {
         Ok(())
     }
 
-    /// Counts the fields of a message. What is not well formed ends the count: the decoder will say so.
+    /// Counts the fields of a message. A malformed field ends the count: the decoder will report it.
     fn message(&mut self, mut bytes: &[u8], place: Place) {
         while let Some((tag, rest)) = varint(bytes) {
             self.fields += 1;
@@ -114,7 +114,8 @@ impl Count {
                     Some(rest)
                 }),
                 5 => rest.get(4..),
-                // Groups: the decoder skips one and goes on behind it, so their fields are counted with the others.
+                // Groups: the decoder skips a group and continues behind it, so its fields are counted with
+                // the others.
                 3 | 4 => Some(rest),
                 _ => None,
             };
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_request_is_counted_before_it_is_decoded() {
-        // As large as a text may be, and no more than a few fields.
+        // A text of the largest size, in only a few fields.
         let text = InferTensorContents {
             bytes_contents: vec![vec![b'a'; 15 << 20].into()],
             ..InferTensorContents::default()

@@ -1,4 +1,4 @@
-//! What an operator can set, and the limits.
+//! Settings of the service, and its limits.
 
 use std::time::Duration;
 
@@ -9,25 +9,27 @@ pub struct Config {
     pub server_name: String,
     /// The server's version, in its metadata. Default: the version of this crate.
     pub server_version: String,
-    /// The largest message that is taken, in bytes; a larger one is OUT_OF_RANGE. Default: 16 MiB.
+    /// The largest accepted message, in bytes; a larger one is OUT_OF_RANGE. Default: 16 MiB.
     pub request_bytes_max: usize,
-    /// The largest answer of the backend that is collected, and the largest event of a stream, in bytes; a larger
-    /// one is INTERNAL. Default: 16 MiB.
+    /// The largest answer of the backend that is buffered, and the largest event of a stream, in bytes; a
+    /// larger one is INTERNAL. Default: 16 MiB.
     pub answer_bytes_max: usize,
-    /// Bytes of requests that all calls together hold, from the first byte until the answer; a call that needs more is
-    /// RESOURCE_EXHAUSTED. Understood, a request takes about three times as much. At least `request_bytes_max` counts.
-    /// Default: 256 MiB.
+    /// The largest number of bytes of requests that all calls together hold, from the first byte until the
+    /// answer; a call that needs more is RESOURCE_EXHAUSTED. A decoded request takes about three times as
+    /// much. Raised to `request_bytes_max` if smaller. Default: 256 MiB.
     pub received_bytes_max: usize,
-    /// A message that has begun must be whole within this time, else the call is DEADLINE_EXCEEDED. Default: 60 s.
+    /// Longest time from the beginning of a message to its end, else the call is DEADLINE_EXCEEDED.
+    /// Default: 60 s.
     pub message_within: Duration,
-    /// How many requests of one bidirectional stream are in flight at once; further ones wait on the wire.
+    /// The largest number of requests of one bidirectional stream in flight at once; more are left unread.
     /// Default: 16.
     pub pipelined_max: usize,
-    /// How many calls one connection may have open at once. Default: 64.
+    /// The largest number of calls that one connection may have open at once. Default: 64.
     pub calls_per_connection_max: u32,
-    /// How many connections are open at once; further ones wait to be accepted. Default: 1024.
+    /// The largest number of open connections; more wait to be accepted. Default: 1024.
     pub connections_max: usize,
-    /// How long an answer waits for its client to read on before it is given up. Default: 60 s.
+    /// Longest time that an answer waits for its client to read on, after which the answer is given up.
+    /// Default: 60 s.
     pub unread_max: Duration,
 }
 

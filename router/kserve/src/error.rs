@@ -1,4 +1,4 @@
-//! What goes wrong with a request, and which gRPC status says so.
+//! Errors of a request, and their gRPC statuses.
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -6,27 +6,27 @@ use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 use tonic::{Code, Status};
 
-/// More of an error's body is not read.
+/// Bytes of an error's body that are read.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 
-/// More of an error's words is not passed on.
+/// Bytes of an error's message that are passed on.
 const MESSAGE_BYTES_MAX: usize = 2 << 10;
 
 /// Headers of an answer that become metadata of the call.
 const RETURNED: [&str; 2] = ["retry-after", "x-request-id"];
 
-/// Why a request has no answer.
+/// Reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A tensor or a parameter is not as it must be.
+    /// A tensor or a parameter is invalid.
     #[error("`{name}`: {reason}")]
     Field {
-        /// Of the tensor or the parameter.
+        /// Name of the tensor or the parameter.
         name: String,
-        /// What it must be.
+        /// The requirement that it fails.
         reason: String,
     },
-    /// The request as a whole is not as it must be.
+    /// The request as a whole is invalid.
     #[error("{0}")]
     Request(String),
     /// There is no such model or version.
@@ -35,11 +35,11 @@ pub(crate) enum Error {
     /// The backend refused.
     #[error("{message}")]
     Refused {
-        /// With which status.
+        /// HTTP status of the backend's answer.
         status: StatusCode,
-        /// In its words.
+        /// The backend's error message.
         message: String,
-        /// Those headers of the answer that the client may see.
+        /// Headers of the answer that the client may see.
         metadata: Box<HeaderMap>,
     },
     /// The backend's answer cannot be used.
@@ -58,12 +58,12 @@ impl Error {
         Self::Field { name: name.into(), reason: reason.into() }
     }
 
-    /// A refusal before anything was asked.
+    /// Returns a refusal without an answer of the backend.
     pub(crate) fn of(status: StatusCode, message: String) -> Self {
         Self::Refused { status, message, metadata: Box::default() }
     }
 
-    /// Reads a refusal of the backend.
+    /// Reads an error answer of the backend.
     pub(crate) async fn refused(answer: Response<Body>) -> Self {
         let (head, body) = answer.into_parts();
         let text = match Limited::new(body, ERROR_BYTES_MAX).collect().await {
@@ -71,7 +71,7 @@ impl Error {
             Err(_) => bytes::Bytes::new(),
         };
         let mut message = message_of(&text).unwrap_or_else(|| format!("the server answered {}", head.status));
-        // It travels in a header, and clients have limits for those.
+        // The message is sent in a header, and clients limit the size of headers.
         message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
         Self::Refused { status: head.status, message, metadata: Box::new(returned(&head.headers)) }
     }
@@ -98,20 +98,20 @@ impl From<Error> for Status {
     }
 }
 
-/// Those headers of an answer that the client sees as metadata.
+/// Returns the headers of an answer that the client gets as metadata.
 pub(crate) fn returned(headers: &HeaderMap) -> HeaderMap {
     let kept = RETURNED.iter().filter_map(|name| Some((*name, headers.get(*name)?.clone())));
     kept.map(|(name, value): (_, HeaderValue)| (header::HeaderName::from_static(name), value)).collect()
 }
 
-/// The message of an error object, as OpenAI and the engines write it.
+/// Returns the message of an error object, in the forms of OpenAI and the engines.
 pub(crate) fn message_of(text: &[u8]) -> Option<String> {
     let body: Value = serde_json::from_slice(text).ok()?;
     let message = body["error"]["message"].as_str().or(body["error"].as_str()).or(body["message"].as_str());
     message.or(body["detail"].as_str()).map(str::to_owned)
 }
 
-/// The code for an HTTP status of OpenAI's surface.
+/// Returns the gRPC code for an HTTP status of OpenAI's API.
 fn code_of(status: StatusCode) -> Code {
     match status.as_u16() {
         401 => Code::Unauthenticated,

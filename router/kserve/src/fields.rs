@@ -1,28 +1,30 @@
-//! The names under which clients give sampling parameters, and the fields of OpenAI's body that they become.
+//! Names under which clients give sampling parameters, and the fields of OpenAI's body to which they are
+//! mapped.
 //!
-//! A parameter may come as a tensor, in the request's parameters or in the JSON object of `sampling_parameters`, and
-//! Triton's own examples write numbers as strings there; a known name is therefore read by what it must be.
+//! A parameter may arrive as a tensor, in the request's parameters or in the JSON object of
+//! `sampling_parameters`, and Triton's own examples write numbers as strings there; a known name is
+//! therefore parsed by its own type.
 
 use serde_json::{Map, Number, Value};
 
 use crate::error::Error;
 use crate::wire::{Tensor, Values};
 
-/// What a known name must be.
+/// Type of a known parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Integer,
     Number,
     Flag,
-    /// A string, a list of them, or a JSON list of them in a string. Empty ones do not count.
+    /// A string, a list of strings, or a JSON list of strings in a string. Empty strings are dropped.
     Words,
-    /// There is one answer to a prompt, so this must be 1.
+    /// A count that must be 1, since a prompt has one answer.
     One,
-    /// The engine knows its own, so this says nothing.
+    /// Accepted and ignored, since the engine has its own value.
     Ignored,
 }
 
-/// Name, field, and what it must be. Aliases are those of Triton's TensorRT-LLM backend.
+/// Name, field and type of each parameter. Aliases are those of Triton's TensorRT-LLM backend.
 const KNOWN: [(&str, &str, Kind); 28] = [
     ("max_tokens", "max_tokens", Kind::Integer),
     ("max_new_tokens", "max_tokens", Kind::Integer),
@@ -62,7 +64,7 @@ pub(crate) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, _, _)| *known == name)
 }
 
-/// Puts a parameter into the body. Names that are not known go there as they are.
+/// Sets a parameter in the body. Unknown names are passed on unchanged.
 pub(crate) fn set(body: &mut Map<String, Value>, name: &str, value: Value) -> Result<(), Error> {
     if OWN.contains(&name) {
         return Err(Error::field(name, "cannot be set by a parameter"));
@@ -95,7 +97,7 @@ pub(crate) fn set(body: &mut Map<String, Value>, name: &str, value: Value) -> Re
     Ok(())
 }
 
-/// A tensor as JSON: its element if it has one, a list otherwise.
+/// Converts a tensor to JSON: the element if it has one, a list otherwise.
 pub(crate) fn value_of(tensor: &Tensor) -> Result<Value, Error> {
     let mut values: Vec<Value> = match &tensor.values {
         Values::Bool(values) => values.iter().map(|value| Value::Bool(*value)).collect(),
@@ -113,12 +115,12 @@ pub(crate) fn value_of(tensor: &Tensor) -> Result<Value, Error> {
     if values.len() == 1 { Ok(values.remove(0)) } else { Ok(Value::Array(values)) }
 }
 
-/// An element of type BYTES as text.
+/// Returns an element of type BYTES as text.
 pub(crate) fn text_of<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, Error> {
     std::str::from_utf8(bytes).map_err(|_| Error::field(name, "is not UTF-8"))
 }
 
-/// True or false, also as 0 or 1 or in words.
+/// Parses true or false, also as 0 or 1 or in words.
 pub(crate) fn flag(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(flag) => Some(*flag),
@@ -137,7 +139,7 @@ fn integer(value: &Value) -> Option<Number> {
     match value {
         Value::Number(number) if number.is_i64() || number.is_u64() => Some(number.clone()),
         Value::Number(number) => {
-            // Beyond 2^53 a float no longer names one integer.
+            // Beyond 2^53 a float does not identify one integer.
             let float = number
                 .as_f64()
                 .filter(|float| float.fract() == 0.0 && float.abs() <= 9_007_199_254_740_992.0)?;

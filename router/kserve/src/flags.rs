@@ -1,4 +1,4 @@
-//! What a request wants beside sampling: a stream or not, and which outputs.
+//! Options of a request beside sampling: streaming, and the outputs.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::fields;
 use crate::proto::inference::model_infer_request::InferRequestedOutputTensor;
 
-/// An output that can be asked for.
+/// An output that a client can request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
     Text,
@@ -17,7 +17,7 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    /// All of them.
+    /// All outputs.
     pub(crate) const ALL: [Self; 5] =
         [Self::Text, Self::FinishReason, Self::Logprobs, Self::PromptCount, Self::AnswerCount];
 
@@ -32,7 +32,7 @@ impl Output {
         }
     }
 
-    /// The flag that asks for it, where it does not come by itself.
+    /// Returns the flag that requests the output, if it is not included by default.
     fn flag(self) -> Option<&'static str> {
         match self {
             Self::Text => None,
@@ -48,7 +48,7 @@ impl Output {
     }
 }
 
-/// The flags of a request, wherever they stand.
+/// The flags of a request, from tensors and parameters.
 #[derive(Debug, Default)]
 pub(crate) struct Flags {
     pub(crate) is_streamed: bool,
@@ -58,7 +58,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Takes a flag; false if the name is none.
+    /// Takes a flag; false if the name is not a flag.
     pub(crate) fn take(&mut self, name: &str, value: &Value) -> Result<bool, Error> {
         let output = Output::ALL.into_iter().find(|output| output.flag() == Some(name));
         let is_own = matches!(
@@ -87,7 +87,7 @@ impl Flags {
         Ok(true)
     }
 
-    /// That a stream is possible: one prompt, and nothing before its answer.
+    /// Checks that streaming is possible: one prompt, and no prompt in the output.
     pub(crate) fn check_stream(&self, prompts_count: usize) -> Result<(), Error> {
         if self.is_streamed && prompts_count > 1 {
             let reason =
@@ -100,7 +100,8 @@ impl Flags {
         Ok(())
     }
 
-    /// The outputs that are named; without names the text and its finish reason, and what flags ask for.
+    /// Returns the named outputs; without names the text, its finish reason, and the outputs that flags
+    /// request.
     pub(crate) fn outputs(
         &self,
         named: &[InferRequestedOutputTensor],
@@ -126,7 +127,7 @@ impl Flags {
             };
             outputs.extend(Output::ALL.into_iter().filter(comes));
         }
-        // An engine counts tokens for a whole answer.
+        // An engine only counts tokens of a whole answer.
         match outputs.iter().find(|output| output.is_count()) {
             Some(count) if self.is_streamed || prompts_count > 1 => {
                 Err(Error::field(count.name(), "is only known for one prompt whose answer is not streamed"))

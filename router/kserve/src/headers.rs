@@ -1,4 +1,4 @@
-//! Between a call's metadata and HTTP: which headers go to the backend, and the deadline.
+//! Conversion of a call's metadata to HTTP headers and to a deadline.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use tonic::metadata::MetadataMap;
 
 use crate::error::Error;
 
-/// Metadata that goes to the backend as headers, if the client sent it: credentials, the request's id, the trace and
-/// the session. Nothing else does.
+/// Metadata that is passed to the backend as headers, if the client sent it: credentials, the request's id,
+/// the trace and the session. No other metadata is passed.
 pub const PASSED_ON: [&str; 6] =
     ["authorization", "x-api-key", "x-request-id", "traceparent", "tracestate", "x-session-id"];
 
-/// A deadline further away is none: a clock cannot be set to it.
+/// Seconds above which a deadline counts as none, since a clock cannot be set to it.
 const DEADLINE_SECONDS_MAX: u64 = 365 * 24 * 3600;
 
-/// The headers for the backend.
+/// Returns the headers for the backend.
 pub(crate) fn passed_on(metadata: &MetadataMap) -> HeaderMap {
     let given = metadata.as_ref();
     let mut headers = HeaderMap::new();
@@ -29,18 +29,18 @@ pub(crate) fn passed_on(metadata: &MetadataMap) -> HeaderMap {
     headers
 }
 
-/// When a call must be over. A `grpc-timeout` that is malformed is ignored, as other servers do.
+/// Returns the deadline of a call. A malformed `grpc-timeout` is ignored, as in other servers.
 pub(crate) fn deadline(metadata: &MetadataMap) -> Option<Instant> {
     let text = metadata.get("grpc-timeout")?.to_str().ok()?;
     after(timeout(text)?)
 }
 
-/// The instant after so long, unless that is beyond all clocks.
+/// Returns the instant after `timeout`; `None` if that is beyond the clock's range.
 pub(crate) fn after(timeout: Duration) -> Option<Instant> {
     (timeout.as_secs() <= DEADLINE_SECONDS_MAX).then(|| Instant::now() + timeout)
 }
 
-/// The earlier of two deadlines.
+/// Returns the earlier of two deadlines.
 pub(crate) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.min(other)),
@@ -48,7 +48,7 @@ pub(crate) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<In
     }
 }
 
-/// Drops what is not done by the deadline.
+/// Runs work until the deadline, at which it is dropped.
 pub(crate) async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Result<T, Error> {
     match deadline {
         None => Ok(work.await),
@@ -56,7 +56,7 @@ pub(crate) async fn within<T>(deadline: Option<Instant>, work: impl Future<Outpu
     }
 }
 
-/// At most eight digits and a unit.
+/// Parses `grpc-timeout`: at most eight digits and a unit.
 fn timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {

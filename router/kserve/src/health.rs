@@ -1,4 +1,4 @@
-//! The standard health service: serving means live and ready.
+//! The standard health service: `SERVING` means live and ready.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::proto::health::health_check_response::ServingStatus;
 use crate::proto::health::health_server::Health;
 use crate::proto::health::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often a watched backend is asked.
+/// Interval at which a watched backend is checked.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The services that can be asked for; the empty name is the server.
+/// Services whose status can be requested; the empty name is the server.
 const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
 pub(crate) struct HealthService<B> {
@@ -46,7 +46,7 @@ impl<B: Backend> Health for HealthService<B> {
         Ok(Response::new(response(status_of(&*self.backend))))
     }
 
-    /// The status now, and again whenever it has changed.
+    /// Returns the current status, and the status again after each change.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
@@ -67,7 +67,7 @@ impl<B: Backend> Health for HealthService<B> {
                 if is_stopping {
                     return None;
                 }
-                // It ends when the server stops; whoever serves for ever never says so.
+                // Ends when the server stops; a server without a shutdown never sends this.
                 let told = stopping.wait_for(|stopping| *stopping);
                 let _looks_again = tokio::time::timeout(WATCH_INTERVAL, told).await;
             }

@@ -1,4 +1,4 @@
-//! One request and its one answer, and one request of a stream and its responses.
+//! Processing of a unary request, and of one request of a stream.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::proto::inference::{ModelInferRequest, ModelInferResponse, ModelStream
 use crate::request::{Ask, Plan};
 use crate::sse::Events;
 
-/// Answers one request; the headers are those that the client sees.
+/// Answers one request; the returned headers become the client's metadata.
 pub(crate) async fn infer<B: Backend>(
     backend: &B,
     config: &Config,
@@ -40,9 +40,9 @@ pub(crate) async fn infer<B: Backend>(
     .await?
 }
 
-/// Answers one request of a stream. Its last response is marked as such: the piece with the finish reason, the one
-/// that names an error, or an empty one if the client asked for that. Only an engine that ends without a finish
-/// reason leaves a client that did not ask without a mark.
+/// Answers one request of a stream. The last response is marked as such: the piece with the finish reason,
+/// the one with an error, or an empty one if the client requested that. Only if an engine ends without a
+/// finish reason, a client that did not request an empty one gets no mark.
 pub(crate) fn responses<B: Backend>(
     backend: Arc<B>,
     config: Arc<Config>,
@@ -60,7 +60,7 @@ pub(crate) fn responses<B: Backend>(
     })
 }
 
-/// Where a request of a stream stands.
+/// State of a request of a stream.
 struct Work<B> {
     config: Arc<Config>,
     deadline: Option<Instant>,
@@ -83,7 +83,7 @@ enum Step<B> {
 type Next<B> = Result<Option<(ModelStreamInferResponse, Work<B>)>, (Error, Work<B>)>;
 
 impl<B: Backend> Work<B> {
-    /// The next response. After an error nothing follows.
+    /// Returns the next response. After an error none follows.
     async fn next(self) -> Next<B> {
         let Self { config, mut deadline, mut step } = self;
         loop {
@@ -124,8 +124,8 @@ impl<B: Backend> Begin<B> {
     }
 }
 
-/// The next piece. The body is read to its end, also after the last piece, so that its connection can be used again;
-/// what goes wrong then is nobody's concern any more.
+/// Returns the next piece. The body is read to its end, also after the last piece, so that its connection
+/// can be used again; an error after the last piece is ignored.
 async fn pieces<B>(
     ask: Ask,
     mut events: Box<Events>,
@@ -155,12 +155,12 @@ async fn pieces<B>(
     }
 }
 
-/// The answer, unless it is a refusal.
+/// Returns the answer, unless it is an error.
 pub(crate) async fn accepted(answer: Answer) -> Result<Answer, Error> {
     if answer.status().is_success() { Ok(answer) } else { Err(Error::refused(answer).await) }
 }
 
-/// The answer's JSON.
+/// Parses the answer's JSON.
 pub(crate) async fn json_of(answer: Answer, bytes_max: usize) -> Result<Value, Error> {
     let collected = Limited::new(answer.into_body(), bytes_max).collect().await;
     let bytes = collected.map_err(|error| Error::Answer(format!("it broke off: {error}")))?.to_bytes();

@@ -1,13 +1,14 @@
-//! Messages on their way in: a limit on each one's length and time, and on the bytes of all calls together.
+//! Reception of messages: limits on each message's length and time, and on the bytes of all calls together.
 //!
-//! tonic reserves the length that a message announces and waits for its bytes without end: 1,024 connections of 64 calls
-//! could make it hold 1 TiB. An [`Intake`] stands before it. It keeps what has come of a message, charges it to a [`Budget`]
-//! as it comes, and hands on whole messages only, so that nothing is reserved for bytes that have not come. A call that finds
-//! the budget used up ends with RESOURCE_EXHAUSTED; one whose message takes too long ends with DEADLINE_EXCEEDED.
+//! tonic reserves the announced length of a message and waits for its bytes without a time limit: 1,024
+//! connections of 64 calls could make it hold 1 TiB. An [`Intake`] stands before it. It keeps the received
+//! part of a message, charges it to a [`Budget`] as it arrives, and passes on whole messages only, so that
+//! no memory is reserved for bytes that have not arrived. A call that finds the budget used up ends with
+//! RESOURCE_EXHAUSTED; one whose message takes too long ends with DEADLINE_EXCEEDED.
 //!
-//! The clock of a message starts when its beginning is here and its end is waited for: a stream whose requests wait for those
-//! before them is not read meanwhile, and loses nothing by that. A call that has one message only must end its side in the
-//! same time.
+//! The clock of a message starts when its beginning has arrived and more is polled for: a stream whose
+//! requests wait for earlier ones is not read meanwhile, and its clock does not run. A unary call must also
+//! end its side within the same time.
 //!
 //! Source: "gRPC over HTTP2", Length-Prefixed-Message: a byte of flags, four bytes of length, big-endian, the message.
 
@@ -28,10 +29,11 @@ use crate::error::Error;
 
 /// Bytes in front of each message.
 const PREFIX_BYTES: usize = 5;
-/// What a permit of the budget stands for.
+/// Bytes per permit of the budget.
 const UNIT_BYTES: usize = 1024;
 
-/// Bytes of requests that all calls together may hold: messages that come in, and those that wait for their answers.
+/// Limit on the bytes of requests that all calls together hold: messages being received, and those that
+/// wait for their answers.
 #[derive(Debug)]
 pub(crate) struct Budget(Arc<Semaphore>);
 
@@ -50,13 +52,13 @@ impl Budget {
     }
 }
 
-/// What an [`Intake`] keeps to.
+/// Limits of an [`Intake`].
 #[derive(Debug)]
 pub(crate) struct Rules {
     pub(crate) budget: Arc<Budget>,
     pub(crate) message_bytes_max: usize,
     pub(crate) within: Duration,
-    /// Several messages may come, with any time between them.
+    /// Whether several messages may arrive, with any time between them.
     pub(crate) is_stream: bool,
 }
 
@@ -66,15 +68,15 @@ pub(crate) struct Intake<B> {
     rules: Rules,
     /// Whole messages with their prefixes; of one frame at most.
     whole: VecDeque<Bytes>,
-    /// What has come of the next message.
+    /// Received part of the next message.
     coming: BytesMut,
-    /// Of the budget, for `coming`.
+    /// Permits of the budget for `coming`.
     charge: Option<OwnedSemaphorePermit>,
     clock: Option<Pin<Box<Sleep>>>,
     has_ended: bool,
 }
 
-/// The length of the message that begins here, once its prefix has come.
+/// Returns the length of the message that begins here, once its prefix has arrived.
 fn announced(bytes: &[u8]) -> Option<usize> {
     let [_, a, b, c, d] = *bytes.first_chunk::<PREFIX_BYTES>()?;
     Some(u32::from_be_bytes([a, b, c, d]) as usize)
@@ -93,14 +95,14 @@ impl<B> Intake<B> {
         }
     }
 
-    /// Takes what has come.
+    /// Takes received bytes.
     fn take(&mut self, mut data: Bytes) -> Result<(), Status> {
         while !data.is_empty() {
             if self.coming.is_empty()
                 && let Some(len) = self.checked(&data)?
                 && data.len() - PREFIX_BYTES >= len
             {
-                // The usual case, without a copy.
+                // The common case, without a copy.
                 self.whole.push_back(data.split_to(PREFIX_BYTES + len));
                 self.message_ended();
                 continue;
@@ -117,7 +119,7 @@ impl<B> Intake<B> {
         Ok(())
     }
 
-    /// As [`announced`]; an error when that is beyond the limit.
+    /// Returns the length as [`announced`]; an error when it exceeds the limit.
     fn checked(&self, bytes: &[u8]) -> Result<Option<usize>, Status> {
         let (len, limit) = (announced(bytes), self.rules.message_bytes_max);
         match len.filter(|&len| len > limit) {
@@ -128,7 +130,7 @@ impl<B> Intake<B> {
         }
     }
 
-    /// Charges the message that is coming for so many bytes in all.
+    /// Raises the charge of the message being received to this many bytes in all.
     fn pay(&mut self, bytes: usize) -> Result<(), Status> {
         let paid = self.charge.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let units = bytes.div_ceil(UNIT_BYTES) - paid;
@@ -143,10 +145,10 @@ impl<B> Intake<B> {
         Ok(())
     }
 
-    /// What has come is all that is wanted of it.
+    /// Passes on the received bytes, which are a whole message.
     fn hand_on(&mut self) {
         self.whole.push_back(self.coming.split().freeze());
-        // Its memory goes with the message.
+        // The buffer's memory moves with the message.
         self.coming = BytesMut::new();
         self.charge = None;
         self.message_ended();
@@ -158,7 +160,7 @@ impl<B> Intake<B> {
         }
     }
 
-    /// Nothing is here: looks at the clock.
+    /// No data is available: checks the time limit.
     fn wait(&mut self, context: &mut Context<'_>) -> Poll<Status> {
         if self.rules.is_stream && self.coming.is_empty() {
             return Poll::Pending;
@@ -203,7 +205,7 @@ where
                 Poll::Ready(None) => {
                     this.has_ended = true;
                     if !this.coming.is_empty() {
-                        // tonic says what is wrong with half a message.
+                        // tonic reports the error of an incomplete message.
                         this.hand_on();
                     }
                 }
@@ -237,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Everything that comes out of these pieces, and how it ends.
+    /// Returns the messages that these pieces yield, and the result at the end.
     fn through(budget: &Arc<Budget>, pieces: &[&[u8]]) -> (Vec<Bytes>, Result<(), Status>) {
         let frames = pieces.iter().map(|piece| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(piece))));
         let body = StreamBody::new(stream::iter(frames.collect::<Vec<_>>()));

@@ -1,4 +1,5 @@
-//! What is said about models. They all take and give the same tensors, so only the names come from the backend.
+//! Metadata and configuration of models. All models have the same tensors, so only the names come from the
+//! backend.
 
 use http::HeaderMap;
 
@@ -12,13 +13,14 @@ use crate::proto::inference::{
 };
 use crate::request::VERSION;
 
-/// What runs the models, as Triton's clients ask for it.
+/// Platform of the models, a field that Triton's clients expect.
 const PLATFORM: &str = "openai_completions";
 
-/// An input or output: name, datatype, length (-1 is any), and whether it must be there.
+/// An input or output: name, datatype, length (-1 is any), and whether it is required.
 type Described = (&'static str, DataType, i64, bool);
 
-/// The inputs that need no JSON. Sampling parameters may be tensors of their own, too; the usual ones are listed.
+/// Inputs that need no JSON. Sampling parameters may also be tensors of their own; the usual ones are
+/// listed.
 const INPUTS: [Described; 14] = [
     ("text_input", DataType::TypeString, -1, true),
     ("stream", DataType::TypeBool, 1, false),
@@ -44,7 +46,7 @@ const OUTPUTS: [Described; 5] = [
     ("num_output_tokens", DataType::TypeUint32, 1, false),
 ];
 
-/// The names of the models that a client with these headers may use.
+/// Returns the names of the models that a client with these headers may use.
 pub(crate) async fn names<B: Backend>(
     backend: &B,
     config: &Config,
@@ -58,7 +60,7 @@ pub(crate) async fn names<B: Backend>(
     Ok(list.iter().filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
 }
 
-/// The metadata of a model.
+/// Returns the metadata of a model.
 pub(crate) fn metadata(name: String) -> ModelMetadataResponse {
     let described = |(name, datatype, length, _): &Described| TensorMetadata {
         name: (*name).to_owned(),
@@ -74,7 +76,7 @@ pub(crate) fn metadata(name: String) -> ModelMetadataResponse {
     }
 }
 
-/// The configuration of a model, of which clients read whether it streams.
+/// Returns the configuration of a model, from which clients read whether it streams.
 pub(crate) fn configuration(name: String) -> ModelConfig {
     let input = |(name, datatype, length, is_required): &Described| ModelInput {
         name: (*name).to_owned(),
@@ -98,7 +100,7 @@ pub(crate) fn configuration(name: String) -> ModelConfig {
     }
 }
 
-/// The datatype as metadata and requests write it.
+/// Returns the name of a datatype in metadata and requests.
 fn written(datatype: DataType) -> &'static str {
     match datatype {
         DataType::TypeBool => "BOOL",

@@ -1,4 +1,5 @@
-//! The messages, servers and clients that `build.rs` makes of `proto/`. The clients are for tests and tools.
+//! Messages, servers and clients that `build.rs` generates from `proto/`. The clients are for tests and
+//! tools.
 
 #![allow(missing_docs, unreachable_pub, clippy::all)]
 

@@ -1,8 +1,8 @@
-//! From a request to the body of a completion, and what to remember for its answer.
+//! Converts a request to the body of a completion, and to the attributes that its answer needs.
 //!
-//! What is given twice: a tensor of its own wins over the request's parameters, and these over
-//! `sampling_parameters`. Triton's reserved parameters say nothing to an engine and stay here: of them `timeout` (in
-//! microseconds) bounds the request, and `triton_enable_empty_final_response` asks for a mark at the end.
+//! Precedence of duplicates: a tensor of its own wins over the request's parameters, and these over
+//! `sampling_parameters`. Triton's reserved parameters are not passed to the engine: of them `timeout` (in
+//! microseconds) bounds the request, and `triton_enable_empty_final_response` requests a mark at the end.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,29 +17,29 @@ use crate::proto::inference::infer_parameter::ParameterChoice;
 use crate::proto::inference::{InferParameter, ModelInferRequest};
 use crate::wire::{self, Form, Tensor, Values};
 
-/// The one version of every model.
+/// The only version of every model.
 pub(crate) const VERSION: &str = "1";
 
-/// Parameters that Triton keeps for itself, beside all that begin with `triton_`.
+/// Parameters that Triton reserves, beside all that begin with `triton_`.
 const RESERVED: [&str; 6] =
     ["sequence_id", "sequence_start", "sequence_end", "priority", "headers", "binary_data_output"];
 
-/// What the answer must look like.
+/// Attributes of the request that determine the form of its answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
     pub(crate) id: String,
     pub(crate) model: String,
     pub(crate) form: Form,
-    /// Of `text_input`, and so of the outputs.
+    /// Shape of `text_input`, and so of the outputs.
     pub(crate) shape: Vec<i64>,
     pub(crate) prompts_count: usize,
-    /// The prompts, if they belong into the output.
+    /// The prompts, if they are part of the output.
     pub(crate) prefixes: Option<Vec<String>>,
     pub(crate) outputs: Vec<Output>,
     pub(crate) has_empty_final: bool,
 }
 
-/// A request, understood.
+/// A parsed request.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) ask: Ask,
@@ -49,7 +49,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Reads a request.
+    /// Parses a request.
     pub(crate) fn read(request: ModelInferRequest) -> Result<Self, Error> {
         check_version(&request.model_name, &request.model_version)?;
         let (tensors, form) = wire::read(request.inputs, request.raw_input_contents)?;
@@ -108,7 +108,7 @@ impl Plan {
     }
 }
 
-/// Models have one version here.
+/// Checks the version, of which models have only one here.
 pub(crate) fn check_version(model: &str, version: &str) -> Result<(), Error> {
     if model.is_empty() {
         return Err(Error::Request("`model_name` is missing".to_owned()));
@@ -131,7 +131,7 @@ fn check_names(tensors: &[Tensor]) -> Result<(), Error> {
     }
 }
 
-/// The texts of `text_input`, of shape `[N]` or `[N, 1]`.
+/// Returns the texts of `text_input`, of shape `[N]` or `[N, 1]`.
 fn prompts(tensor: Option<&Tensor>) -> Result<Vec<String>, Error> {
     let Some(tensor) = tensor else { return Err(Error::field("text_input", "is missing")) };
     let Values::Bytes(texts) = &tensor.values else {
@@ -168,7 +168,7 @@ fn is_reserved(name: &str) -> bool {
     RESERVED.contains(&name) || name.starts_with("triton_")
 }
 
-/// Triton's `timeout`; 0 is none.
+/// Parses Triton's `timeout`; 0 is none.
 fn micros(value: &Value) -> Result<Option<Duration>, Error> {
     let micros = value.as_u64().ok_or_else(|| Error::field("timeout", "must be a number of microseconds"))?;
     Ok((micros > 0).then(|| Duration::from_micros(micros)))

@@ -1,7 +1,7 @@
 //! The service on a port of its own.
 //!
-//! tonic's own server answers CANCELLED when a `grpc-timeout` passes, where the protocol says DEADLINE_EXCEEDED, and it would
-//! race with the deadline that the methods keep: so only its router is used.
+//! tonic's own server answers CANCELLED when a `grpc-timeout` passes, where the protocol requires
+//! DEADLINE_EXCEEDED, and it would race with the methods' own deadline: so only its router is used.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,20 +21,23 @@ use crate::error::Error;
 use crate::intake::{Budget, Intake, Rules};
 use crate::service::service;
 
-/// A connection that has made no call after this time is closed.
+/// Time after which a connection without a call is closed.
 const FIRST_CALL_WITHIN: Duration = Duration::from_secs(30);
 
-/// Flow control: what may be on its way to the server on one call, and is held there while the call is not read.
+/// Flow control: bytes that a client may send on one call before they are read, which are held in the
+/// server.
 const CALL_WINDOW_BYTES: u32 = 256 << 10;
 
-/// And on one connection; times [`Config::connections_max`] it bounds what is held unread, 1 GiB by default.
+/// Flow control window of one connection; times [`Config::connections_max`] it bounds the unread bytes, 1
+/// GiB by default.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 
 /// Largest message of methods that carry no prompt.
 const SMALL_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Serves until `shutdown` is done; then no call is begun any more, and those under way end as they would. The listener
-/// sets its connections up, and waits when there are none to be had. Dropping this future closes all connections at once.
+/// Serves until `shutdown` is done; then no new call begins, and calls in progress end normally. The
+/// listener sets its connections up, and waits when none is available. Dropping this future closes all
+/// connections immediately.
 pub async fn serve<B: Backend, L: Listener>(
     listener: L,
     backend: Arc<B>,
@@ -64,7 +67,7 @@ pub async fn serve<B: Backend, L: Listener>(
     let router = service(backend, config, budget, stopping).layer(from_fn_with_state(guard, admit::<B>));
     let shutdown = async move {
         shutdown.await;
-        // Watchers of health may be gone already.
+        // All watchers of health may have disconnected.
         let _nobody = stop.send(true);
     };
     router_serve::serve(listener, router, bounds, shutdown).await;
@@ -79,7 +82,7 @@ struct Guard<B> {
 }
 
 impl<B> Guard<B> {
-    /// What the messages of a call are held to.
+    /// Returns the limits for the messages of a call.
     fn rules(&self, path: &str) -> Rules {
         let is_stream = path.ends_with("/ModelStreamInfer");
         let message_bytes_max = match is_stream || path.ends_with("/ModelInfer") {
@@ -92,7 +95,7 @@ impl<B> Guard<B> {
 
 async fn admit<B: Backend>(State(guard): State<Arc<Guard<B>>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    // Whether the server lives and is ready is for everybody.
+    // Every client may ask whether the server is live and ready.
     let is_open = !path.contains("/Model") && !path.contains("/Repository");
     if !is_open && let Err((status, message)) = guard.backend.admits(request.headers()) {
         let status: tonic::Status = Error::of(status, message).into();

@@ -28,11 +28,11 @@ use crate::request::{VERSION, check_version};
 use crate::stream::Conversation;
 use crate::{infer, models};
 
-/// Extensions of the protocol that are there, by Triton's names.
+/// Supported extensions of the protocol, by Triton's names.
 const EXTENSIONS: [&str; 3] = ["parameters", "model_configuration", "model_repository(index)"];
 
-/// The services of this crate over a backend, as a router for HTTP/2. Watchers of its health are told when `stopping`
-/// becomes true, and let go.
+/// Returns a router for HTTP/2 with the services of this crate over a backend. When `stopping` becomes
+/// true, watchers of health get the new status and their streams end.
 pub(crate) fn service<B: Backend>(
     backend: Arc<B>,
     config: Config,
@@ -42,7 +42,7 @@ pub(crate) fn service<B: Backend>(
     let bytes_max = config.request_bytes_max;
     let health = HealthServer::new(HealthService { backend: Arc::clone(&backend), stopping });
     let inference = Inference { backend, config: Arc::new(config), budget };
-    // What goes out was bounded when the backend's answer was read.
+    // The size of responses was bounded when the backend's answer was read.
     let inference = GrpcInferenceServiceServer::new(inference)
         .max_decoding_message_size(bytes_max)
         .max_encoding_message_size(usize::MAX);
@@ -61,7 +61,7 @@ impl<B: Backend> Inference<B> {
         within(deadline(metadata), names).await?
     }
 
-    /// That there is such a model.
+    /// Checks that the model exists.
     async fn check_model(&self, metadata: &MetadataMap, name: &str, version: &str) -> Result<(), Error> {
         check_version(name, version)?;
         if self.names(metadata).await?.iter().any(|known| known == name) {

@@ -13,17 +13,17 @@ use crate::error::Error;
 pub(crate) struct Events {
     body: Body,
     buffer: EventBuffer,
-    /// Data of events that are here.
+    /// Data of complete events.
     ready: VecDeque<Vec<u8>>,
 }
 
 impl Events {
-    /// Events of at most so many bytes.
+    /// Creates the events of a body, of at most `bytes_max` bytes each.
     pub(crate) fn new(body: Body, bytes_max: usize) -> Self {
         Self { body, buffer: EventBuffer::new(bytes_max), ready: VecDeque::new() }
     }
 
-    /// The data of the next event; none at the end. An event that the end cuts off does not count.
+    /// Returns the data of the next event; `None` at the end. An event that the end cuts off is dropped.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         loop {
             if let Some(data) = self.ready.pop_front() {

@@ -1,14 +1,15 @@
-//! The bidirectional stream: requests in, their responses out, until both sides are done.
+//! The bidirectional stream: receives requests and sends their responses, until both sides are done.
 //!
-//! Requests start in the order of arrival and at most [`Config::pipelined_max`] are in flight; a further one stays on
-//! the wire, and the client's flow control holds it there. Responses of several requests interleave, as Triton's do
-//! for models that stream, and carry their request's id. A request without an id could not be told from others, so it
-//! starts when those before it are done, and those after it wait for it.
+//! Requests start in the order of arrival and at most [`Config::pipelined_max`] are in flight; a further
+//! one stays unread, and flow control holds it at the client. Responses of several requests interleave, as
+//! Triton's do for models that stream, and carry their request's id. A request without an id could not be
+//! told from others, so it starts when all earlier ones are done, and later ones wait for it.
 //!
-//! Each request is charged to the budget of all calls until its last response; one that finds no room there is answered
-//! with an error, and the stream goes on.
+//! Each request is charged to the budget of all calls until its last response; a request that exceeds the
+//! budget is answered with an error, and the stream continues.
 //!
-//! Everything is polled by the call's own task: when the client goes or the deadline passes, all of it is dropped.
+//! Everything is polled by the call's own task: when the client disconnects or the deadline passes, all of
+//! it is dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,10 +30,10 @@ use crate::infer::responses;
 use crate::intake::Budget;
 use crate::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
 
-/// A request that has come.
+/// A received request.
 struct Asked {
     has_id: bool,
-    /// With what it is charged, or the answer when there was no room for it.
+    /// The request with its charge, or the error response when the budget was used up.
     work: Result<(ModelInferRequest, OwnedSemaphorePermit), Box<ModelStreamInferResponse>>,
 }
 
@@ -54,9 +55,9 @@ pub(crate) struct Conversation<B> {
     budget: Arc<Budget>,
     headers: HeaderMap,
     incoming: Option<Streaming<ModelInferRequest>>,
-    /// A request without an id that waits for those before it.
+    /// A request without an id that waits for the earlier ones.
     held: Option<Asked>,
-    /// Whether one without an id is in flight.
+    /// Whether a request without an id is in flight.
     is_alone: bool,
     active: SelectAll<BoxStream<'static, ModelStreamInferResponse>>,
     deadline: Option<Pin<Box<Sleep>>>,
@@ -84,7 +85,7 @@ impl<B: Backend> Conversation<B> {
         }
     }
 
-    /// Drops all that is under way.
+    /// Drops all requests in progress.
     fn end(&mut self) {
         self.incoming = None;
         self.held = None;
@@ -108,7 +109,7 @@ impl<B: Backend> Conversation<B> {
         });
     }
 
-    /// Starts what may start now. An error is one of the incoming stream.
+    /// Starts the requests that may start now. An error is one of the incoming stream.
     fn admit(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
         loop {
             if self.active.is_empty() {
@@ -158,7 +159,7 @@ impl<B: Backend> Stream for Conversation<B> {
             if this.active.is_empty() && this.incoming.is_none() && this.held.is_none() {
                 return Poll::Ready(None);
             }
-            // Requests that ended without a further response made room for others.
+            // Requests that ended without a further response freed places for new ones.
             if this.active.len() == active_before {
                 return Poll::Pending;
             }

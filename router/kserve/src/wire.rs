@@ -1,4 +1,4 @@
-//! Tensors as they stand in messages: typed contents, or raw bytes in the order of the inputs.
+//! Tensors in messages: typed contents, or raw bytes in the order of the inputs.
 //!
 //! Raw numbers are little-endian; a raw element of type BYTES is four bytes of little-endian length and then that
 //! many bytes. A request uses one form for all its inputs.
@@ -10,11 +10,11 @@ use crate::proto::inference::InferTensorContents;
 use crate::proto::inference::model_infer_request::InferInputTensor;
 use crate::proto::inference::model_infer_response::InferOutputTensor;
 
-/// No tensor of a text generation has more elements: prompts and stop strings are the only ones with several. It
-/// bounds what a small message can make the server allocate.
+/// Largest number of elements of a tensor: only prompts and stop strings have several. It bounds the memory
+/// that a small message can make the server allocate.
 pub(crate) const ELEMENTS_MAX: usize = 1024;
 
-/// Which way contents are written.
+/// Encoding of contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// In `raw_input_contents` and `raw_output_contents`.
@@ -29,7 +29,7 @@ pub(crate) enum Values {
     Bool(Vec<bool>),
     Int(Vec<i64>),
     Unsigned(Vec<u64>),
-    /// Of FP32, those numbers that are written the same: 0.1 of FP32 is 0.1 here.
+    /// For FP32 the f64 with the same decimal notation: 0.1 of FP32 is 0.1 here.
     Float(Vec<f64>),
     Bytes(Vec<Bytes>),
 }
@@ -46,7 +46,7 @@ impl Values {
     }
 }
 
-/// An input that is as long as its shape says.
+/// An input whose length matches its shape.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
@@ -72,7 +72,7 @@ pub(crate) fn read(inputs: Vec<InferInputTensor>, raw: Vec<Bytes>) -> Result<(Ve
     Ok((tensors.collect::<Result<_, _>>()?, Form::Raw))
 }
 
-/// How many elements the shape has.
+/// Returns the number of elements in the shape.
 fn elements(input: &InferInputTensor) -> Result<usize, Error> {
     if input.parameters.contains_key("shared_memory_region") {
         return Err(Error::field(&input.name, "shared memory is not supported"));
@@ -167,7 +167,7 @@ fn each<T>(count: usize, read: impl FnMut() -> T) -> Vec<T> {
     std::iter::repeat_with(read).take(count).collect()
 }
 
-/// Raw elements of type BYTES: exactly so many, and nothing after them.
+/// Parses raw elements of type BYTES: exactly `count`, with no bytes after them.
 fn strings(name: &str, count: usize, mut raw: Bytes) -> Result<Vec<Bytes>, Error> {
     let mut values = Vec::with_capacity(count);
     for index in 0..count {
@@ -191,7 +191,7 @@ fn unknown_datatype(name: &str, datatype: &str) -> Error {
     Error::field(name, format!("the datatype `{datatype}` is not supported here"))
 }
 
-/// The number that is written like this one.
+/// Returns the f64 with the same decimal notation.
 fn widen(number: f32) -> f64 {
     number.to_string().parse().unwrap_or_else(|_| f64::from(number))
 }
@@ -216,7 +216,7 @@ impl Writer {
             Form::Raw => {
                 let mut raw = BytesMut::with_capacity(texts.iter().map(|text| 4 + text.len()).sum());
                 for text in texts {
-                    // A text of 4 GiB is beyond every limit on answers.
+                    // A text of 4 GiB exceeds every limit on answers.
                     raw.put_u32_le(u32::try_from(text.len()).unwrap_or(u32::MAX));
                     raw.put(text);
                 }

@@ -1,4 +1,4 @@
-//! What is said about the server and its models, over a real socket.
+//! Tests of the metadata of the server and its models, over a real socket.
 
 mod support;
 
@@ -130,7 +130,7 @@ async fn a_stop_lets_watchers_and_silent_connections_go() {
         client.watch(HealthCheckRequest { service: String::new() }).await.expect("a stream").into_inner();
     let first = watched.next().await.expect("not over").expect("a status");
     assert_eq!(first.status(), ServingStatus::Serving);
-    // Somebody who connects and says nothing.
+    // A client that connects and sends nothing.
     let silent = tokio::net::TcpStream::connect(rig.address).await.expect("a connection");
     tokio::time::sleep(Duration::from_millis(50)).await;
     rig.shutdown.take().expect("it runs").send(()).expect("it listens");

@@ -122,7 +122,7 @@ async fn pipelining_is_bounded() {
     let call = rig.client.model_stream_infer(stream::iter(requests)).await.expect("a stream");
     let mut responses = call.into_inner();
     let fake = rig.fake.clone();
-    // The stream must be read for the server to go on, as with any flow control.
+    // The stream must be read for the server to continue, as with any flow control.
     let reading = tokio::spawn(async move {
         let mut ids = Vec::new();
         while let Some(response) = responses.next().await {
@@ -165,7 +165,8 @@ async fn a_client_that_goes_drops_all_requests() {
     let mut rig = rig().await;
     let requests = ["endless", "silent", "endless"].iter().enumerate();
     let requests: Vec<_> = requests.map(|(index, model)| streamed(model).id(&format!("{index}")).0).collect();
-    // A client of tonic keeps the call while its own side is open, so that side ends here; the call goes on.
+    // A client of tonic keeps the call while its own side is open, so that side ends here; the call
+    // continues.
     let requests = stream::iter(requests);
     let mut responses = rig.client.model_stream_infer(requests).await.expect("a stream").into_inner();
     for _ in 0..2 {

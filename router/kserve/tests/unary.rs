@@ -1,4 +1,4 @@
-//! One request, one answer, over a real socket.
+//! Tests of unary requests, over a real socket.
 
 mod support;
 
@@ -255,7 +255,7 @@ async fn large_messages_and_answers_are_refused() {
     assert_eq!(refused.code(), Code::Internal, "{refused:?}");
 }
 
-/// A call whose client sends these bytes and then nothing, not even the end.
+/// Makes a call whose client sends these bytes and then neither data nor the end.
 async fn half_sent(
     rig: &support::Rig,
     method: &str,
@@ -286,7 +286,7 @@ fn beginning(announced: u32, len: usize) -> Vec<u8> {
 async fn a_half_sent_message_is_given_up_after_its_time() {
     let config = Config { message_within: Duration::from_millis(100), ..Config::default() };
     let mut rig = rig_with(config).await;
-    // Nothing, a part of the prefix, the prefix, and half of what it announces.
+    // No byte, a part of the prefix, the prefix, and half of the announced message.
     for bytes in [Vec::new(), vec![0, 0], beginning(1000, 0), beginning(100_000, 50_000)] {
         let answer =
             tokio::time::timeout(Duration::from_secs(10), half_sent(&rig, "ModelInfer", bytes)).await;
@@ -313,7 +313,7 @@ async fn the_bytes_of_all_calls_share_one_budget() {
     let mut rig = rig_with(config).await;
     let long = "x".repeat(180 << 10);
     let asking = |model: &str| Asking::empty(model).typed_text("text_input", &[1], &[&long]).0;
-    // A request that waits for its answer keeps its share.
+    // A request that waits for its answer keeps its charge.
     let mut first = rig.client.clone();
     let request = asking("silent");
     let waiting = tokio::spawn(async move { first.model_infer(request).await });

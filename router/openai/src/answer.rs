@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{Kind, Usage};
 
-/// Why an output ended.
+/// Reason for which an output ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
     /// A stop string, a stop token or the model's own end.
@@ -21,7 +21,7 @@ pub enum Finish {
 }
 
 impl Finish {
-    /// As clients know it.
+    /// Name in the API.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl Finish {
         }
     }
 
-    /// From an engine's answer; unknown reasons count as a stop.
+    /// Parses an engine's finish reason; unknown reasons count as a stop.
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         match name {
@@ -44,16 +44,16 @@ impl Finish {
     }
 }
 
-/// A token and how likely it was.
+/// A token and its log-probability.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprob {
     /// The token id.
     pub id: u32,
-    /// Its text.
+    /// Text of the token.
     pub text: String,
-    /// Its bytes, whole characters or not.
+    /// Bytes of the token, which may be part of a character.
     pub bytes: Vec<u8>,
-    /// Its log-probability.
+    /// Log-probability of the token.
     pub logprob: f32,
 }
 
@@ -62,7 +62,7 @@ pub struct TokenLogprob {
 pub struct TokenLogprobs {
     /// The token that was chosen.
     pub chosen: TokenLogprob,
-    /// The most likely ones.
+    /// The most likely tokens at this position.
     pub top: Vec<TokenLogprob>,
 }
 
@@ -79,7 +79,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// An answer with this id, created at this Unix time.
+    /// Starts an answer with this id, created at this Unix time.
     #[must_use]
     pub fn new(kind: Kind, id: String, created: u64, model: &str, tokens_as_ids: bool) -> Self {
         let object = match kind {

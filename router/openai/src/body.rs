@@ -1,11 +1,10 @@
-//! A request's JSON body as it came: only the places of its top-level fields are known.
+//! A request's JSON body as received, with the positions of its top-level fields.
 //!
-//! What the gateway does not need is neither parsed nor written anew: a field is read where it stands, and a body
-//! with changes is put together from the client's own bytes. So a prompt of 220 KB is scanned once, fields that nobody
-//! here knows reach the engine as they were, and numbers keep their spelling. Of a name that occurs twice the last
-//! counts, as it does in Python's parser, and only that one is passed on.
+//! A field is parsed only when it is read, and a body with changes is assembled from the client's own bytes. So a prompt of
+//! 220 KB is scanned once, unknown fields reach the engine unchanged, and numbers keep their spelling. Of a name that
+//! occurs twice the last counts, as it does in Python's parser, and only that one is passed on.
 //!
-//! The fields of a form stand in it as the JSON that they would be.
+//! The fields of a form are stored as JSON text.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -27,9 +26,9 @@ const OPTION_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Debug, Clone)]
 enum Raw {
-    /// Where it stands in the body.
+    /// Position of the text in the body.
     Original(Range<usize>),
-    /// JSON text put in by the gateway. Legs and attempts share it.
+    /// JSON text set by the gateway. Legs and attempts share it.
     Set(ByteString),
 }
 
@@ -41,7 +40,7 @@ impl Raw {
         }
     }
 
-    /// Names differ in their lengths, mostly.
+    /// Compares lengths first: most names differ there.
     fn is(&self, wanted: &str, text: &str) -> bool {
         match self {
             Self::Original(range) => {
@@ -54,7 +53,7 @@ impl Raw {
 
 #[derive(Debug, Clone)]
 struct Field {
-    /// Without quotes and escapes.
+    /// The name without quotes and escapes.
     name: Raw,
     raw: Raw,
 }
@@ -65,12 +64,12 @@ pub struct RawBody {
     text: ByteString,
     fields: Vec<Field>,
     is_changed: bool,
-    /// Set when it is a form.
+    /// The form, if the body is one.
     form: Option<Arc<Form>>,
 }
 
 impl RawBody {
-    /// Finds the fields. The whole body is checked to be one JSON object.
+    /// Parses a body, which must be one JSON object, and locates its fields.
     pub fn parse(bytes: Bytes) -> Result<Self, ApiError> {
         let malformed = |error: String| ApiError::malformed(format!("The body is not JSON: {error}."));
         let text = ByteString::try_from(bytes).map_err(|error| malformed(error.to_string()))?;
@@ -87,7 +86,7 @@ impl RawBody {
         let (mut fields, mut seen, mut has_repeats) = (Vec::<Field>::with_capacity(16), 0, false);
         for Entry { name, value } in Entries::of(&text) {
             let name = name.unwrap_or_default();
-            // Repeated names included: each is looked for among those before it.
+            // Repeated names are counted too: each is searched for among the names before it.
             seen += 1;
             if seen > FIELDS_MAX {
                 return Err(refused(&format!("it has more than {FIELDS_MAX} fields")));
@@ -110,7 +109,7 @@ impl RawBody {
         Ok(Self { text, fields, is_changed: has_repeats, form: None })
     }
 
-    /// A body of the gateway's own.
+    /// Makes a body of the gateway's own fields.
     #[must_use]
     pub fn of_fields(fields: &serde_json::Map<String, serde_json::Value>) -> Self {
         let field = |(name, value): (&String, &serde_json::Value)| Field {
@@ -121,7 +120,7 @@ impl RawBody {
         Self { text: ByteString::new(), fields, is_changed: true, form: None }
     }
 
-    /// A form with these fields and a file. The boundary must not occur in any of them.
+    /// Makes a form with these fields and a file. The boundary must not occur in any of them.
     #[must_use]
     pub fn of_form(
         fields: &serde_json::Map<String, serde_json::Value>,
@@ -131,7 +130,7 @@ impl RawBody {
         Self { form: Some(Arc::new(Form::new(file, boundary))), ..Self::of_fields(fields) }
     }
 
-    /// Bytes of the body as it came; of a form those of its file and its fields.
+    /// Length of the received body in bytes; for a form, of its file and its fields.
     #[must_use]
     pub fn len(&self) -> usize {
         let of_form = |form: &Arc<Form>| {
@@ -140,7 +139,7 @@ impl RawBody {
         self.text.len() + self.form.as_ref().map_or(0, of_form)
     }
 
-    /// Whether nothing came.
+    /// Whether the received body is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -160,7 +159,7 @@ impl RawBody {
         Some(self.text_of(field)).filter(|text| *text != "null")
     }
 
-    /// Names of the fields that are there and not null.
+    /// Names of the fields that are present and not null.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let is_there = |field: &&Field| self.text_of(field) != "null";
         self.fields.iter().filter(is_there).map(|field| self.name_of(field))
@@ -185,12 +184,12 @@ impl RawBody {
             .map_err(|_| ApiError::invalid(name, format!("`{name}` must be {what}, not {}.", kind(text))))
     }
 
-    /// A flag.
+    /// Returns a boolean field.
     pub fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
         self.parsed(name, "true or false")
     }
 
-    /// An integer that is at least `low`.
+    /// Returns an integer field that is at least `low`.
     pub fn integer(&self, name: &str, low: i64) -> Result<Option<i64>, ApiError> {
         let number: Option<i64> = self.parsed(name, "an integer")?;
         match number {
@@ -201,10 +200,10 @@ impl RawBody {
         }
     }
 
-    /// A text.
+    /// Returns a string field.
     pub fn text(&self, name: &str) -> Result<Option<Cow<'_, str>>, ApiError> {
         match self.get(name) {
-            // Without an escape it stands in the body as it is.
+            // A string without escapes is returned as it is in the body.
             Some(text) if text.starts_with('"') && !text.contains('\\') => {
                 Ok(Some(Cow::Borrowed(&text[1..text.len() - 1])))
             }
@@ -212,12 +211,12 @@ impl RawBody {
         }
     }
 
-    /// A value as a tree.
+    /// Returns a field as a parsed value.
     pub fn value(&self, name: &str) -> Option<serde_json::Value> {
         self.get(name).and_then(|text| serde_json::from_str(text).ok())
     }
 
-    /// The value of an option as a tree; `None` also when its text is too long for one. Cheap, whatever a client sends.
+    /// Returns the parsed value of an option; `None` also if its text is longer than an option may be. Cost is bounded.
     #[must_use]
     pub fn option(&self, name: &str) -> Option<serde_json::Value> {
         let text = self.get(name).filter(|text| text.len() <= OPTION_BYTES_MAX)?;
@@ -230,7 +229,7 @@ impl RawBody {
         self.option(name).is_some_and(|value| value[inner] == true)
     }
 
-    /// Puts JSON text in a field's place, or adds the field.
+    /// Replaces a field by JSON text, or adds it.
     pub fn set(&mut self, name: &str, json: impl Into<ByteString>) {
         self.is_changed = true;
         let raw = Raw::Set(json.into());
@@ -240,21 +239,21 @@ impl RawBody {
         }
     }
 
-    /// Takes a field out; whether it was there.
+    /// Removes a field; returns whether it was present.
     pub fn remove(&mut self, name: &str) -> bool {
         let before = self.fields.len();
         self.retain(|field| field != name);
         self.fields.len() < before
     }
 
-    /// Takes out the fields that are not to be kept.
+    /// Removes the fields for which `is_kept` returns false.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&str) -> bool) {
         let before = self.fields.len();
         self.fields.retain(|field| is_kept(field.name.in_text(&self.text)));
         self.is_changed |= self.fields.len() < before;
     }
 
-    /// The body for the engine: the client's own bytes when nothing was changed.
+    /// Returns the body for the engine: the client's own bytes when nothing was changed.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         if let Some(form) = &self.form {
@@ -285,7 +284,7 @@ fn quote(name: &str, out: &mut Vec<u8>) {
     let _infallible = serde_json::to_writer(out, name);
 }
 
-/// What a JSON text is, in words.
+/// Kind of a JSON text, in words.
 fn kind(text: &str) -> &'static str {
     match text.as_bytes().first() {
         Some(b'{') => "an object",
@@ -362,7 +361,7 @@ mod tests {
             assert_eq!(error.status, 400, "{bad}");
         }
         assert!(RawBody::parse(Bytes::from_static(b"{\"a\":\"\xff\"}")).is_err());
-        // A name that is no text here is one to Python's parser: what it hides could not be screened.
+        // An invalid surrogate is a valid name to Python's parser, and its value could not be screened.
         assert!(RawBody::parse(Bytes::from_static(br#"{"\ud800":1}"#)).is_err());
         let many: Vec<String> = (0..300).map(|number| format!("\"f{number}\":1")).collect();
         assert!(RawBody::parse(format!("{{{}}}", many.join(",")).into()).is_err());

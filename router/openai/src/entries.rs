@@ -1,7 +1,7 @@
-//! Members and elements of JSON text that a parser has accepted already, found without parsing it once more.
+//! Members and elements of JSON text that was parsed before, found without parsing it again.
 //!
-//! One pass over the bytes, no recursion, strings are skipped with `memchr`. Of text that is no JSON the entries mean nothing,
-//! but there is an end of them.
+//! One pass over the bytes, no recursion; strings are skipped with `memchr`. For text that is not JSON the entries are
+//! undefined, but their number is bounded.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ pub struct Entry<'a> {
     pub value: &'a str,
 }
 
-/// Goes through the entries of an object or an array; other values have none.
+/// Iterates over the entries of an object or an array; other values have none.
 #[derive(Debug, Clone)]
 pub struct Entries<'a> {
     text: &'a str,
@@ -25,7 +25,7 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// The entries of this text.
+    /// Returns the entries of this text.
     #[must_use]
     pub fn of(text: &'a str) -> Self {
         let text = text.trim_ascii();
@@ -39,7 +39,7 @@ impl<'a> Entries<'a> {
         self.at += rest.iter().take_while(|&&byte| is_skipped(byte)).count();
     }
 
-    /// The value that begins here.
+    /// Returns the value that begins at the cursor.
     fn value(&mut self) -> Option<&'a str> {
         let begin = self.at;
         self.at = end_of_value(self.text.as_bytes(), begin);
@@ -58,8 +58,8 @@ impl<'a> Iterator for Entries<'a> {
                 let quoted = self.value()?;
                 self.skip(|byte| byte == b':' || byte.is_ascii_whitespace());
                 let bare = Cow::Borrowed(quoted.trim_matches('"'));
-                // Half a surrogate pair is no text here, and is one to Python's parser: such a name stays as it is written, and
-                // what follows it is gone through all the same.
+                // Half a surrogate pair is invalid here and valid in Python's parser: such a name is returned as it is written, and its
+                // value is visited all the same.
                 Some(match quoted.contains('\\') {
                     true => serde_json::from_str(quoted).map_or(bare, Cow::Owned),
                     false => bare,
@@ -70,7 +70,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// Where the value ends that begins at `at`; there, if none does.
+/// End of the value that begins at `at`; `at` itself if there is no value.
 fn end_of_value(text: &[u8], mut at: usize) -> usize {
     let mut depth = 0_usize;
     while let Some(&byte) = text.get(at) {

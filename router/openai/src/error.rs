@@ -1,3 +1,5 @@
+//! Errors as the API reports them.
+
 use axum_core::body::Body;
 use axum_core::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -6,24 +8,24 @@ use serde_json::json;
 
 use crate::{Surface, anthropic};
 
-/// An error in the shape that OpenAI clients understand.
+/// An error in the JSON format of OpenAI's API.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
-    /// What is wrong, for people.
+    /// Message for people.
     pub message: String,
     /// The offending parameter.
     pub param: Option<String>,
     /// A short code for programs.
     pub code: Option<&'static str>,
-    /// Seconds after which it may be tried again, if that is known.
+    /// Seconds after which the request may be retried, if known.
     pub retry_after_seconds: Option<u64>,
 }
 
 impl ApiError {
-    /// Any status.
+    /// Returns an error with any status.
     #[must_use]
     pub fn new(status: StatusCode, message: impl Into<String>, code: &'static str) -> Self {
         Self { status, message: message.into(), param: None, code: Some(code), retry_after_seconds: None }
@@ -41,7 +43,7 @@ impl ApiError {
         }
     }
 
-    /// 400: the body is not a request at all.
+    /// 400: the body is not a request.
     #[must_use]
     pub fn malformed(message: impl Into<String>) -> Self {
         Self {
@@ -53,7 +55,7 @@ impl ApiError {
         }
     }
 
-    /// 400: the prompt does not fit.
+    /// 400: the prompt exceeds the context length.
     #[must_use]
     pub fn context_length(param: &str, prompt: usize, context: usize) -> Self {
         Self {
@@ -67,7 +69,7 @@ impl ApiError {
         }
     }
 
-    /// 400: something valid that is not done here.
+    /// 400: a valid feature that is not supported here.
     pub(crate) fn unsupported(param: &str, what: &str) -> Self {
         Self::invalid(param, format!("{what} is not supported (`{param}`)."))
     }
@@ -126,20 +128,20 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// As an event of a stream.
+    /// Returns the error as a server-sent event.
     #[must_use]
     pub fn to_event(&self) -> Bytes {
         format!("data: {}\n\n", self.to_json()).into()
     }
 
-    /// With the seconds after which it may be tried again.
+    /// Sets the seconds after which the request may be retried.
     #[must_use]
     pub fn retry_after(mut self, seconds: Option<u64>) -> Self {
         self.retry_after_seconds = seconds;
         self
     }
 
-    /// In the shape that clients of a surface understand.
+    /// Converts the error to the response format of a surface.
     #[must_use]
     pub fn respond_at(self, surface: Surface) -> Response {
         let body =

@@ -1,21 +1,21 @@
-//! Typed access to the fields of a JSON object; every complaint names the field.
+//! Typed access to the fields of a JSON object; every error names the field.
 
 use serde_json::{Map, Value};
 
 use crate::ApiError;
 
-/// A request's fields.
+/// Fields of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a>(pub &'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
-    /// The value, unless it is absent or null.
+    /// Returns the value, unless it is absent or null.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// A number within `low..=high`.
+    /// Returns a number within `low..=high`.
     pub fn number(&self, name: &str, low: f64, high: f64) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_f64() {
@@ -28,7 +28,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer within `low..=high`.
+    /// Returns an integer within `low..=high`.
     pub fn integer(&self, name: &str, low: i64, high: i64) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_i64().or_else(|| whole(value)) {
@@ -38,7 +38,7 @@ impl<'a> Fields<'a> {
                 format!("`{name}` is {number}, but must be from {low} to {high}."),
             )),
             None => {
-                // One that is too large, or has a fraction, is shown as it is.
+                // A number that is too large, or has a fraction, is shown in the message.
                 let given = if value.is_number() { value.to_string() } else { kind(value).to_owned() };
                 let message = format!("`{name}` must be an integer from {low} to {high}, not {given}.");
                 Err(ApiError::invalid(name, message))
@@ -46,7 +46,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A flag.
+    /// Returns a boolean.
     pub fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let flag = value.as_bool();
@@ -55,7 +55,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A text.
+    /// Returns a string.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let text = value.as_str();
@@ -64,13 +64,13 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Token ids.
+    /// Returns token ids.
     pub fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {
         self.get(name).map(|value| token_ids(name, value)).transpose()
     }
 }
 
-/// A whole number that is written as a float; beyond 2^53 nobody can say which one was meant.
+/// Returns a whole number that is written as a float; floats beyond 2^53 are not exact and refused.
 fn whole(value: &Value) -> Option<i64> {
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT_MAX)?;
@@ -84,7 +84,7 @@ pub(super) fn token_ids(name: &str, value: &Value) -> Result<Vec<u32>, ApiError>
     value.as_array().ok_or_else(bad)?.iter().map(id).collect()
 }
 
-/// What a value is, in words.
+/// Kind of a value, in words.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

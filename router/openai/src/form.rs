@@ -5,21 +5,21 @@ use http::HeaderValue;
 
 use crate::Entries;
 
-/// With this field vLLM's forms ask for the usage at the end of a stream.
+/// Field of vLLM's forms that requests the usage at the end of a stream.
 pub const FORM_USAGE: &str = "stream_include_usage";
 
 /// The file of a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormFile {
-    /// Its name at the client. Engines look at its ending.
+    /// File name given by the client. Engines read the format from its extension.
     pub filename: String,
-    /// What it says that it is.
+    /// Content type given by the client.
     pub content_type: Option<String>,
-    /// What it holds.
+    /// Content of the file.
     pub bytes: Bytes,
 }
 
-/// What makes a request's body a form. Its fields are those of the body.
+/// File and boundary of a form. Its fields are those of the body.
 #[derive(Debug)]
 pub(crate) struct Form {
     file: FormFile,
@@ -39,8 +39,8 @@ impl Form {
         HeaderValue::try_from(format!("multipart/form-data; boundary={}", self.boundary)).ok()
     }
 
-    /// The form with these fields, whose values are JSON. It is always written anew, so that an engine's parser cannot find parts in it
-    /// that were not seen here.
+    /// Writes the form with these fields, whose values are JSON. A form is always rebuilt, so that an engine's parser cannot
+    /// find parts in it that were not checked here.
     pub(crate) fn to_bytes<'a>(&self, fields: impl Iterator<Item = (&'a str, &'a str)>) -> Bytes {
         let mut out = BytesMut::with_capacity(self.file.bytes.len() + 4096);
         for (name, json) in fields {
@@ -69,7 +69,7 @@ impl Form {
         out.extend_from_slice(format!("--{}\r\ncontent-disposition: form-data; ", self.boundary).as_bytes());
     }
 
-    /// A part with a value: of a string its text, of anything else its JSON.
+    /// Writes a part with a value: the text of a string, the JSON of anything else.
     fn write_field(&self, name: &str, json: &str, out: &mut BytesMut) {
         let text = serde_json::from_str::<String>(json);
         let text = text.as_deref().unwrap_or(json);
@@ -78,7 +78,7 @@ impl Form {
     }
 }
 
-/// A name without what would end it, or mean something to a parser.
+/// Removes characters of a name that would end it or that a parser would interpret.
 fn plain(name: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || " ._-()[]".contains(letter);
     name.chars().map(|letter| if is_plain(letter) { letter } else { '_' }).collect()

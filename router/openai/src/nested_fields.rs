@@ -1,11 +1,11 @@
-//! Typed access to the fields of a JSON object. `null` counts as absent, and every complaint names the field.
+//! Typed access to the fields of a nested JSON object. `null` counts as absent, and every error names the field's path.
 
 use serde_json::{Map, Value};
 
 use crate::ApiError;
 use crate::fields::kind;
 
-/// An object together with where it stands in the request.
+/// An object together with its path in the request.
 #[derive(Debug, Clone)]
 pub(crate) struct NestedFields<'a> {
     object: &'a Map<String, Value>,
@@ -13,7 +13,7 @@ pub(crate) struct NestedFields<'a> {
 }
 
 impl<'a> NestedFields<'a> {
-    /// The request itself.
+    /// Returns the request itself.
     pub(crate) fn of_body(body: &'a Value) -> Result<Self, ApiError> {
         match body {
             Value::Object(object) => Ok(Self { object, at: String::new() }),
@@ -24,7 +24,7 @@ impl<'a> NestedFields<'a> {
         }
     }
 
-    /// A value inside the request, which must be an object.
+    /// Returns a value inside the request, which must be an object.
     pub(crate) fn of(value: &'a Value, at: String) -> Result<Self, ApiError> {
         match value {
             Value::Object(object) => Ok(Self { object, at }),
@@ -32,7 +32,7 @@ impl<'a> NestedFields<'a> {
         }
     }
 
-    /// Where a field of this object stands.
+    /// Path of a field of this object.
     pub(crate) fn at(&self, name: &str) -> String {
         if self.at.is_empty() { name.to_owned() } else { format!("{}.{name}", self.at) }
     }
@@ -62,12 +62,12 @@ impl<'a> NestedFields<'a> {
         self.get(name).map(|value| Self::of(value, self.at(name))).transpose()
     }
 
-    /// An integer of at least 1.
+    /// Returns an integer of at least 1.
     pub(crate) fn positive(&self, name: &str) -> Result<Option<u64>, ApiError> {
         self.at_least(name, 1)
     }
 
-    /// An integer of at least this.
+    /// Returns an integer of at least `least`.
     pub(crate) fn at_least(&self, name: &str, least: u64) -> Result<Option<u64>, ApiError> {
         match self.typed(name, "an integer up to 4294967295", whole)? {
             Some(number) if number < least as f64 => {
@@ -102,7 +102,7 @@ impl<'a> NestedFields<'a> {
     }
 }
 
-/// One choice goes through these surfaces, so more cannot be asked for.
+/// Refuses more than one choice: these surfaces can carry only one.
 pub(crate) fn refuse_several(fields: &NestedFields<'_>) -> Result<(), ApiError> {
     match fields.get("n") {
         Some(count) if count.as_u64() != Some(1) => Err(ApiError::unsupported("n", "More than one answer")),
@@ -110,21 +110,21 @@ pub(crate) fn refuse_several(fields: &NestedFields<'_>) -> Result<(), ApiError> 
     }
 }
 
-/// What this translation does not know goes to the engine as it is.
+/// Copies the fields that this translation does not know, for the engine.
 pub(crate) fn pass_through(body: &Value, known: &[&str]) -> Map<String, Value> {
     let Some(object) = body.as_object() else { return Map::new() };
     let passed = object.iter().filter(|(name, value)| !known.contains(&name.as_str()) && !value.is_null());
     passed.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// An integer, which JSON may also write as `1.0`. None that counts anything here is too large for a float.
+/// Returns an integer, which JSON may also write as `1.0`. Integers above `u32::MAX` are refused.
 fn whole(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= f64::from(u32::MAX))
 }
 
 fn must_be(at: &str, wanted: &str, value: &Value) -> ApiError {
     match value {
-        // One that is too large, or has a fraction, is shown as it is.
+        // A number that is too large, or has a fraction, is shown in the message.
         Value::Number(number) => ApiError::invalid(at, format!("`{at}` must be {wanted}, not {number}.")),
         _ => ApiError::invalid(at, format!("`{at}` must be {wanted}, not {}.", kind(value))),
     }

@@ -5,14 +5,14 @@ use serde_json::{Map, Value};
 use crate::fields::{kind, token_ids};
 use crate::{ApiError, Fields, Sampling, ToolChoice};
 
-/// Most choices of one request.
+/// Largest number of choices of one request.
 pub(super) const CHOICES_MAX: i64 = 16;
-/// Most alternatives that log-probabilities are reported for.
+/// Largest number of alternatives with log-probabilities.
 const TOP_LOGPROBS_MAX: i64 = 20;
-/// What to continue.
+/// Prompt of a completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
-    /// A text, to be tokenised.
+    /// Text, still to be tokenised.
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
@@ -25,13 +25,13 @@ pub struct CompletionRequest {
     pub model: Option<String>,
     /// One or more prompts.
     pub prompts: Vec<Prompt>,
-    /// How to sample.
+    /// Sampling parameters and stop conditions.
     pub sampling: Sampling,
-    /// Whether to answer piece by piece.
+    /// Whether to stream the answer.
     pub stream: bool,
     /// Whether a stream ends with usage.
     pub include_usage: bool,
-    /// Whether usage is also told before the end.
+    /// Whether usage is also reported before the end.
     pub continuous_usage: bool,
     /// Whether to report token ids.
     pub return_token_ids: bool,
@@ -39,9 +39,9 @@ pub struct CompletionRequest {
     pub tokens_as_ids: bool,
     /// Whether the prompt is part of the output.
     pub echo: bool,
-    /// Keeps this request's cache apart.
+    /// Salt that separates this request's cached blocks from those of other salts.
     pub cache_salt: Option<String>,
-    /// The hand-off, opaque here.
+    /// Parameters of the hand-off, not interpreted here.
     pub kv_transfer_params: Option<Value>,
 }
 
@@ -54,21 +54,21 @@ pub struct ChatRequest {
     pub messages: Value,
     /// Variables for the template: `tools` and `chat_template_kwargs`.
     pub template_extras: Map<String, Value>,
-    /// Which of the tools that it is shown the model may or must call.
+    /// Tools that the model may or must call, among those that it is shown.
     pub tool_choice: ToolChoice,
-    /// Whether the template shall open the assistant's turn.
+    /// Whether the template opens the assistant's turn.
     pub add_generation_prompt: bool,
-    /// How to sample.
+    /// Sampling parameters and stop conditions.
     pub sampling: Sampling,
-    /// Whether to answer piece by piece.
+    /// Whether to stream the answer.
     pub stream: bool,
     /// Whether a stream ends with usage.
     pub include_usage: bool,
-    /// Keeps this request's cache apart.
+    /// Salt that separates this request's cached blocks from those of other salts.
     pub cache_salt: Option<String>,
     /// Whether to report token ids.
     pub return_token_ids: bool,
-    /// The hand-off, opaque here.
+    /// Parameters of the hand-off, not interpreted here.
     pub kv_transfer_params: Option<Value>,
 }
 
@@ -102,8 +102,8 @@ fn usage_options(fields: Fields<'_>, stream: bool) -> Result<(bool, bool), ApiEr
     Ok((flag("include_usage")?, flag("continuous_usage_stats")?))
 }
 
-/// Fields of a request that [`ChatRequest`] or [`CompletionRequest`] takes into account, or that change no answer. What is
-/// in no such list may mean something to an engine. `structured_outputs` and `parallel_tool_calls` are left out although they
+/// Fields of a request that [`ChatRequest`] or [`CompletionRequest`] takes into account, or that change no answer. A field in
+/// no such list may have a meaning to an engine. `structured_outputs` and `parallel_tool_calls` are left out although they
 /// are parsed: with `gateway.text = "gateway"`, a request that has them is relayed to engines other than the reference engine.
 pub const KNOWN_FIELDS: [&str; 44] = [
     "add_generation_prompt",
@@ -152,7 +152,7 @@ pub const KNOWN_FIELDS: [&str; 44] = [
     "user",
 ];
 
-/// What would change the answer and is not there yet is refused, not ignored.
+/// Refuses fields that would change the answer and are not supported.
 fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
     let refuse =
         |name: &str, what: &str| Err(ApiError::invalid(name, format!("{what} is not supported yet.")));
@@ -254,7 +254,7 @@ impl ChatRequest {
         let tool_choice = ToolChoice::parse(fields)?;
         let may_call_several = fields.flag("parallel_tool_calls")?.unwrap_or(true);
         if let Some(output) = tool_choice.forced_output(fields.get("tools"), may_call_several)? {
-            // A `response_format` is for what is not a call.
+            // `response_format` applies to answers that are not calls.
             sampling.constrain(output);
         }
         sampling.max_tokens = max_tokens(fields, &["max_completion_tokens", "max_tokens"])?;
@@ -313,10 +313,10 @@ fn messages(fields: Fields<'_>) -> Result<Value, ApiError> {
     Ok(value.clone())
 }
 
-/// Who may have said something.
+/// Valid roles of a message.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
-/// Whether a message says something else than its content.
+/// Whether a message may have no content because it has other fields, such as tool calls.
 fn needs_no_content(role: &str, fields: &Map<String, Value>) -> bool {
     const OF_AN_ASSISTANT: [&str; 6] =
         ["tool_calls", "function_call", "refusal", "audio", "reasoning", "reasoning_content"];

@@ -1,5 +1,5 @@
-//! How long a client wants the blocks of its prompt retained: `prompt_cache_retention` of chats, completions and responses, which
-//! [`crate::anthropic`] makes of `cache_control`.
+//! Time for which a client wants the blocks of its prompt retained: `prompt_cache_retention` of chats, completions and
+//! responses, to which [`crate::anthropic`] converts `cache_control`.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use crate::{ApiError, RawBody};
 /// The field's name.
 pub(crate) const PROMPT_CACHE_RETENTION: &str = "prompt_cache_retention";
 
-/// Takes the field out of a body: engines have no use for it, and some refuse what they do not know. Zero: as long as those of any other prompt
-/// (`"in_memory"`).
+/// Removes the field from a body and returns its value: engines do not use it, and some refuse unknown fields. Zero: no
+/// longer than any other prompt's blocks (`"in_memory"`).
 pub fn take_prompt_cache_retention(body: &mut RawBody) -> Result<Duration, ApiError> {
     let text = body.text(PROMPT_CACHE_RETENTION)?.map(Cow::into_owned);
     body.remove(PROMPT_CACHE_RETENTION);
@@ -30,7 +30,7 @@ pub fn take_prompt_cache_retention(body: &mut RawBody) -> Result<Duration, ApiEr
     }
 }
 
-/// A whole number of seconds, minutes, hours or days.
+/// Parses a whole number of seconds, minutes, hours or days.
 pub(crate) fn parse(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds = match unit {

@@ -1,4 +1,4 @@
-//! How tokens are chosen and when to stop, parsed and checked.
+//! Sampling parameters and stop conditions, parsed and checked.
 
 use std::sync::Arc;
 
@@ -8,35 +8,35 @@ use crate::fields::kind;
 use crate::request::CHOICES_MAX;
 use crate::{ApiError, Fields, STRUCTURED_OUTPUTS, StructuredOutput};
 
-/// Most stop strings.
+/// Largest number of stop strings.
 const STOP_STRINGS_MAX: usize = 16;
-/// Longest of them: the text so far is compared with it after each token.
+/// Longest stop string: after each token the text so far is compared with it.
 const STOP_BYTES_MAX: usize = 1 << 10;
 
-/// How tokens are chosen and when to stop.
+/// Sampling parameters and stop conditions of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Softmax temperature; 0 is greedy.
     pub temperature: f32,
-    /// Smallest set of tokens whose probabilities reach this sum.
+    /// Probability mass of the smallest set of tokens that is sampled from.
     pub top_p: f32,
-    /// The most likely so many; 0 is all.
+    /// Number of most likely tokens that are sampled from; 0: all.
     pub top_k: u32,
-    /// At least so likely, relative to the most likely.
+    /// Least probability of a sampled token, relative to the most likely one.
     pub min_p: f32,
-    /// Taken off per earlier occurrence in the output.
+    /// Subtracted from a token's logit per earlier occurrence in the output.
     pub frequency_penalty: f32,
-    /// Taken off when it occurred in the output.
+    /// Subtracted from a token's logit if it occurred in the output.
     pub presence_penalty: f32,
-    /// Divides (multiplies, if negative) the logit of what occurred in prompt or output.
+    /// Divides (multiplies, if negative) the logits of tokens that occurred in prompt or output.
     pub repetition_penalty: f32,
-    /// Makes sampling repeatable.
+    /// Seed of the random numbers; makes sampling repeatable.
     pub seed: Option<u64>,
-    /// Added to logits.
+    /// Values added to the logits of tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Tokens to generate at most; `None` is up to the context length.
+    /// Largest number of tokens to generate; `None`: up to the context length.
     pub max_tokens: Option<usize>,
-    /// No end before so many.
+    /// Least number of tokens before the output may end.
     pub min_tokens: usize,
     /// Strings that end the output.
     pub stop: Vec<String>,
@@ -44,19 +44,19 @@ pub struct Sampling {
     pub stop_token_ids: Vec<u32>,
     /// Whether the stop string is part of the output.
     pub include_stop: bool,
-    /// Whether to go on after an end-of-sequence token.
+    /// Whether to continue after an end-of-sequence token.
     pub ignore_eos: bool,
     /// Whether special tokens are left out of the text.
     pub skip_special_tokens: bool,
-    /// How many alternatives to report log-probabilities for; `None` is no log-probabilities.
+    /// Number of alternatives with log-probabilities; `None`: no log-probabilities.
     pub logprobs: Option<u32>,
     /// Number of independent outputs.
     pub n: u32,
-    /// Last so many prompt tokens are output of an interrupted run of the same request.
+    /// Number of prompt tokens at the end that are output of an interrupted run of the same request.
     pub resumed_tokens: usize,
-    /// The JSON that the output must be; set by [`Sampling::constrain`].
+    /// JSON that the output must match; set by [`Sampling::constrain`].
     pub structured: Option<Arc<StructuredOutput>>,
-    /// Which of those that have a default were given: what was not is left to the engine's own defaults.
+    /// Parameters with defaults that the client gave. The others are left to the engine's own defaults.
     given: Given,
 }
 
@@ -74,7 +74,7 @@ const WITH_DEFAULTS: [&str; 10] = [
     "skip_special_tokens",
 ];
 
-/// A set of them.
+/// A set of the parameters in [`WITH_DEFAULTS`], one bit each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Given(u16);
 
@@ -127,15 +127,15 @@ impl Sampling {
         Ok(sampling)
     }
 
-    /// The output must be JSON of a schema. It ends where that does: not later, and not before.
+    /// Constrains the output to JSON of a schema. The output ends exactly at the end of the JSON.
     pub fn constrain(&mut self, output: StructuredOutput) {
         self.structured = Some(Arc::new(output));
         self.ignore_eos = false;
         self.min_tokens = 0;
     }
 
-    /// These parameters as fields of a completions request to an engine, without `n` and `stop`. Defaults that the client
-    /// did not ask for are left out: an engine may have others, from its model's `generation_config`.
+    /// Returns the parameters as fields of a completions request to an engine, without `n` and `stop`. Defaults that the client
+    /// did not give are left out: an engine may have others, from its model's `generation_config`.
     #[must_use]
     pub fn to_engine_fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();

@@ -1,22 +1,22 @@
-//! How large a JSON schema becomes in the compiler of grammars.
+//! Size of a JSON schema in the compiler of grammars.
 //!
-//! What stands in `allOf`, or beside a `$ref`, `anyOf`, `oneOf` or `enum`, `llguidance` merges by copying: two alternatives beside two
-//! others are four, and a definition that merges two copies of the next one doubles with each, so that 4 KiB of schema could
-//! take all memory. [`check_size`] computes a bound first: where several parts are merged, the product of their sizes.
+//! `llguidance` merges the schemas in `allOf`, and those beside a `$ref`, `anyOf`, `oneOf` or `enum`, by copying: two
+//! alternatives beside two others are four, and a definition that merges two copies of the next one doubles with each, so that
+//! 4 KiB of schema could take all memory. [`check_size`] computes a bound first: for merged parts, the product of their sizes.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-/// Values of a schema after merging, about 1 KiB each while the compiler works.
+/// Largest number of values of a schema after merging; each takes about 1 KiB while the compiler works.
 const MERGED_VALUES_MAX: usize = 20_000;
-/// Deepest nesting of schemas and merged references together.
+/// Largest nesting of schemas and merged references together.
 const MERGE_DEPTH_MAX: usize = 128;
-/// Types of JSON: a schema without `type` has an alternative for each.
+/// Number of JSON types: a schema without `type` has an alternative for each.
 const TYPES: usize = 7;
 
-/// Refuses a schema that would become too large. It was checked by [`check_schema`](crate::json_schema::check_schema) in all other
-/// respects.
+/// Refuses a schema that would become too large. [`check_schema`](crate::json_schema::check_schema) has checked it in all
+/// other respects.
 pub(super) fn check_size(root: &Value) -> Result<(), String> {
     let mut merges = Merges { root, targets: HashMap::new() };
     let values = merges.size(root, References::Kept, 0)?.saturating_add(merges.definitions(root)?);
@@ -29,26 +29,26 @@ pub(super) fn check_size(root: &Value) -> Result<(), String> {
     }
 }
 
-/// Which references count as what they point to.
+/// References that are replaced by their targets while a schema is merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum References {
-    /// None: each stays a reference.
+    /// None; each stays a reference.
     Kept,
-    /// Those of the schema itself and of its alternatives.
+    /// References of the schema itself and of its alternatives.
     Merged,
-    /// Those in nested schemas, too.
+    /// References in nested schemas, too.
     AllMerged,
 }
 
 /// A bound of the values that a schema has after merging.
 struct Merges<'a> {
     root: &'a Value,
-    /// By reference; `None` while it is being computed.
+    /// Sizes by reference; `None` while a size is being computed.
     targets: HashMap<(&'a str, References), Option<usize>>,
 }
 
 impl<'a> Merges<'a> {
-    /// The values of all definitions that a reference can point to.
+    /// Sum of the sizes of all definitions that a reference can point to.
     fn definitions(&mut self, schema: &'a Value) -> Result<usize, String> {
         let mut sum = 0_usize;
         for keyword in ["$defs", "definitions"] {
@@ -70,7 +70,7 @@ impl<'a> Merges<'a> {
         let is_merge = parts.count() > 1;
         let inside = match is_merge {
             false => references,
-            // Where two parts have schemas of their own, those are merged with each other.
+            // If two parts have nested schemas, these are merged with each other.
             true if parts.nested() > 1 => References::AllMerged,
             true => references.max_with_merged(),
         };
@@ -103,7 +103,7 @@ impl<'a> Merges<'a> {
         Ok(sum)
     }
 
-    /// The keywords that are no merge by themselves.
+    /// Size of the keywords that are not merged.
     fn own(
         &mut self,
         keywords: &'a Map<String, Value>,
@@ -117,7 +117,7 @@ impl<'a> Merges<'a> {
                 ("properties", Value::Object(named)) => {
                     own.push(self.sum(named.values(), nested, depth + 1)?)
                 }
-                // A property that a pattern matches is merged with the pattern's schema.
+                // A property whose name matches a pattern is merged with the pattern's schema.
                 ("patternProperties", Value::Object(named)) => {
                     patterns = self.sum(named.values(), nested, depth + 1)?;
                 }
@@ -136,7 +136,7 @@ impl<'a> Merges<'a> {
         }
         let own = own.into_iter().fold(1, usize::saturating_add);
         let own = own.saturating_mul(patterns.saturating_add(1));
-        // One alternative a type.
+        // One alternative per type.
         Ok(own.saturating_add(if has_own { types - types.min(1) } else { 0 }))
     }
 
@@ -148,7 +148,7 @@ impl<'a> Merges<'a> {
             }
             None => {}
         }
-        // The compiler says so of a definition that is not there.
+        // A missing definition is reported by the compiler.
         let mut steps = reference.split('/').skip(1);
         let Some(target) = steps.try_fold(self.root, |schema, step| schema.get(step)) else { return Ok(1) };
         self.targets.insert((reference, references), None);
@@ -164,9 +164,9 @@ impl References {
     }
 }
 
-/// Keywords that are merged with what stands beside them.
+/// Keywords that are merged with their neighbours.
 const MERGED: [&str; 6] = ["allOf", "anyOf", "oneOf", "enum", "const", "$ref"];
-/// Keywords that allow everything.
+/// Keywords that constrain nothing.
 const DESCRIBING: [&str; 14] = [
     "$schema",
     "$id",
@@ -184,7 +184,7 @@ const DESCRIBING: [&str; 14] = [
     "x-guidance",
 ];
 
-/// What of a schema is merged with each other.
+/// Parts of a schema that are merged with each other.
 struct Parts<'a> {
     /// Whether there are keywords outside [`MERGED`].
     has_own: bool,
@@ -220,7 +220,7 @@ impl<'a> Parts<'a> {
             + usize::from(self.reference.is_some())
     }
 
-    /// How many of them may have schemas of their own.
+    /// Number of parts that may have nested schemas.
     fn nested(&self) -> usize {
         let is_flat = |schema: &&Value| match schema {
             Value::Object(keywords) => {
@@ -248,7 +248,7 @@ fn count_of(value: &Value) -> usize {
     }
 }
 
-/// Keywords with schemas of their own.
+/// Keywords that contain nested schemas.
 const NESTING: [&str; 6] =
     ["properties", "patternProperties", "additionalProperties", "items", "prefixItems", "additionalItems"];
 
@@ -297,7 +297,7 @@ mod tests {
         }
         for schema in [
             doubling(6),
-            // As Pydantic, Zod and hand-written tools have them.
+            // Schemas as Pydantic, Zod and people write them.
             json!({"type": "object", "properties": {"a": {"allOf": [{"$ref": "#/$defs/n"}], "description": "d"},
                 "b": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}], "default": null}},
                 "$defs": {"n": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}}}}),

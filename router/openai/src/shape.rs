@@ -2,38 +2,38 @@
 //!
 //! A tree takes up to a hundred times the bytes of its text (`[],[],…`: three bytes a list, 72 and more for its value), so
 //! a body is counted before anything is parsed. One pass over the bytes, no allocation and no recursion; strings are
-//! skipped with `memchr`. Whether the text is JSON at all is the parser's to say: of a text that is not, the counts mean
-//! nothing and are no larger than its length.
+//! skipped with `memchr`. The parser decides whether the text is JSON: for other text the counts are undefined, but no
+//! larger than its length.
 
 use memchr::memchr2;
 
-/// Bytes that a tree takes for each value or name that is no number: a `Value` in a list that has just grown, or a
-/// bucket of a map with its name.
+/// Bytes of a tree per value or name that is no number: a `Value` in a list that has just grown, or a bucket of a map with
+/// its name.
 const NODE_BYTES: usize = 256;
-/// The same for a number, which stands in a list.
+/// Bytes of a tree per number, which is an element of a list.
 const NUMBER_BYTES: usize = 128;
-/// Copies of a text that are there at a time while it is parsed, translated, rendered and tokenised.
+/// Copies of a text that exist at a time while it is parsed, translated, rendered and tokenised.
 const TEXT_COPIES: usize = 5;
 
-/// Most that a text may hold.
+/// Limits of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShapeLimits {
-    /// Objects, lists, strings, names and literals.
+    /// Number of objects, lists, strings, names and literals.
     pub nodes: usize,
-    /// Numbers.
+    /// Number of numbers.
     pub numbers: usize,
-    /// Objects and lists inside each other.
+    /// Nesting depth of objects and lists.
     pub depth: usize,
 }
 
-/// What a text holds.
+/// Counts of the values in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Shape {
-    /// Objects, lists, strings, names and literals.
+    /// Number of objects, lists, strings, names and literals.
     pub nodes: usize,
-    /// Numbers.
+    /// Number of numbers.
     pub numbers: usize,
-    /// Objects and lists inside each other, at most.
+    /// Largest nesting depth of objects and lists.
     pub depth: usize,
 }
 
@@ -92,14 +92,14 @@ impl Shape {
         Ok(())
     }
 
-    /// Bytes that working on a text of this shape takes at most, beside the text itself. An estimate from above.
+    /// Upper bound of the bytes that processing a text of this shape takes, in addition to the text itself.
     #[must_use]
     pub fn work_bytes(&self, text_bytes: usize) -> usize {
         TEXT_COPIES * text_bytes + NODE_BYTES * self.nodes + NUMBER_BYTES * self.numbers
     }
 }
 
-/// Where a string ends whose first byte is at `at`.
+/// End of the string whose first byte is at `at`.
 pub(crate) fn end_of_string(text: &[u8], mut at: usize) -> usize {
     while let Some(found) = text.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += found;
@@ -124,7 +124,7 @@ mod tests {
 
     const WIDE: ShapeLimits = ShapeLimits { nodes: 1 << 20, numbers: 1 << 20, depth: 128 };
 
-    /// The same, from the tree.
+    /// Counts the same from the parsed tree.
     fn counted(value: &Value, depth: usize, shape: &mut Shape) {
         match value {
             Value::Number(_) => shape.numbers += 1,

@@ -1,4 +1,4 @@
-//! Server-sent events: read as engines write them, written as clients read them.
+//! Server-sent events: a reader of engines' streams, and a writer for clients.
 //!
 //! Source: HTML Living Standard, "Server-sent events", 9.2.6. Only fields that carry data are read; an end of line is LF or
 //! CRLF.
@@ -10,39 +10,38 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use serde_json::Value;
 
-/// The data of an event that ends a stream of OpenAI's API.
+/// Data of the event that ends a stream of OpenAI's API.
 pub const DONE: &[u8] = b"[DONE]";
 
-/// More has come of an event without its end than its reader keeps.
+/// An event without an end is longer than its reader's limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event without end")]
 pub struct EventTooLarge;
 
-/// Puts the events of a stream together, however its bytes are cut. Nothing is copied as long as pieces end where events
-/// end.
+/// Assembles the events of a stream from pieces of any size. Nothing is copied as long as pieces end where events end.
 #[derive(Debug)]
 pub struct EventBuffer {
-    /// The beginning of an event whose end has not come.
+    /// Beginning of an event whose end has not arrived.
     partial: BytesMut,
-    /// So many bytes of it have no end of an event.
+    /// Number of bytes of `partial` that contain no end of an event.
     searched: usize,
     partial_bytes_max: usize,
 }
 
 impl EventBuffer {
-    /// Keeps at most so many bytes of an event whose end has not come.
+    /// Keeps at most `partial_bytes_max` bytes of an event whose end has not arrived.
     #[must_use]
     pub fn new(partial_bytes_max: usize) -> Self {
         Self { partial: BytesMut::new(), searched: 0, partial_bytes_max }
     }
 
-    /// Takes bytes as they come and gives back the events that are whole now, possibly none.
+    /// Adds bytes and returns the events that are complete now, possibly none.
     pub fn push(&mut self, bytes: Bytes) -> Result<Bytes, EventTooLarge> {
         if self.partial.is_empty() && (bytes.ends_with(b"\n\n") || bytes.ends_with(b"\r\n\r\n")) {
             return Ok(bytes);
         }
         self.partial.extend_from_slice(&bytes);
-        // An end may begin up to three bytes before what is new.
+        // The end may begin up to three bytes before the new bytes.
         let from = self.searched.saturating_sub(3);
         let new = &self.partial[from..];
         let end = memmem::rfind(new, b"\n\n").map(|at| at + 2);
@@ -58,7 +57,7 @@ impl EventBuffer {
     }
 }
 
-/// The events of whole events' bytes, each with its end.
+/// Splits the bytes of complete events into events, each with its end.
 pub fn events(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
@@ -76,10 +75,10 @@ pub fn events(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The data of an event, its lines joined; empty for one that has none (a comment).
+/// Data of an event, its lines joined; empty for an event without data (a comment).
 #[must_use]
 pub fn data_of(event: &[u8]) -> Cow<'_, [u8]> {
-    // Engines write one line of data and nothing else.
+    // Fast path: engines write one line of data and no other field.
     if let Some(data) = event.strip_prefix(b"data:") {
         let data = data.trim_ascii();
         if memchr::memchr(b'\n', data).is_none() {
@@ -100,7 +99,7 @@ pub fn data_of(event: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(data)
 }
 
-/// Appends an event with a name, which is the `type` of its data, too.
+/// Appends an event with a name, which is also the `type` of its data.
 pub(crate) fn named_event(out: &mut String, name: &str, fields: &Value) {
     // Writing to a string cannot fail.
     let _ = write!(out, "event: {name}\ndata: {fields}\n\n");

@@ -7,24 +7,24 @@ use crate::fields::kind;
 use crate::json_schema::{SCHEMA_BYTES_MAX, check_schema};
 use crate::{ApiError, Fields};
 
-/// The field with which an engine is asked for a structured output.
+/// Field that requests a structured output from an engine.
 pub const STRUCTURED_OUTPUTS: &str = "structured_outputs";
 
-/// The JSON that an output must be.
+/// JSON that an output must match.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StructuredOutput {
     /// JSON schema, an object.
     pub schema: Value,
-    /// Keywords that a grammar cannot express are refused; otherwise they are left out. Default: true for a schema that the
-    /// request gives as its format, false for the parameters of a tool, which were often written for models that only read
-    /// them.
+    /// Whether keywords that a grammar cannot express are refused; otherwise they are left out. Default: true for a schema
+    /// that the request gives as its format, false for the parameters of a tool, which were often written for models that only
+    /// read them.
     pub is_strict: bool,
-    /// The field of the client's request that asked for it, for errors.
+    /// Field of the client's request with the schema, for error messages.
     pub param: &'static str,
 }
 
 impl StructuredOutput {
-    /// An output of this schema.
+    /// Returns an output of this schema.
     pub fn new(param: &'static str, schema: Value, is_strict: bool) -> Result<Self, ApiError> {
         let checked = match schema.is_object() {
             true => check_schema(&schema),
@@ -36,7 +36,7 @@ impl StructuredOutput {
         }
     }
 
-    /// What a request asks for.
+    /// Parses the structured output that a request asks for.
     pub(super) fn parse(fields: Fields<'_>) -> Result<Option<Self>, ApiError> {
         let format = response_format(fields)?;
         let Some(asked) = fields.get(STRUCTURED_OUTPUTS) else { return Ok(format) };
@@ -59,7 +59,7 @@ impl StructuredOutput {
         }
         let is_strict = asked.flag("strict")?.unwrap_or(true);
         match asked.get("json") {
-            // vLLM takes a schema as text, too.
+            // vLLM also accepts a schema as text.
             Some(Value::String(text)) if text.len() <= SCHEMA_BYTES_MAX => match serde_json::from_str(text) {
                 Ok(schema) => Self::new(STRUCTURED_OUTPUTS, schema, is_strict).map(Some),
                 Err(error) => bad(format!("`{STRUCTURED_OUTPUTS}.json` is not JSON: {error}.")),
@@ -70,7 +70,7 @@ impl StructuredOutput {
         }
     }
 
-    /// As an engine is asked for it.
+    /// Returns the field's value in a request to an engine.
     #[must_use]
     pub fn to_json(&self) -> Value {
         json!({ "json": self.schema, "strict": self.is_strict })

@@ -1,6 +1,6 @@
-//! The surfaces of the API: what a client may ask for, and over which path.
+//! The surfaces of the API and their paths.
 
-/// What an engine generates.
+/// Kind of generation that an engine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `/v1/completions`.
@@ -18,23 +18,23 @@ pub enum Surface {
     Completions,
     /// OpenAI's embeddings.
     Embeddings,
-    /// Documents ranked by a query, as Jina and Cohere ask for it.
+    /// Ranking of documents by a query, in the form of Jina and Cohere.
     Rerank,
-    /// How near texts are to each other.
+    /// Similarity scores of texts.
     Score,
-    /// The tokens of a text or a chat, as vLLM gives them.
+    /// Tokenisation of a text or a chat, in vLLM's form.
     Tokenize,
-    /// The text of tokens.
+    /// Conversion of tokens to text.
     Detokenize,
-    /// A text that is spoken, as OpenAI asks for it.
+    /// Speech from text, in OpenAI's form.
     Speech,
-    /// The text of a recording, as OpenAI asks for it.
+    /// Transcription of a recording, in OpenAI's form.
     Transcription,
-    /// The same in English.
+    /// Transcription of a recording, translated to English.
     Translation,
     /// Anthropic's messages.
     Messages,
-    /// Anthropic's count of a message's tokens.
+    /// Anthropic's token count of a message.
     CountTokens,
     /// OpenAI's responses.
     Responses,
@@ -43,7 +43,7 @@ pub enum Surface {
 }
 
 impl Surface {
-    /// All of them.
+    /// All surfaces.
     pub const ALL: [Self; 14] = [
         Self::Chat,
         Self::Completions,
@@ -82,7 +82,7 @@ impl Surface {
         }
     }
 
-    /// What engines generate for it; `None` for what is not generated token by token.
+    /// Kind of generation for the surface; `None` if nothing is generated token by token.
     #[must_use]
     pub fn kind(self) -> Option<Kind> {
         match self {
@@ -99,7 +99,7 @@ impl Surface {
         }
     }
 
-    /// The path at which clients ask for it; the first where there are several, and empty where it is none of HTTP.
+    /// Path that clients request; the first of several, and empty for a surface that is not HTTP.
     #[must_use]
     pub fn client_path(self) -> &'static str {
         match self {
@@ -111,25 +111,25 @@ impl Surface {
         }
     }
 
-    /// Whether an engine's accelerator computes something for it.
+    /// Whether an engine's accelerator computes the answer.
     #[must_use]
     pub fn is_computed(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
     }
 
-    /// Whether clients send a form with a recording, not JSON.
+    /// Whether the request is a form with a recording instead of JSON.
     #[must_use]
     pub fn takes_recording(self) -> bool {
         matches!(self, Self::Transcription | Self::Translation)
     }
 
-    /// Whether an answer may be something else than JSON: sound, or a text as it is.
+    /// Whether an answer may be sound or plain text instead of JSON.
     #[must_use]
     pub fn is_audio(self) -> bool {
         self == Self::Speech || self.takes_recording()
     }
 
-    /// The path at which engines are asked for it.
+    /// Path of requests to engines.
     #[must_use]
     pub fn engine_path(self) -> &'static str {
         match self {
@@ -146,7 +146,7 @@ impl Surface {
         }
     }
 
-    /// Whether it is Anthropic's, whose errors have a shape of their own.
+    /// Whether the surface is Anthropic's, whose errors have another format.
     #[must_use]
     pub fn is_anthropic(self) -> bool {
         matches!(self, Self::Messages | Self::CountTokens)
@@ -154,7 +154,7 @@ impl Surface {
 }
 
 impl Kind {
-    /// The path at which engines answer it.
+    /// Path at which engines serve the surface.
     #[must_use]
     pub fn path(self) -> &'static str {
         match self {
@@ -174,7 +174,7 @@ mod tests {
             assert_eq!(surface as usize, place, "{surface:?}");
             assert!(surface.engine_path().starts_with('/') && !surface.name().is_empty());
         }
-        // Whatever is declared last is listed, so all are.
+        // The last declared surface is listed, so all are.
         assert_eq!(Surface::ALL.last(), Some(&Surface::KServe));
     }
 }

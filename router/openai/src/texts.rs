@@ -1,10 +1,10 @@
-//! The texts of requests and answers: what a service that checks contents has to see, and may replace.
+//! The texts of requests and answers, which a content filter must see and may replace.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// Fields of a request that hold what a model reads.
+/// Fields of a request that the model reads.
 pub const TEXT_FIELDS: [&str; 16] = [
     "messages",
     "prompt",
@@ -24,28 +24,28 @@ pub const TEXT_FIELDS: [&str; 16] = [
     "hotwords",
 ];
 
-/// Those of them that are schemas: names in them are texts, too.
+/// Fields among [`TEXT_FIELDS`] that are schemas: names in them are texts, too.
 const SCHEMA_FIELDS: [&str; 2] = ["response_format", "functions"];
 
-/// Members of messages and parts that say what something is, not what it says; templates may write some of them, so that long ones
-/// count as texts.
+/// Members of messages and parts that describe structure, not content. Templates may write some of them, so long ones count
+/// as texts.
 const STRUCTURE: [&str; 9] =
     ["type", "id", "tool_call_id", "call_id", "detail", "format", "status", "media_type", "cache_control"];
 const STRUCTURE_BYTES_MAX: usize = 64;
 
-/// Roles of messages. A template writes others as they are.
+/// Known roles of messages. A template writes other roles as they are.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// Members of parts that name or hold media.
 const MEDIA: [&str; 9] =
     ["image_url", "video_url", "audio_url", "image", "video", "audio", "input_audio", "source", "file"];
-/// Members of those that are no texts.
+/// Members of [`MEDIA`] that are no texts.
 const MEDIA_DATA: [&str; 3] = ["url", "data", "file_data"];
 
-/// Members of messages, parts and tool calls whose own members are known; what lies in any other is data.
+/// Members of messages, parts and tool calls whose own members are known; the content of any other is treated as data.
 const HOLDERS: [&str; 6] = ["content", "output", "input", "tool_calls", "function", "function_call"];
 
-/// Goes through the texts in a field of a request, in the order in which they stand.
+/// Visits the texts in a field of a request, in their order.
 pub fn each_text_of_field(name: &str, value: &mut Value, each: &mut impl FnMut(&mut String)) {
     match SCHEMA_FIELDS.contains(&name) {
         true => each_text_of_data(value, each),
@@ -53,7 +53,7 @@ pub fn each_text_of_field(name: &str, value: &mut Value, each: &mut impl FnMut(&
     }
 }
 
-/// Goes through the texts in messages, items, parts or texts.
+/// Visits the texts in messages, items, parts or strings.
 pub fn each_text(value: &mut Value, each: &mut impl FnMut(&mut String)) {
     match value {
         Value::String(text) => each(text),
@@ -65,7 +65,7 @@ pub fn each_text(value: &mut Value, each: &mut impl FnMut(&mut String)) {
     }
 }
 
-/// The same in a member of a message, an item or a part.
+/// Visits the texts in a member of a message, an item or a part.
 fn each_text_of_member(name: &str, member: &mut Value, each: &mut impl FnMut(&mut String)) {
     match member {
         Value::String(role) if name == "role" && ROLES.contains(&role.as_str()) => {}
@@ -89,7 +89,7 @@ fn each_text_of_media(media: &mut Map<String, Value>, each: &mut impl FnMut(&mut
     }
 }
 
-/// Goes through all texts of a value of which nothing is known, the names of its members included.
+/// Visits all texts of a value of unknown structure, the names of its members included.
 fn each_text_of_data(value: &mut Value, each: &mut impl FnMut(&mut String)) {
     match value {
         Value::String(text) => each(text),
@@ -141,16 +141,16 @@ pub fn has_token_ids(value: &Value) -> bool {
     }
 }
 
-/// Members of a choice, or of a transcription, that tell its text once more, piece by piece.
+/// Members of a choice, or of a transcription, that repeat its text in pieces.
 const PIECES: [&str; 5] = ["logprobs", "token_ids", "prompt_logprobs", "segments", "words"];
 
-/// Which text of an answer a piece belongs to: the choice, and within it the content (0), what is told beside it (1), or a tool call
-/// (two and more: its name, and what it is called with).
+/// Text of an answer that a piece belongs to: the choice, and within it the content (0), text outside the content such as
+/// reasoning (1), or a tool call (two numbers from 2 on: its name, and its arguments).
 pub type TextOfAnswer = (u64, u64);
 
-/// Goes through the texts of a chat completion, a completion, or a piece of either.
+/// Visits the texts of a chat completion, a completion, or a piece of either.
 fn each_text_of_answer(answer: &mut Value, each: &mut impl FnMut(TextOfAnswer, &mut String)) {
-    // A transcription's.
+    // Text of a transcription.
     if let Some(Value::String(text)) = answer.get_mut("text") {
         each((0, 0), text);
     }
@@ -162,7 +162,7 @@ fn each_text_of_answer(answer: &mut Value, each: &mut impl FnMut(TextOfAnswer, &
         }
         for holder in ["message", "delta"] {
             let Some(message) = choice.get_mut(holder).and_then(Value::as_object_mut) else { continue };
-            // Some engines tell the reasoning under both names.
+            // Some engines send the reasoning under both names.
             if message.get("reasoning").is_some_and(|text| message.get("reasoning_content") == Some(text)) {
                 message.remove("reasoning_content");
             }
@@ -188,7 +188,7 @@ fn each_text_of_answer(answer: &mut Value, each: &mut impl FnMut(TextOfAnswer, &
     }
 }
 
-/// Goes through the texts of the call at a place.
+/// Visits the texts of the call at a place.
 fn each_text_of_call(
     call: &mut Value,
     (choice, place): (u64, u64),
@@ -201,7 +201,7 @@ fn each_text_of_call(
     }
 }
 
-/// The texts of an answer, its pieces put together.
+/// Returns the texts of an answer, with the pieces of each joined.
 #[must_use]
 pub fn texts_of_answer(answers: &mut [Value]) -> BTreeMap<TextOfAnswer, String> {
     let mut texts = BTreeMap::<TextOfAnswer, String>::new();
@@ -211,11 +211,11 @@ pub fn texts_of_answer(answers: &mut [Value]) -> BTreeMap<TextOfAnswer, String> 
     texts
 }
 
-/// Puts other texts in their place: the first piece of each gets all of it, the others nothing.
+/// Replaces the texts of an answer: the first piece of each text gets all of it, later pieces become empty.
 pub fn replace_texts_of_answer(answers: &mut [Value], mut texts: BTreeMap<TextOfAnswer, String>) {
     for answer in answers {
         each_text_of_answer(answer, &mut |place, text| *text = texts.remove(&place).unwrap_or_default());
-        // Nothing tells the texts that were replaced.
+        // Removes members that would repeat the replaced texts.
         let Some(answer) = answer.as_object_mut() else { continue };
         PIECES.iter().for_each(|name| drop(answer.remove(*name)));
         let choices = answer.get_mut("choices").and_then(Value::as_array_mut);
@@ -256,7 +256,7 @@ mod tests {
         let mut hidden = 0;
         each_text(&mut odd, &mut |text| hidden += usize::from(!text.is_empty()));
         assert_eq!(hidden, 2, "what a template would write");
-        // Arguments that are no string are data: names in them are texts, and nothing is taken for media.
+        // Arguments that are no string are data: names in them are texts, and nothing is treated as media.
         let mut call = json!([{ "role": "assistant", "tool_calls": [{ "id": "1", "function": { "name": "f",
             "arguments": { "x": 1, "data": "y", "deep": [{ "id": "z" }] } } }] }]);
         let mut texts = Vec::new();
@@ -302,7 +302,7 @@ mod tests {
         let mut whole =
             vec![json!({ "choices": [{ "text": "a" }, { "index": 1, "message": { "content": "b" } }] })];
         assert_eq!(texts_of_answer(&mut whole).into_values().collect::<String>(), "ab");
-        // What is said beside the content is seen, whatever its name; the same text under two names once.
+        // Text outside the content is visited, whatever its name; the same text under two names once.
         let mut beside =
             vec![json!({ "choices": [{ "message": { "role": "assistant", "content": "", "reasoning": "r",
             "reasoning_content": "other", "audio": { "data": "AA", "transcript": "t" } } }] })];

@@ -1,4 +1,4 @@
-//! `tool_choice`: which tools a model may or must call, and the JSON that it writes when it must.
+//! `tool_choice`: the tools that a model may or must call, and the JSON of a forced call.
 //!
 //! A forced call is written as vLLM has its models write it, whatever their own format: `required` is a list
 //! `[{"name": …, "parameters": {…}}, …]`, a named function is that function's bare arguments.
@@ -8,23 +8,23 @@ use serde_json::{Map, Value, json};
 use crate::json_schema::check_schema;
 use crate::{ApiError, Fields, StructuredOutput};
 
-/// Calls of one answer when a call is forced: a list without an end would let a model call for ever.
+/// Largest number of calls of one answer when a call is forced: without a limit the model could repeat calls for ever.
 const FORCED_CALLS_MAX: usize = 16;
 
-/// Which tools the model may or must call.
+/// Tools that the model may or must call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// Any or none.
+    /// Any number of calls, or none.
     Auto,
-    /// None.
+    /// No call.
     None,
-    /// At least one.
+    /// At least one call.
     Required,
-    /// This function.
+    /// A call of this function.
     Named(String),
 }
 
-/// A function among the tools of a request. `router-parsers` has the same for texts; this crate does not depend on it.
+/// A function among the tools of a request. `router-parsers` has a similar type for texts; this crate does not depend on it.
 struct Function<'a> {
     name: &'a str,
     parameters: Option<&'a Value>,
@@ -44,7 +44,7 @@ fn functions(tools: Option<&Value>) -> impl Iterator<Item = Function<'_>> {
 }
 
 impl Function<'_> {
-    /// The schema of its arguments, which are an object.
+    /// Schema of the arguments, which are an object.
     fn arguments(&self) -> Result<Value, ApiError> {
         let bad = |why: &str| {
             let message = format!("The parameters of the function {:?} cannot be used: {why}.", self.name);
@@ -91,7 +91,7 @@ impl ToolChoice {
         }
     }
 
-    /// The schema of a forced call; `None` when no call is forced. `is_parallel`: more than one call is allowed.
+    /// Schema of a forced call; `None` when no call is forced. `is_parallel`: more than one call is allowed.
     pub(super) fn forced_output(
         &self,
         tools: Option<&Value>,
@@ -131,7 +131,7 @@ impl ToolChoice {
     }
 }
 
-/// Prefixes each `$ref` with `base`, the schema's new place; values that only look like one stay.
+/// Prefixes each `$ref` with `base`, the schema's new place; data values with the same key stay.
 fn rebase(schema: &mut Value, base: &str) {
     let keywords = match schema {
         Value::Array(schemas) => return schemas.iter_mut().for_each(|schema| rebase(schema, base)),

@@ -1,4 +1,4 @@
-//! Whatever stands anywhere in a request or a piece of an answer, a translation ends in a value or a named problem.
+//! A translation of any malformed request or answer ends in a value or in an error that names a field.
 //!
 //! Every node of a rich example is replaced by every kind of value, one at a time.
 
@@ -7,7 +7,7 @@
 use router_openai::{ApiError, anthropic, responses};
 use serde_json::{Value, json};
 
-/// The example with one node replaced, for each node and each kind of value.
+/// Returns the example with one node replaced, for each node and each kind of value.
 fn variants(example: &Value) -> Vec<Value> {
     let kinds =
         [json!(null), json!(true), json!(-1), json!(u64::MAX), json!("x"), json!([]), json!([1]), json!({})];
@@ -42,7 +42,7 @@ fn collect(value: &Value, path: String, paths: &mut Vec<String>) {
     paths.push(path);
 }
 
-/// A refusal names a field that is part of the request's path, or the body as a whole.
+/// Asserts that an error names a field of the request, or the body as a whole.
 fn is_sensible(problem: &ApiError, request: &Value) {
     assert!(!problem.message.is_empty());
     assert!(problem.param.is_some() || !request.is_object(), "{problem:?} for {request}");

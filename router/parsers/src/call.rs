@@ -1,29 +1,29 @@
-//! One call written as a JSON object: `{"name": …, "arguments": {…}}`, with `parameters` as the other
-//! spelling of `arguments`, any order of keys, and unknown keys skipped.
+//! A call as a JSON object: `{"name": …, "arguments": {…}}`, with `parameters` as an alternative to `arguments`, any order of
+//! keys, and unknown keys skipped.
 //!
-//! The call starts when its name is known and the first byte of its arguments has come; until then the
-//! text is held, so that an object that turns out to be no call comes out as the model wrote it. From then
-//! on the arguments pass through verbatim. What follows them in the object is held in the same way. An object with a name and no arguments is a call with `{}`.
-//! Arguments that come before the name are held until it is known.
+//! The call starts when its name is known and the first byte of its arguments has arrived; until then the text is held, so that
+//! an object that turns out to be no call becomes content as the model wrote it. From then on the arguments pass through
+//! verbatim. The rest of the object after them is held in the same way. An object with a name and no arguments is a call with
+//! `{}`. Arguments before the name are held until it is known.
 
 use crate::json::{JsonScanner, Scan};
 use crate::limits::{ARGUMENTS_HELD_BYTES_MAX, HEADER_BYTES_MAX};
 use crate::machine::prefix;
 use crate::output::Sink;
 
-/// What an object must show before it counts as a call.
+/// Conditions under which an object counts as a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// A marker announced it: a name is enough.
+    /// A marker came before the object: a name is enough.
     Announced,
-    /// Nothing announced it, it may be a JSON answer: it needs arguments and the name of an offered tool.
+    /// No marker came before; the object may be a JSON answer: it needs arguments and the name of an offered tool.
     Bare,
 }
 
-/// What the text given to a call led to.
+/// Result of feeding text to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fed {
-    /// All text is used up.
+    /// All text was consumed.
     More,
     /// The object's closing brace was the last byte used.
     Done,
@@ -57,12 +57,12 @@ enum State {
 pub(crate) struct JsonCall {
     gate: Gate,
     state: State,
-    /// The text that is held: from the marker on until the call starts, and after its arguments.
+    /// Held text: from the marker on until the call starts, and after its arguments.
     raw: String,
     /// The quoted key or name that is being read.
     token: String,
     name: Option<String>,
-    /// Arguments that came before the name.
+    /// Arguments that arrived before the name.
     held: Option<String>,
     scanner: JsonScanner,
     started: bool,
@@ -72,7 +72,7 @@ pub(crate) struct JsonCall {
 }
 
 impl JsonCall {
-    /// A call whose opening text, such as its marker, is `raw`.
+    /// Returns a parser for a call whose opening text, such as its marker, is `raw`.
     pub(crate) fn new(raw: String, gate: Gate) -> Self {
         Self {
             gate,
@@ -104,7 +104,7 @@ impl JsonCall {
             }
             let (used, fed) = self.advance(slice, sink);
             at += used;
-            // The text that starts the call is proven, and so is all before it.
+            // The text up to the start of the call is decided, and is not held any more.
             if fed == Fed::Done || started != self.started {
                 self.raw.clear();
             } else if holds {
@@ -117,14 +117,13 @@ impl JsonCall {
         (at, Fed::More)
     }
 
-    /// Whether text is held at present: before the call starts, and after its arguments, where the rest of
-    /// the object must still prove to be one.
+    /// Whether text is held at present: before the call starts, and after its arguments, where the rest of the object may still
+    /// turn out to be invalid.
     fn holds(&self) -> bool {
         !self.started || self.arguments_ended
     }
 
-    /// Gives up a call that failed or was cut off: one that has started ends, and the text that is held is
-    /// content.
+    /// Ends a call that failed or was cut off: a started call ends, and the held text becomes content.
     pub(crate) fn abandon(&mut self, sink: &mut Sink<'_>) {
         if self.started {
             sink.end(self.arguments_ended && self.arguments_valid);
@@ -135,7 +134,7 @@ impl JsonCall {
         sink.content(&std::mem::take(&mut self.raw));
     }
 
-    /// Takes at least one byte of `text` or fails.
+    /// Consumes at least one byte of `text`, or fails.
     fn advance(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, Fed) {
         match self.state {
             State::InKey { escaped } | State::InName { escaped } => return self.quoted(text, escaped, sink),
@@ -207,7 +206,7 @@ impl JsonCall {
         }
     }
 
-    /// Takes a key or the name, up to its closing quote.
+    /// Consumes a key or the name, up to its closing quote.
     fn quoted(&mut self, text: &str, mut escaped: bool, sink: &mut Sink<'_>) -> (usize, Fed) {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -278,7 +277,7 @@ impl JsonCall {
         }
     }
 
-    /// Takes a number or literal, which ends before the next delimiter.
+    /// Consumes a number or literal, which ends before the next delimiter.
     fn bare(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, Fed) {
         let end =
             text.bytes().position(|byte| matches!(byte, b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r'));
@@ -286,7 +285,7 @@ impl JsonCall {
         if field == Field::Arguments {
             self.emit(&text[..used], sink);
             self.arguments_ended |= end.is_some();
-            // Scalar arguments are passed on, but no function takes them.
+            // Scalar arguments are passed on, but are invalid for every function.
             self.arguments_valid = false;
         }
         if end.is_some() {

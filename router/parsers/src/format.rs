@@ -1,4 +1,4 @@
-//! The formats by name, and guesses at a model's format from its name, its chat template or its prompt.
+//! The formats by name, and detection of a model's format from its name, its chat template or its prompt.
 
 use crate::forced::Forced;
 use crate::glm::Glm;
@@ -12,7 +12,7 @@ use crate::qwen_coder::QwenCoder;
 use crate::reasoning::{INSIDE_THINK, KIMI_THINK, MISTRAL_THINK, Reasoning, THINK};
 use crate::section::{DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, Section};
 
-/// How a model writes tool calls.
+/// Format in which a model writes tool calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolFormat {
     /// `<tool_call>{…}</tool_call>`: Hermes, Qwen 2.5, Qwen 3.
@@ -102,7 +102,7 @@ impl ToolFormat {
     }
 }
 
-/// How a model writes what it thinks.
+/// Format in which a model writes its reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningFormat {
     /// The output begins inside `<think>`: DeepSeek R1, and every template that ends with `<think>`.
@@ -111,7 +111,7 @@ pub enum ReasoningFormat {
     Qwen3,
     /// The model writes `<think>` itself, after a newline: GLM 4.5.
     Glm45,
-    /// As R1, and a section of calls ends it too: Kimi K2 Thinking.
+    /// As R1; a section of calls also ends the reasoning: Kimi K2 Thinking.
     KimiK2,
     /// `[THINK]`, also after content: Magistral.
     Mistral,
@@ -152,9 +152,8 @@ impl ReasoningFormat {
         has("</think>").then_some(Self::Qwen3)
     }
 
-    /// The format of an output whose rendered prompt is `prompt`: a prompt that ends with the opening tag
-    /// makes the output begin inside the reasoning, one that ends with the closing tag (thinking switched
-    /// off) leaves none.
+    /// Returns the format of an output whose rendered prompt is `prompt`: after a prompt that ends with the opening tag the output
+    /// begins inside the reasoning; after one that ends with the closing tag (thinking switched off) there is none.
     #[must_use]
     pub fn after_prompt(self, prompt: &str) -> Option<Self> {
         let prompt = prompt.trim_end();

@@ -30,7 +30,7 @@ enum Body {
 
 #[derive(Debug)]
 enum State {
-    /// In a header, whose text is held. The first one lacks what the prompt holds.
+    /// Inside a header, whose text is held. The first header lacks the part that is in the prompt.
     Header {
         raw: String,
         first: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Harmony {
     state: State,
 }
 
-/// What a header says.
+/// Parsed fields of a header.
 struct Header<'a> {
     channel: &'a str,
     recipient: Option<&'a str>,
@@ -74,7 +74,7 @@ impl Harmony {
         let before = raw.len();
         raw.push_str(part);
         if let Some(bad) = not_a_header(raw) {
-            // The text up to its first wrong byte is what every division of it would give.
+            // Consumes up to the first wrong byte, so that the result is the same for every division of the text.
             let used = bad.max(before) - before;
             raw.truncate(bad.max(before));
             sink.content(&std::mem::take(raw));
@@ -122,8 +122,8 @@ fn not_a_header(raw: &str) -> Option<usize> {
     Some(start + longest)
 }
 
-/// Reads a header. Words that occur in none make it none, except after `<|constrain|>`, where models
-/// invent types and the type changes nothing.
+/// Parses a header. Unknown words make it invalid, except after `<|constrain|>`, where models invent types and the type has no
+/// effect.
 fn parse(raw: &str) -> Option<Header<'_>> {
     let (role, rest) = raw.split_once(CHANNEL)?;
     let role = role.trim();
@@ -176,7 +176,7 @@ impl Body {
                     rest = &text[used..];
                 }
                 if *ended && !*broken {
-                    // White space after the arguments is no part of them, anything else spoils them.
+                    // White space after the arguments is not part of them; other text makes them invalid.
                     let space = leading_space(rest);
                     *broken |= space < rest.len();
                     rest = &rest[space..];

@@ -1,19 +1,19 @@
-//! Follows JSON text byte by byte, without keeping it, to find where a value ends.
+//! Scans JSON text byte by byte, without storing it, to find the end of a value.
 //!
-//! Two questions are kept apart. Where the value ends depends on strings and brackets alone, so that a
-//! slip inside (a single quote, a trailing comma) does not swallow the rest of the output. Whether it is
-//! valid (RFC 8259) is followed beside it, and decides only if the call counts as complete.
+//! End and validity are determined separately. The end of the value depends on strings and brackets alone, so that a mistake
+//! inside (a single quote, a trailing comma) does not consume the rest of the output. Validity (RFC 8259) only decides whether
+//! the call counts as complete.
 
 use crate::limits::NESTING_MAX;
 
-/// What the scanned text led to.
+/// Result of scanning text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scan {
-    /// The value goes on.
+    /// The value continues.
     Inside,
-    /// The last byte taken ends the value.
+    /// The last consumed byte ends the value.
     Ended,
-    /// The next byte closes what is not open, or nests too deep.
+    /// The next byte closes a bracket that is not open, or nests too deep.
     Broken,
 }
 
@@ -27,7 +27,7 @@ enum Expect {
     CommaOrClose,
 }
 
-/// A number's or literal's place in its grammar.
+/// Position of a number or literal in its grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bare {
     Literal(&'static [u8]),
@@ -70,12 +70,12 @@ impl JsonScanner {
         self.valid
     }
 
-    /// Whether the value's first byte was taken.
+    /// Whether the value's first byte was consumed.
     pub(crate) fn begun(&self) -> bool {
         !self.open.is_empty() || self.token != Token::None
     }
 
-    /// Takes text up to the end of the value; the count includes the closing byte, not a breaking one.
+    /// Consumes text up to the end of the value; the count includes the closing byte, but not a breaking one.
     pub(crate) fn feed(&mut self, text: &str) -> (usize, Scan) {
         for (at, byte) in text.bytes().enumerate() {
             match self.byte(byte) {
@@ -139,7 +139,7 @@ impl JsonScanner {
         }
     }
 
-    /// Takes a byte outside of strings and bare words.
+    /// Consumes a byte outside of strings and bare words.
     fn between(&mut self, byte: u8) -> Scan {
         let wants_value = matches!(self.expect, Expect::Value | Expect::ValueOrClose);
         match byte {

@@ -1,16 +1,15 @@
-//! The contract between the driver and a family, and the search for markers that both stages share.
+//! The contract between the driver and a family's parser, and the search for markers that both stages use.
 //!
-//! A family is a state machine over text that arrives in pieces of any size. Each step takes a prefix of
-//! the text at hand and says how much of it is used up. The rule that makes the result independent of the
-//! pieces: a step decides only what no further text could change, and otherwise waits. What it leaves
-//! unused is always a proper prefix of a marker, so it is looked at again at most a marker's length of
-//! times, and the total work stays linear.
+//! A family is a state machine over text that arrives in pieces of any size. Each step consumes a prefix of the available text
+//! and returns its length. The rule that makes the result independent of the pieces: a step decides only what no further text
+//! could change, and otherwise waits. Its unused rest is always a proper prefix of a marker, so it is examined again at most a
+//! marker's length of times, and the total work stays linear.
 
 use crate::output::Sink;
 
-/// What a step did.
+/// Result of a step.
 pub(crate) struct Step {
-    /// Bytes used up, always a whole number of characters.
+    /// Number of consumed bytes, always a whole number of characters.
     pub(crate) used: usize,
     /// Whether to step again with the rest; otherwise the rest waits for more text.
     pub(crate) again: bool,
@@ -28,15 +27,15 @@ impl Step {
 
 /// One family's parser of content and tool calls.
 pub(crate) trait Machine: std::fmt::Debug + Send {
-    /// Takes a prefix of `text`, which is not empty. With `last` no more text will come, so a partial
-    /// marker is plain text and all of `text` must be used up in the end.
+    /// Consumes a prefix of `text`, which is not empty. With `last` no more text will arrive, so a partial marker is plain text and
+    /// all of `text` must be consumed in the end.
     fn step(&mut self, text: &str, last: bool, sink: &mut Sink<'_>) -> Step;
 
-    /// Ends the output: a started call ends, and what is held comes out.
+    /// Ends the output: a started call ends, and held text becomes content.
     fn finish(&mut self, sink: &mut Sink<'_>);
 }
 
-/// Where the first of several markers is.
+/// Position of the first of several markers.
 pub(crate) enum Found {
     /// The marker with index `marker` begins at byte `at`.
     At { at: usize, marker: usize },
@@ -62,13 +61,13 @@ pub(crate) fn find(text: &str, markers: &[&str], last: bool) -> Found {
     Found::Nothing { safe: text.len() }
 }
 
-/// Whether a text begins with one of several literals.
+/// Result of comparing the beginning of a text with several literals.
 pub(crate) enum Begins {
-    /// With the literal of this index.
+    /// The text begins with the literal of this index.
     With(usize),
-    /// Not yet decided: the whole text is a proper prefix of a literal.
+    /// Undecided: the whole text is a proper prefix of a literal.
     Maybe,
-    /// With none of them.
+    /// The text begins with no literal.
     No,
 }
 
@@ -83,12 +82,12 @@ pub(crate) fn begins(text: &str, literals: &[&str], last: bool) -> Begins {
     Begins::No
 }
 
-/// Bytes of JSON's white space at the beginning of a text.
+/// Number of bytes of JSON white space at the beginning of a text.
 pub(crate) fn leading_space(text: &str) -> usize {
     text.bytes().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count()
 }
 
-/// Drops white space between or after calls; `true` means that something else follows.
+/// Skips white space between or after calls; `true` means that other text follows.
 pub(crate) fn skip_space(text: &str) -> (usize, bool) {
     let space = leading_space(text);
     (space, space < text.len())

@@ -1,52 +1,52 @@
-//! What a parser gives out, and the sink through which every family writes it.
+//! The output of a parser, and the sink through which every family writes it.
 //!
-//! The sink numbers the calls, gives each an id, and joins neighbouring pieces of one kind within a push,
-//! so that a family may write byte ranges as it finds them without making a message of each.
+//! The sink numbers the calls, gives each an id, and joins adjacent pieces of one kind within a push, so that a family may write
+//! byte ranges as it finds them without making a message of each.
 
 use crate::ids::CallIds;
 use crate::tool::Tool;
 
-/// One piece of a model's output. Pieces of one kind that follow each other belong together.
+/// One piece of a model's output. Adjacent pieces of one kind belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Text that the model thought, without its tags.
+    /// Reasoning of the model, without its tags.
     Reasoning(String),
     /// Text for the user, and every malformed call, exactly as the model wrote it.
     Content(String),
-    /// A call begins. Its name is always whole.
+    /// A call begins. Its name is always complete.
     ToolCallStart {
-        /// Position of the call in this output, from 0.
+        /// Index of the call in this output, from 0.
         index: u32,
-        /// The model's own id where the format has one, otherwise a generated one.
+        /// The model's own id if the format has one, otherwise a generated one.
         id: String,
         /// Name of the function, without a namespace.
         name: String,
     },
     /// The next piece of a call's arguments; all pieces of a call make one JSON text.
     ToolCallArguments {
-        /// The call's position, as in its start.
+        /// Index of the call, as in its start.
         index: u32,
         /// Text to append to the arguments.
         fragment: String,
     },
     /// A call ended; each started call ends exactly once.
     ToolCallEnd {
-        /// The call's position, as in its start.
+        /// Index of the call, as in its start.
         index: u32,
-        /// Whether its arguments are one whole, valid JSON text. It is `false` when the output ended inside
-        /// the call, or when the model wrote something that is not JSON.
+        /// Whether the arguments are one complete, valid JSON text. `false` when the output ended inside the call, or when the model
+        /// wrote text that is not JSON.
         complete: bool,
     },
 }
 
-/// Calls that were started so far, and the source of their ids.
+/// Number of started calls, and the generator of their ids.
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) ids: CallIds,
     pub(crate) started: u32,
 }
 
-/// Where the families write.
+/// Destination of a family's output.
 pub(crate) struct Sink<'a> {
     pub(crate) out: &'a mut Vec<Output>,
     pub(crate) calls: &'a mut Calls,
@@ -102,13 +102,13 @@ impl Sink<'_> {
         self.out.push(Output::ToolCallEnd { index, complete });
     }
 
-    /// The tool of that name, if the request offered it.
+    /// Returns the tool of that name, if the request offered it.
     pub(crate) fn tool(&self, name: &str) -> Option<&Tool> {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
-    /// Whether text without any marker may be a call of that name: it must be offered, unless the caller
-    /// gave no tools at all.
+    /// Whether text without any marker may be a call of that name: the tool must be offered, unless the caller gave no tools at
+    /// all.
     pub(crate) fn plausible(&self, name: &str) -> bool {
         self.tools.is_empty() || self.tool(name).is_some()
     }

@@ -1,31 +1,31 @@
-//! Turns one Python literal into JSON as it comes, for pythonic calls and for values that a model wrote
-//! in Python instead of JSON.
+//! Converts one Python literal to JSON as it arrives, for pythonic calls and for values that a model wrote in Python instead of
+//! JSON.
 //!
-//! Known are strings (single, double and triple quotes, with Python's escapes), numbers, `True`, `False`,
-//! `None` and their JSON spellings, lists, tuples and dictionaries. Separators are written as Python's
-//! `json.dumps` writes them. Source: "Lexical analysis" in the Python language reference.
+//! Supported are strings (single, double and triple quotes, with Python's escapes), numbers, `True`, `False`, `None` and their
+//! JSON spellings, lists, tuples and dictionaries. Separators are written as by Python's `json.dumps`. Source: "Lexical
+//! analysis" in the Python language reference.
 
 use serde_json::Value;
 
 use crate::limits::{BARE_WORD_BYTES_MAX, NESTING_MAX};
 
-/// What a character led to.
+/// Result of feeding one character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fed {
-    /// The literal goes on.
+    /// The literal continues.
     More,
     /// The literal ended with this character.
     Ended,
     /// The literal ended before this character.
     EndedBefore,
-    /// This is no literal.
+    /// The text is not a literal.
     Wrong,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Before a value; a closing bracket is allowed where `closable`, and a separator is due after a
-    /// `comma`, which is written with the value, since a trailing comma is valid in Python alone.
+    /// Before a value. A closing bracket is allowed if `closable`. After a `comma` the separator is written with the next value,
+    /// since a trailing comma is valid in Python only.
     Value {
         closable: bool,
         comma: bool,
@@ -60,7 +60,7 @@ enum State {
 struct Frame {
     close: char,
     dictionary: bool,
-    /// In a dictionary: whether the element at hand is a key.
+    /// In a dictionary: whether the present element is a key.
     key: bool,
 }
 
@@ -76,7 +76,7 @@ impl Literal {
         Self { state: State::Value { closable: false, comma: false }, frames: Vec::new() }
     }
 
-    /// Takes one character and appends JSON to `out`.
+    /// Consumes one character and appends JSON to `out`.
     pub(crate) fn feed(&mut self, c: char, out: &mut String) -> Fed {
         match &mut self.state {
             State::Value { closable, comma } => {
@@ -148,7 +148,7 @@ impl Literal {
         }
     }
 
-    /// The text that was taken but is not in the JSON yet, as it was written.
+    /// Returns the consumed text that is not in the JSON yet, as it was written.
     pub(crate) fn pending(&self) -> String {
         match &self.state {
             State::Word(word) => word.clone(),
@@ -203,7 +203,7 @@ impl Literal {
             }
             return Fed::More;
         }
-        // Quotes inside a triple-quoted string turned out not to close it.
+        // The quotes inside a triple-quoted string did not close it.
         for _ in 0..std::mem::take(closing) {
             push_escaped(*quote, out);
         }
@@ -300,7 +300,7 @@ pub(crate) fn to_json(text: &str) -> Option<String> {
     }
     match literal.state {
         State::Ended => Some(out),
-        // A space ends what only the next character could end.
+        // A space ends a literal that only the next character could end.
         _ => (literal.feed(' ', &mut out) == Fed::EndedBefore).then_some(out),
     }
 }
@@ -326,7 +326,7 @@ fn word_to_json(word: &str) -> Option<String> {
     Value::from(float).is_number().then(|| Value::from(float).to_string())
 }
 
-/// Appends a character as it stands inside a JSON string.
+/// Appends a character in the form that it has inside a JSON string.
 pub(crate) fn push_escaped(c: char, out: &mut String) {
     match c {
         '"' => out.push_str("\\\""),

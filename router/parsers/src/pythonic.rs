@@ -2,8 +2,8 @@
 //! `<|python_start|>` and `<|python_end|>` or after `<|python_tag|>`.
 //!
 //! Source: Meta's prompt format of Llama 4 ("zero-shot function calling"), and vLLM's documentation of
-//! `pythonic`. Arguments become JSON as they come. A call starts when its first argument's `=` or its
-//! closing parenthesis has come and its name is an offered tool, so that a list or a Markdown link at the
+//! `pythonic`. Arguments become JSON as they arrive. A call starts when its first argument's `=` or its
+//! closing parenthesis has arrived and its name is an offered tool, so that a list or a Markdown link at the
 //! beginning of an answer stays content. Positional arguments are no call.
 
 use crate::limits::HEADER_BYTES_MAX;
@@ -39,7 +39,7 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Pythonic {
     state: State,
-    /// The text of the call that has not started yet.
+    /// Text of the call that has not started yet.
     raw: String,
     started: bool,
     any_argument: bool,
@@ -55,7 +55,7 @@ impl Pythonic {
         }
     }
 
-    /// The rest, from the character or the word at hand on, is content.
+    /// Ends the parsing: the rest, from the present character or word on, is content.
     fn give_up(&mut self, sink: &mut Sink<'_>) {
         if std::mem::take(&mut self.started) {
             sink.end(false);
@@ -95,7 +95,7 @@ impl Pythonic {
         }
     }
 
-    /// Takes one character inside the list; `false` when it does not belong there.
+    /// Consumes one character inside the list; `false` when it is invalid there.
     fn take(&mut self, c: char, json: &mut String, sink: &mut Sink<'_>) -> bool {
         let space = matches!(c, ' ' | '\t' | '\n' | '\r');
         match &mut self.state {
@@ -192,7 +192,7 @@ impl Pythonic {
             }
             match self.state {
                 State::After => return Step::again(at + 1),
-                // What is between calls is no text of the model, unless the next call is malformed.
+                // Text between calls is not content, unless the next call is malformed.
                 _ if !self.started && !matches!(self.state, State::AfterCall) => self.raw.push(c),
                 _ => {}
             }

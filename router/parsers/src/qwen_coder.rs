@@ -1,14 +1,13 @@
 //! Qwen3-Coder (and Qwen3.5): `<tool_call>`, `<function=NAME>`, any number of `<parameter=KEY>`, value,
 //! `</parameter>`, then `</function>` and `</tool_call>`, each on its own line.
 //!
-//! Source: the chat template of Qwen3-Coder-480B-A35B-Instruct, and vLLM's `qwen3_coder` for what it
-//! forgives: a missing `<tool_call>` (if the function is offered), a missing `</parameter>` before a line
-//! that begins with the next tag, a missing `</function>`. One newline after the opening and one before
-//! the closing tag of a value is not part of it. Values are typed by the schema ([`crate::value`]); an
-//! argument that the schema does not know is a string.
+//! Source: the chat template of Qwen3-Coder-480B-A35B-Instruct, and vLLM's `qwen3_coder` for the tolerated deviations: a
+//! missing `<tool_call>` (if the function is offered), a missing `</parameter>` before a line that begins with the next tag, a
+//! missing `</function>`. One newline after the opening and one before the closing tag of a value is not part of it. Values are
+//! typed by the schema ([`crate::value`]); an argument that the schema does not know is a string.
 //!
-//! A call starts with its `<function=NAME>`. When its inside goes wrong the arguments are closed, the call
-//! ends as incomplete, and the text from there on is content.
+//! A call starts with its `<function=NAME>`. When its content is malformed the arguments are closed, the call ends as
+//! incomplete, and the text from there on is content.
 
 use crate::arguments::ArgumentWriter;
 use crate::limits::HEADER_BYTES_MAX;
@@ -22,7 +21,7 @@ const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 
-/// What ends a value, and how many bytes of it belong to the end.
+/// Markers that end a value, and the number of their bytes that are consumed with it.
 const VALUE_ENDS: [(&str, usize); 4] =
     [("\n</parameter>", 13), ("</parameter>", 12), ("\n<parameter=", 1), ("\n</function>", 1)];
 
@@ -50,7 +49,7 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct QwenCoder {
     state: State,
-    /// The text of the call that has not started yet.
+    /// Text of the call that has not started yet.
     raw: String,
     name: String,
     writer: ArgumentWriter,
@@ -240,7 +239,7 @@ impl Machine for QwenCoder {
             State::Body => self.body(text, last, sink),
             State::Key(_) => self.key(text, sink),
             State::Lead => {
-                // A newline that begins the closing tag's line is skipped here all the same.
+                // A newline that begins the closing tag's line is skipped here, too.
                 self.state = State::Value;
                 Step::again(usize::from(text.starts_with('\n')))
             }

@@ -1,12 +1,9 @@
-//! Separates what the model thought from what it says, before calls are looked for.
+//! Separates reasoning from content, before calls are searched for.
 //!
-//! DeepSeek R1, Qwen3, GLM 4.5 and Kimi K2 Thinking write `<think>…</think>`, Magistral writes
-//! `[THINK]…[/THINK]`. Where the chat template itself ends with the opening tag, the output begins inside
-//! the reasoning. Text is given out as written: vLLM's parsers keep the newlines beside the tags, and so
-//! does this one. Source: the models' chat templates, Magistral-Small-2507's model card, and vLLM's
-//! documentation of reasoning outputs.
-//!
-//! After the closing tag everything is content: a tag that an answer quotes is no reasoning.
+//! DeepSeek R1, Qwen3, GLM 4.5 and Kimi K2 Thinking write `<think>…</think>`, Magistral writes `[THINK]…[/THINK]`. If the chat
+//! template itself ends with the opening tag, the output begins inside the reasoning. Text is returned as written: like vLLM's
+//! parsers, this one keeps the newlines beside the tags. Source: the models' chat templates, Magistral-Small-2507's model card,
+//! and vLLM's documentation of reasoning outputs.
 
 use std::borrow::Cow;
 
@@ -19,7 +16,7 @@ use crate::section::KIMI_SECTION_BEGIN;
 pub(crate) struct Tags {
     pub(crate) open: &'static str,
     pub(crate) close: &'static str,
-    /// Ends the reasoning where the closing tag is missing, and stays part of the content.
+    /// Marker that ends the reasoning if the closing tag is missing, and stays part of the content.
     pub(crate) implicit_close: Option<&'static str>,
     /// Whether the output begins inside the reasoning; an opening tag is skipped all the same.
     pub(crate) starts_inside: bool,
@@ -32,22 +29,22 @@ pub(crate) const THINK: Tags =
     Tags { open: "<think>", close: "</think>", implicit_close: None, starts_inside: false, anywhere: false };
 /// The output begins inside `<think>`.
 pub(crate) const INSIDE_THINK: Tags = Tags { starts_inside: true, ..THINK };
-/// Kimi K2 may begin its calls without closing its thoughts.
+/// Kimi K2 may begin its calls without the closing tag.
 pub(crate) const KIMI_THINK: Tags = Tags { implicit_close: Some(KIMI_SECTION_BEGIN), ..INSIDE_THINK };
-/// Magistral.
+/// `[THINK]`, also after content: Magistral.
 pub(crate) const MISTRAL_THINK: Tags =
     Tags { open: "[THINK]", close: "[/THINK]", implicit_close: None, starts_inside: false, anywhere: true };
 
-/// Where a piece of text goes.
+/// Destination of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
     Reasoning,
     Content,
 }
 
-/// What a step found.
+/// Result of a step.
 pub(crate) struct Routed<'a> {
-    /// Bytes of the given text that are used up.
+    /// Number of consumed bytes of the given text.
     pub(crate) used: usize,
     /// The piece, which may begin with white space of earlier steps.
     pub(crate) text: Cow<'a, str>,
@@ -58,9 +55,9 @@ pub(crate) struct Routed<'a> {
 
 #[derive(Debug)]
 enum State {
-    /// Before anything but white space, which is held.
+    /// Only white space so far, which is held.
     Start(String),
-    /// In content that reasoning may follow.
+    /// In content, after which reasoning may follow.
     Before,
     Inside,
     Done,
@@ -125,7 +122,7 @@ impl Reasoning {
         }
     }
 
-    /// Leaves the start without an opening tag; the held white space belongs to what follows.
+    /// Leaves the start without an opening tag; the held white space belongs to the text that follows.
     fn unopened(&mut self) -> (String, Route) {
         let next = if self.tags.starts_inside { State::Inside } else { State::Done };
         let route = if self.tags.starts_inside { Route::Reasoning } else { Route::Content };
@@ -135,7 +132,7 @@ impl Reasoning {
         }
     }
 
-    /// Ends the output; only white space at its start can be left.
+    /// Ends the output; only white space at its start can still be held.
     pub(crate) fn finish(&mut self) -> (String, Route) {
         if matches!(self.state, State::Start(_)) {
             return self.unopened();

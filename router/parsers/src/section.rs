@@ -7,9 +7,9 @@
 //! `<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}`
 //! `<|tool_call_end|><|tool_calls_section_end|>`, and its `functions.NAME:0` is the call's id.
 //!
-//! Source: the chat templates of those models, and Moonshot's "Tool Calling" guidance. A call starts at
-//! the first byte of its arguments; text that goes wrong before comes out as content from the section's
-//! marker on. Arguments end where their JSON ends; an end marker inside a string does not end them.
+//! Source: the chat templates of those models, and Moonshot's "Tool Calling" guidance. A call starts at the first byte of its
+//! arguments; text that is malformed before that becomes content from the section's marker on. Arguments end where their JSON
+//! ends; an end marker inside a string does not end them.
 
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
@@ -18,10 +18,10 @@ use crate::output::Sink;
 
 const FENCE: &str = "```";
 
-/// A call's name, and its id where the header has one.
+/// Name of a call, and its id if the header has one.
 type Header = (String, Option<String>);
 
-/// How one family spells a section.
+/// Markers and header format of one family's section.
 #[derive(Debug)]
 pub(crate) struct Dialect {
     section_begin: &'static str,
@@ -65,7 +65,7 @@ pub(crate) const KIMI_K2: Dialect = Dialect {
     },
 };
 
-/// Begins Kimi's section, and ends its reasoning when the closing tag is missing.
+/// Marker that begins Kimi's section, and ends its reasoning when the closing tag is missing.
 pub(crate) const KIMI_SECTION_BEGIN: &str = "<|tool_calls_section_begin|>";
 
 fn plain_name(text: &str) -> Option<Header> {
@@ -77,7 +77,7 @@ fn plain_name(text: &str) -> Option<Header> {
 #[derive(Debug)]
 enum State {
     Content,
-    /// After the section's marker, before the first call's.
+    /// After the section's marker, before the first call's marker.
     Section,
     Header(String),
     /// Before the arguments' first byte.
@@ -99,7 +99,7 @@ enum State {
 pub(crate) struct Section {
     dialect: &'static Dialect,
     state: State,
-    /// The text of the call that has not started yet.
+    /// Text of the call that has not started yet.
     raw: String,
 }
 
@@ -108,7 +108,7 @@ impl Section {
         Self { dialect, state: State::Content, raw: String::new() }
     }
 
-    /// Gives up the call that has not started.
+    /// Ends a malformed call that has not started: its text becomes content.
     fn malformed(&mut self, used: usize, sink: &mut Sink<'_>) -> Step {
         sink.content(&std::mem::take(&mut self.raw));
         self.state = State::Content;
@@ -131,7 +131,7 @@ impl Section {
         }
     }
 
-    /// Holds white space; what follows it decides. `None` while it may go on.
+    /// Holds white space until the text after it decides. `None` while more white space may follow.
     fn held_space(&mut self, text: &str) -> Option<usize> {
         let room = HEADER_BYTES_MAX.saturating_sub(self.raw.len());
         let space = leading_space(text).min(room);

@@ -1,13 +1,13 @@
-//! Types of arguments in the XML-like formats, where the model writes bare text and the schema decides.
+//! Types of arguments in the XML-like formats, where the model writes bare text and the schema determines the type.
 
 use serde_json::Value;
 
 use crate::python;
 
-/// How the text of a value becomes JSON.
+/// Conversion of a value's text to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A string, streamed as it comes.
+    /// A string, streamed as it arrives.
     String,
     /// A string, or null when the whole text is `null`; streamed once it cannot be null any more.
     NullableString,
@@ -16,13 +16,12 @@ pub(crate) enum Kind {
     Boolean,
     /// An object or a list.
     Structure,
-    /// Whatever the text looks like.
+    /// Determined by the text.
     Any,
 }
 
 impl Kind {
-    /// The kind of a schema; a schema that allows several types leaves it to the text, except that a type
-    /// and null is that type.
+    /// Returns the kind of a schema. If a schema allows several types the text decides, except that a type and null is that type.
     pub(crate) fn of(schema: &Value) -> Self {
         let mut types = Vec::new();
         collect_types(schema, &mut types, 0);
@@ -40,8 +39,7 @@ impl Kind {
         }
     }
 
-    /// The JSON of a whole value. Text that does not fit its type becomes a string, so that no value is
-    /// lost.
+    /// Renders a whole value as JSON. Text that does not fit its type becomes a string, so that no value is lost.
     pub(crate) fn render(self, text: &str) -> String {
         let trimmed = text.trim();
         let json = match self {
@@ -58,7 +56,7 @@ impl Kind {
     }
 }
 
-/// Deepest `anyOf` inside `anyOf` that is looked at; a deeper schema counts as any type.
+/// Deepest nesting of `anyOf` that is read; a deeper schema counts as any type.
 const SCHEMA_DEPTH_MAX: usize = 4;
 
 fn collect_types<'a>(schema: &'a Value, types: &mut Vec<&'a str>, depth: usize) {
@@ -82,7 +80,7 @@ fn collect_types<'a>(schema: &'a Value, types: &mut Vec<&'a str>, depth: usize) 
 }
 
 fn integer(text: &str) -> Option<String> {
-    // An integer of any length that is JSON already stays as the model wrote it.
+    // An integer of any length that is valid JSON stays as the model wrote it.
     let digits = text.strip_prefix('-').unwrap_or(text);
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if plain && (digits == "0" || !digits.starts_with('0')) {

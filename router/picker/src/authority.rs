@@ -1,15 +1,15 @@
-//! Rewrites `:authority` values that RFC 3986 does not allow, before the HTTP/2 library reads them.
+//! Rewrites `:authority` values that RFC 3986 does not allow, before the HTTP/2 library parses them.
 //!
-//! Envoy calls a gRPC service by the name of its cluster, where no other authority is configured. Names of clusters are free:
-//! Istio's are `outbound|9002||epp.default.svc.cluster.local`, Envoy Gateway's have slashes. RFC 3986, section 3.2, does not
-//! allow those characters, and the HTTP/2 library resets the stream, which Envoy makes a 500 of every request. Nothing here reads
-//! the authority of a picker's own service. So in such a value every octet but letters, digits, `-` and `_` becomes a dot.
+//! Envoy calls a gRPC service by the name of its cluster, where no other authority is configured. Names of clusters are
+//! arbitrary: Istio's are `outbound|9002||epp.default.svc.cluster.local`, Envoy Gateway's have slashes. RFC 3986, section 3.2,
+//! does not allow those characters, and the HTTP/2 library resets the stream, which Envoy turns into a 500 for every request.
+//! The picker does not use the authority. So in such a value every octet except letters, digits, `-` and `_` becomes a dot.
 //!
 //! A value keeps its length. An entry of HPACK's dynamic table counts the octets of the decoded strings (RFC 7541, section
 //! 4.1), so the sender's table and the library's stay equal, and no table is needed here: only the structure of a header
 //! block is followed, and only a literal value of `:authority` is decoded.
 //!
-//! Memory of a connection: room for a header block that came in part or is changed, of at most [`BLOCK_BYTES_MAX`].
+//! Memory of a connection: one header block that is incomplete or changed, of at most [`BLOCK_BYTES_MAX`].
 
 use std::io;
 use std::pin::Pin;
@@ -23,14 +23,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Length of HTTP/2's connection preface (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
-/// Length of a frame's head (section 4.1).
+/// Length of a frame's header (section 4.1).
 const FRAME_HEAD_BYTES: usize = 9;
-/// Largest payload of a frame before a peer allows more, which the server does not (section 4.2).
+/// Largest payload of a frame, unless a peer allows more, which the server does not (section 4.2).
 const FRAME_BYTES_MAX: usize = 16_384;
-/// Header blocks beyond this are left to the library, which refuses them.
+/// Largest header block that is rewritten. Larger ones are passed to the library, which refuses them.
 const BLOCK_BYTES_MAX: usize = 64 << 10;
 
-/// Frames of a header block at most, so that one that comes in many small pieces is judged cheaply. The library allows fewer.
+/// Largest number of frames of a rewritten header block, which bounds the cost of many small ones. The library allows fewer.
 const BLOCK_FRAMES_MAX: usize = 8;
 
 const HEADERS: u8 = 1;
@@ -42,7 +42,7 @@ const PRIORITY: u8 = 0x20;
 /// Static index of `:authority` (RFC 7541, appendix A).
 const AUTHORITY_INDEX: usize = 1;
 
-/// A listener whose connections have readable authorities.
+/// A listener whose connections have valid authorities.
 pub(crate) struct WithAuthorities<L>(pub(crate) L);
 
 impl<L: Listener> Listener for WithAuthorities<L> {
@@ -59,7 +59,7 @@ impl<L: Listener> Listener for WithAuthorities<L> {
     }
 }
 
-/// A connection of HTTP/2 as the library should read it.
+/// An HTTP/2 connection with rewritten header blocks.
 pub(crate) struct Readable<T> {
     io: T,
     frames: Frames,
@@ -82,7 +82,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Readable<T> {
             ready!(Pin::new(&mut this.io).poll_read(context, buf))?;
             let read = buf.filled().get(before..).unwrap_or_default();
             if read.is_empty() {
-                // The end: what came in part stays as it is.
+                // End of the stream: incomplete input is passed on unchanged.
                 this.frames.ready = this.frames.held.split();
                 if this.frames.ready.is_empty() {
                     return Poll::Ready(Ok(()));
@@ -129,13 +129,13 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Readable<T> {
     }
 }
 
-/// Where a connection's frames are.
+/// Position in a connection's sequence of frames, and its buffers.
 struct Frames {
-    /// Bytes up to the next frame's head.
+    /// Number of bytes up to the next frame's header.
     passing: usize,
-    /// Bytes that came and are not judged yet.
+    /// Received bytes that are not examined yet.
     held: BytesMut,
-    /// Bytes to be read next.
+    /// Bytes for the next read.
     ready: BytesMut,
 }
 
@@ -145,18 +145,18 @@ impl Default for Frames {
     }
 }
 
-/// What is at a place where a frame begins.
+/// Result of examining the bytes at the start of a frame.
 enum Next {
-    /// So many bytes that stay as they are; they may not all be there.
+    /// Number of bytes that stay unchanged; some may not have arrived yet.
     Unchanged(usize),
-    /// A header block of so many bytes, frames' heads included, and its new frames.
+    /// Length of a header block, frame headers included, and its new frames.
     Changed(usize, BytesMut),
-    /// Too little to judge.
+    /// More bytes are needed.
     Incomplete,
 }
 
 impl Frames {
-    /// Whether bytes that follow immediately can be read as they are.
+    /// Whether bytes that follow immediately can be read unchanged.
     fn are_unchanged(&mut self, mut bytes: &[u8]) -> bool {
         let mut passing = self.passing;
         loop {
@@ -174,7 +174,7 @@ impl Frames {
         }
     }
 
-    /// Moves what can be judged from `held` to `ready`.
+    /// Examines frames and moves them from `held` to `ready`.
     fn advance(&mut self) {
         loop {
             let passed = self.passing.min(self.held.len());
@@ -226,7 +226,7 @@ fn next(bytes: &[u8]) -> Next {
         let follows = at == 0 || (head.kind == CONTINUATION && head.stream == first.stream);
         let is_large = head.length > FRAME_BYTES_MAX || end > BLOCK_BYTES_MAX || frame >= BLOCK_FRAMES_MAX;
         if !follows || is_large {
-            // Against the protocol, or too large: the library says so.
+            // A protocol error or too large: the library reports it.
             return Next::Unchanged(end);
         }
         let Some(payload) = rest.get(FRAME_HEAD_BYTES..FRAME_HEAD_BYTES + head.length) else {
@@ -254,7 +254,7 @@ fn next(bytes: &[u8]) -> Next {
     Next::Incomplete
 }
 
-/// A HEADERS frame's part of the header block, without padding and priority (RFC 9113, section 6.2).
+/// Returns a HEADERS frame's part of the header block, without padding and priority (RFC 9113, section 6.2).
 fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
     let (mut start, mut padding) = (0, 0);
     if flags & PADDED != 0 {
@@ -267,7 +267,7 @@ fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
     payload.get(start..payload.len().checked_sub(padding)?)
 }
 
-/// A header block as frames, without padding and priority.
+/// Splits a header block into frames, without padding and priority.
 fn frames_of(block: &[u8], first: &FrameHead) -> BytesMut {
     let mut frames = BytesMut::with_capacity(block.len() + FRAME_HEAD_BYTES);
     let last = block.len().div_ceil(FRAME_BYTES_MAX).saturating_sub(1);
@@ -283,14 +283,14 @@ fn frames_of(block: &[u8], first: &FrameHead) -> BytesMut {
     frames
 }
 
-/// Reads a header block (RFC 7541, section 6).
+/// A parser of a header block (RFC 7541, section 6).
 struct Block<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Block<'a> {
-    /// An integer whose first octet has `prefix` bits of it (section 5.1).
+    /// Reads an integer with a prefix of `prefix` bits in the first octet (section 5.1).
     fn integer(&mut self, prefix: u32) -> Option<usize> {
         let mask = (1_usize << prefix) - 1;
         let mut value = usize::from(*self.bytes.get(self.at)?) & mask;
@@ -298,7 +298,7 @@ impl<'a> Block<'a> {
         if value < mask {
             return Some(value);
         }
-        // No integer of a block that fits here has more octets.
+        // Integers of a block within the limit have no more octets.
         for shift in [0, 7, 14, 21] {
             let octet = usize::from(*self.bytes.get(self.at)?);
             self.at += 1;
@@ -310,7 +310,7 @@ impl<'a> Block<'a> {
         None
     }
 
-    /// A string, and whether it is in Huffman's code (section 5.2).
+    /// Reads a string, and whether it is Huffman-coded (section 5.2).
     fn string(&mut self) -> Option<(bool, &'a [u8])> {
         let is_coded = self.bytes.get(self.at)? & 0x80 != 0;
         let length = self.integer(7)?;
@@ -329,7 +329,7 @@ fn decoded(is_coded: bool, string: &[u8]) -> Option<Vec<u8>> {
     Some(decoded)
 }
 
-/// The header block with an authority that can be read; `None` where nothing has to be changed.
+/// Returns the header block with a valid authority; `None` if no change is needed.
 fn with_readable_authority(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut block = Block { bytes, at: 0 };
     while let Some(&first) = bytes.get(block.at) {
@@ -337,7 +337,7 @@ fn with_readable_authority(bytes: &[u8]) -> Option<Vec<u8>> {
             // Both strings are in a table.
             block.integer(7)?;
         } else if first & 0xe0 == 0x20 {
-            // The table's new size.
+            // Update of the table's size.
             block.integer(5)?;
         } else {
             let index = block.integer(if first & 0x40 != 0 { 6 } else { 4 })?;
@@ -363,7 +363,7 @@ fn with_readable_authority(bytes: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// An authority of the same length that can be read; `None` if it can be already.
+/// Returns a valid authority of the same length; `None` if it is valid already.
 fn readable(mut authority: Vec<u8>) -> Option<Vec<u8>> {
     if authority.is_empty() || Authority::try_from(authority.as_slice()).is_ok() {
         return None;
@@ -376,7 +376,7 @@ fn readable(mut authority: Vec<u8>) -> Option<Vec<u8>> {
     Some(authority)
 }
 
-/// Appends a string as it is (section 5.2).
+/// Appends a string without Huffman coding (section 5.2).
 fn put_string(block: &mut Vec<u8>, string: &[u8]) {
     const MASK: usize = 0x7f;
     let mut length = string.len();
@@ -406,7 +406,7 @@ mod tests {
 
     const ISTIO: &str = "outbound|9002||epp.default.svc.cluster.local";
 
-    /// A literal with a static name; `how`: the bits that say whether it goes into the table.
+    /// A literal with a static name; `how`: the bits that select its indexing.
     fn literal(how: u8, index: u8, value: &str, is_coded: bool) -> Vec<u8> {
         let mut bytes = vec![how | index];
         let mut coded = Vec::new();
@@ -426,7 +426,7 @@ mod tests {
         [&length[..], &[kind, flags, 0, 0, 0, stream], payload].concat()
     }
 
-    /// What is read of a connection whose bytes come in two parts.
+    /// Returns the bytes read from a connection whose bytes arrive in two parts.
     fn read(bytes: &[u8], cut: usize) -> Vec<u8> {
         let mut frames = Frames { passing: 0, ..Frames::default() };
         let mut read = Vec::new();
@@ -501,7 +501,7 @@ mod tests {
                 assert_eq!(read(&sent, cut), sent);
             }
         }
-        // A block that has no end is not waited for without a bound.
+        // The buffer for a block without an end is bounded.
         let endless =
             (0..5).map(|_| frame(CONTINUATION, 0, 1, &[0; FRAME_BYTES_MAX])).collect::<Vec<_>>().concat();
         let endless = [frame(HEADERS, 0, 1, &[0x83]), endless].concat();
@@ -512,7 +512,7 @@ mod tests {
         assert!(frames.held.is_empty());
     }
 
-    /// The kinds of frames that answer a call with Istio's authority.
+    /// Returns the kinds of the frames that answer a call with Istio's authority.
     async fn answered<L: Listener>(listener: L, address: std::net::SocketAddr) -> Vec<u8>
     where
         L::Addr: Clone + Send + Sync + 'static,
@@ -571,7 +571,7 @@ mod tests {
         let kinds = answered(WithAuthorities(listener), address).await;
         // Two answers, each with a head and trailers.
         assert_eq!(kinds.iter().filter(|kind| **kind == HEADERS).count(), 4, "{kinds:?}");
-        // Where the library takes them itself one day, this module has no purpose.
+        // If the library accepts these authorities one day, this module can be removed.
         let (listener, address) = bound().await;
         let kinds = answered(listener, address).await;
         assert!(kinds.contains(&3) && !kinds.contains(&HEADERS), "{kinds:?}");

@@ -12,12 +12,12 @@
 //! none precedes the first piece that came; where trailers come, they are answered in place of the end of the stream. Envoy
 //! may send the end of a body twice (envoyproxy/envoy#46237): a second one is ignored.
 //!
-//! A request that the gateway gives up (its time is over, a guardrail blocks it, a stop string was found) ends for the client at
-//! once: by an ImmediateResponse while no byte of the answer has been shown, which Envoy takes at any time, and by the end of
-//! the body after that. Envoy then resets its request to the engine.
+//! A request that the gateway aborts (deadline passed, blocked by a guardrail, stop string found) ends for the client at once:
+//! by an ImmediateResponse while no byte of the answer has been shown, which Envoy accepts at any time, and by the end of the
+//! body after that. Envoy then resets its request to the engine.
 //!
-//! A proxy that closes the stream has lost its client, or needs no more: everything that belongs to the request is dropped,
-//! which ends it in the gateway like any request whose client has gone.
+//! A proxy that closes the stream has lost its client, or needs no more: all state of the request is dropped, which ends it in
+//! the gateway like any request whose client has disconnected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -52,20 +52,20 @@ use crate::proto::ext_proc::{BodySendMode, HttpHeaders, Metadata, ProcessingRequ
 
 /// Pieces of a request's body between the proxy and the gateway.
 const PIECES_MAX: usize = 1;
-/// Largest answer that is given without an engine. Larger ones are for clients that reach the gateway itself.
+/// Largest answer that is sent without an engine.
 const IMMEDIATE_BYTES_MAX: usize = 4 << 20;
 
 /// Longest wait for the first message of a stream, and for the end of a body that has all bytes that were announced.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(30);
-/// Longest wait for the end of an engine's answer behind the end of the client's: Envoy can use the connection again then.
+/// Longest wait for the end of an engine's answer after the end of the client's: Envoy can then reuse the connection.
 const END_WITHIN: Duration = Duration::from_millis(100);
-/// Longest resolution of a worker's name.
+/// Time limit of resolving a worker's name.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Messages to the proxy. It is read by the task that polls the exchange.
+/// Sender of messages to the proxy. The receiver is read by the task that polls the exchange.
 pub(crate) type Outgoing = mpsc::Sender<ProcessingResponse>;
 
-/// Sends a message; an error when the proxy has gone.
+/// Sends a message; an error when the proxy has closed the stream.
 async fn send(out: &Outgoing, message: ProcessingResponse) -> Result<(), Status> {
     out.send(message).await.map_err(|_| gone())
 }
@@ -94,7 +94,7 @@ where
     Ok(next_message(incoming).await?.map(|(part, _, _)| part))
 }
 
-/// The next message's part, and the attributes and the metadata of the proxy that come with it.
+/// The next message's part, with the proxy's attributes and metadata in that message.
 async fn next_message<I>(incoming: &mut I) -> Result<Option<(Part, Attributes, Option<Metadata>)>, Status>
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
@@ -138,7 +138,7 @@ impl HttpBody for RequestBody {
     }
 }
 
-/// Pieces on their way to a reader that may be slower than the proxy. While any wait, no further message is read.
+/// Queue of pieces for a reader that may be slower than the proxy. While it is not empty, no further message is read.
 struct Feed<T> {
     sender: Option<mpsc::Sender<T>>,
     waiting: VecDeque<T>,
@@ -155,7 +155,7 @@ impl<T> Feed<T> {
         }
     }
 
-    /// Whether the reader has gone.
+    /// Whether the reader was dropped.
     fn is_unread(&self) -> bool {
         self.sender.as_ref().is_none_or(mpsc::Sender::is_closed)
     }
@@ -164,7 +164,7 @@ impl<T> Feed<T> {
         !self.waiting.is_empty()
     }
 
-    /// Passes one piece on. May be cancelled.
+    /// Delivers one piece. Cancel-safe.
     async fn deliver(&mut self) {
         let Some(sender) = &self.sender else { return };
         if let Ok(permit) = sender.reserve().await {
@@ -173,13 +173,13 @@ impl<T> Feed<T> {
             }
             return;
         }
-        // The reader wants no more.
+        // The reader was dropped.
         self.waiting.clear();
         self.sender = None;
     }
 }
 
-/// Takes a request through the gateway's routes.
+/// Runs a request through the gateway's routes.
 pub(crate) async fn exchange<I>(
     mut incoming: I,
     out: Outgoing,
@@ -271,19 +271,19 @@ where
     }
 }
 
-/// How the request was taken.
+/// Result of receiving a request.
 enum Received {
-    /// The proxy is to send it; its body ended like this.
+    /// The gateway handed the request over for sending; its body ended like this.
     HandedOver(Box<HandedOver>, End),
-    /// The gateway has answered it without an engine.
+    /// The gateway answered without an engine.
     Answered(Response),
-    /// Handed over, but the body had all announced bytes and no end.
+    /// Handed over, but the body's end is missing after all announced bytes.
     WithoutEnd,
     /// The proxy has closed the stream.
     Closed,
 }
 
-/// Takes the request's body, through `upload` if it has one, until the gateway hands the request over and the body is at its end.
+/// Receives the request's body, through `upload` if there is one, until the gateway hands the request over and the body has ended.
 async fn receive<I>(
     incoming: &mut I,
     mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
@@ -296,7 +296,7 @@ where
     let mut end = upload.is_none().then_some(End::Body);
     let mut feed = Feed::new(upload);
     let (mut handed_over, mut is_declined) = (None, false);
-    // From the hand-over on: the gateway may have read as many bytes as were announced, and the end is still to come.
+    // Runs from the hand-over on: the gateway may have read all announced bytes while the end is still to come.
     let mut overdue = pin!(tokio::time::sleep(MESSAGE_WITHIN));
     loop {
         if let (Some(_), Some(end)) = (&handed_over, end) {
@@ -314,7 +314,7 @@ where
                     handed_over = Some(Box::new(taken));
                     // Bytes beyond the announced length are dropped.
                     feed = Feed::new(None);
-                    // Most bodies are at their end by now, and need no timer.
+                    // Most bodies have ended by now, and need no timer.
                     if end.is_none() {
                         overdue.as_mut().reset(tokio::time::Instant::now() + MESSAGE_WITHIN);
                     }
@@ -344,9 +344,9 @@ where
 
 /// Outcome of a request that the proxy has sent.
 enum Replied {
-    /// The head of an engine's answer, and which engine's it is, if the proxy tells.
+    /// The head of an engine's answer, and the engine's address, if the proxy reports it.
     Engine(HttpHeaders, Option<String>),
-    /// The proxy answered in the engine's place, and which engine it had tried, if it tells.
+    /// The proxy's own answer in the engine's place, and the engine that it had tried, if it reports that.
     Local(LocalReply, Option<String>),
     /// The gateway ended the request (deadline, guardrail) before the engine's head came.
     Answered(Response),
@@ -354,7 +354,7 @@ enum Replied {
     Closed,
 }
 
-/// Whether the endpoint that a proxy names is another one than the destination that it was given. What is no address tells nothing.
+/// Whether the endpoint reported by a proxy differs from the destination that it was given. False for texts that are no address.
 fn is_elsewhere(served: &str, destination: &str) -> bool {
     let address = |text: &str| text.trim().parse::<SocketAddr>().ok();
     address(served).zip(address(destination)).is_some_and(|(served, destination)| served != destination)
@@ -390,7 +390,7 @@ where
     }
 }
 
-/// The client's request as it came.
+/// Head of the client's request.
 struct Client {
     headers: HeaderMap,
     uri: Uri,
@@ -398,7 +398,7 @@ struct Client {
 }
 
 impl Client {
-    /// Tells the proxy where to send the request, and what; the destination is returned.
+    /// Tells the proxy the destination and the changed request; returns the destination.
     async fn send(
         &self,
         out: &Outgoing,
@@ -463,7 +463,7 @@ async fn send_immediately(out: &Outgoing, response: Response) -> Result<(), Stat
     send(out, immediate(&http::Response::from_parts(parts, ()), body.to_bytes())).await
 }
 
-/// Follows an answer whose body the proxy does not show.
+/// Follows an answer whose body the proxy does not pass on.
 async fn unseen<I>(
     engine: &http::Response<()>,
     is_complete: bool,
@@ -488,7 +488,7 @@ where
                 Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
                 Some(part) => return Err(unexpected(&part, "the answer's end was awaited")),
             },
-            // Given up in the middle: the client must not take a part for the whole answer.
+            // Aborted in the middle: the client must not take a partial answer for the whole.
             _ = &mut answer => return Err(Status::aborted("the answer was given up")),
         }
     }
@@ -498,14 +498,14 @@ where
     Ok(())
 }
 
-/// How a request or an answer ends.
+/// Kind of the end of a request or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Body,
     Trailers,
 }
 
-/// An engine's answer that has no body: the client's may have one all the same, which a proxy does not take in pieces.
+/// Handles an engine's answer without a body. The client's may have one, which a proxy does not accept in pieces.
 async fn without_body(
     engine: &http::Response<()>,
     mut feed: Feed<Piece>,
@@ -526,7 +526,7 @@ async fn without_body(
     }
 }
 
-/// An answer whose body goes through the gateway.
+/// State of an answer whose body goes through the gateway.
 struct Answering {
     engine: http::Response<()>,
     feed: Feed<Piece>,
@@ -566,7 +566,7 @@ impl Answering {
                 biased;
                 response = &mut answer => {
                     let Ok(response) = response;
-                    // The gateway does not read the engine's body, or the engine has none, and the client's has one.
+                    // The client's body does not come from the engine's, or the engine has none.
                     let is_own = self.feed.is_unread() || self.engine_body != EngineBody::Awaited;
                     if is_own && !self.engine_body.has_begun() && !response.body().is_end_stream() {
                         return send_immediately(out, response).await;
@@ -580,11 +580,11 @@ impl Answering {
         while !body.is_end_stream() {
             tokio::select! {
                 biased;
-                // Envoy takes no piece before it has sent one.
+                // Envoy accepts no piece before it has sent one.
                 frame = data_of(&mut body), if self.engine_body != EngineBody::Awaited => match frame {
                     None => break,
                     Some(Ok(data)) => {
-                        // The end of the stream goes with the last piece, if it is known already.
+                        // The last piece carries the end of the stream, if it is known already.
                         let is_over = matches!(self.engine_body, EngineBody::Over { end: End::Body, .. });
                         let is_last = is_over && body.is_end_stream();
                         for (piece, is_last) in pieces(data, is_last) {
@@ -594,7 +594,7 @@ impl Answering {
                             return Ok(());
                         }
                     }
-                    // The client must not take it for a whole answer.
+                    // The client must not take a partial answer for the whole.
                     Some(Err(error)) => return Err(Status::aborted(error.to_string())),
                 },
                 is_open = self.follow(incoming) => if !is_open? { return Ok(()) },
@@ -609,17 +609,17 @@ impl Answering {
                 };
             }
             tokio::select! {
-                // The engine's end is there in most cases: the timer is set only if it is not.
+                // The engine's end has arrived in most cases; the timer is set only otherwise.
                 biased;
                 is_open = self.follow(incoming) => if !is_open? { return Ok(()) },
-                // The gateway wants no more of it.
+                // The gateway does not wait any longer.
                 () = &mut overdue => return send(out, response_body(Bytes::new(), true)).await,
             }
         }
     }
 
-    /// Takes a message about the engine's answer, or passes a piece of it on; false when the proxy has closed the stream. May be
-    /// cancelled.
+    /// Handles one message about the engine's answer, or delivers a piece of it; false when the proxy has closed the stream.
+    /// Cancel-safe.
     async fn follow<I>(&mut self, incoming: &mut I) -> Result<bool, Status>
     where
         I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
@@ -669,15 +669,15 @@ async fn data_of(body: &mut Body) -> Option<Result<Bytes, Error>> {
     }
 }
 
-/// An answer that the proxy made itself, in the engine's place.
+/// An answer made by the proxy itself, in the engine's place.
 struct LocalReply {
     /// Envoy's `response.code_details`.
     details: String,
 }
 
 impl LocalReply {
-    /// From the attributes that come with the head of an answer; `None` for an engine's answer, and where the proxy does not
-    /// say (`response_attributes` of its configuration).
+    /// Reads the attributes in the head of an answer. `None` for an engine's answer, and if the proxy does not report the
+    /// attribute (`response_attributes` of its configuration).
     fn read(attributes: &Attributes) -> Option<Self> {
         let mut details = attributes.values().filter_map(|values| values.fields.get("response.code_details"));
         match details.next()?.kind.as_ref()? {
@@ -688,7 +688,7 @@ impl LocalReply {
         }
     }
 
-    /// Whether the worker could not be reached, or broke the connection off. Source: Envoy's `response_code_details.rst`.
+    /// Whether the worker could not be reached, or broke the connection. Source: Envoy's `response_code_details.rst`.
     fn is_worker_failure(&self) -> bool {
         let Some(how) = self.details.strip_prefix("upstream_reset_before_response_started{") else {
             return false;

@@ -14,7 +14,7 @@ use crate::proto::health::health_check_response::ServingStatus;
 use crate::proto::health::health_server::Health;
 use crate::proto::health::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often a watched service is looked at.
+/// Interval at which the state of a watched service is checked.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 const LIVENESS: &str = "liveness";
 const SERVICES: [&str; 5] =
@@ -55,7 +55,7 @@ impl Health for HealthService {
         }
     }
 
-    /// The status now, and again whenever it has changed.
+    /// Sends the status now, and again at each change.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,

@@ -1,4 +1,4 @@
-//! Between Envoy's messages and HTTP's. No I/O.
+//! Conversion between Envoy's messages and HTTP's. No I/O.
 
 use bytes::Bytes;
 use http::header::{self, HeaderName, HeaderValue};
@@ -16,25 +16,25 @@ use crate::proto::ext_proc::{
     ProcessingRequest, ProcessingResponse, StreamedBodyResponse, TrailersResponse,
 };
 
-/// Where the proxy is to send a request: header, and key of the metadata in [`DESTINATION_NAMESPACE`].
+/// Destination of a request: header, and key of the metadata in [`DESTINATION_NAMESPACE`].
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
 const DESTINATION_NAMESPACE: &str = "envoy.lb";
-/// Longest address of an endpoint that is read: a name of DNS and a port.
+/// Longest endpoint address that is read: a DNS name and a port.
 const ENDPOINT_BYTES_MAX: usize = 253 + 6;
-/// Endpoints of a hint at most, so that looking through them for every worker stays short.
+/// Largest number of endpoints in a hint, which bounds the search for each worker.
 const SUBSET_MAX: usize = 4096;
 const SERVED: &str = "x-gateway-destination-endpoint-served";
-/// The only endpoints that a proxy can reach.
+/// Metadata namespace of the only endpoints that a proxy can reach.
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 /// Largest piece of a body in one message: proxies take 64 KiB.
 pub(crate) const PIECE_BYTES_MAX: usize = 62_000;
 
-/// Headers of one head at most.
+/// Largest number of headers of one head.
 const HEADERS_MAX: usize = 256;
 
-/// Headers of clients that engines may see beside those that the gateway passes on: what describes the body, and what the proxy
-/// itself has set.
+/// Client headers that are kept for engines in addition to those that the gateway passes on: the description of the body, and
+/// headers that the proxy itself has set.
 const KEPT: [&str; 9] = [
     "host",
     "content-type",
@@ -53,12 +53,12 @@ pub(crate) struct Head {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
     pub(crate) headers: Headers,
-    /// The endpoints that the proxy can reach; `None` is all.
+    /// Endpoints that the proxy can reach; `None`: all.
     pub(crate) among: Option<Vec<String>>,
     pub(crate) modes: Modes,
 }
 
-/// How the proxy sends bodies.
+/// Body modes of the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Modes {
     pub(crate) request: BodySendMode,
@@ -66,7 +66,7 @@ pub(crate) struct Modes {
 }
 
 impl Modes {
-    /// Modes of a first message. Proxies that do not tell theirs are taken to use what the Endpoint Picker Protocol asks for.
+    /// Modes of a first message. Proxies that do not report them are assumed to use those of the Endpoint Picker Protocol.
     fn of(message: &ProcessingRequest) -> Self {
         let duplex =
             Self { request: BodySendMode::FullDuplexStreamed, response: BodySendMode::FullDuplexStreamed };
@@ -90,7 +90,7 @@ fn headers_of(map: Option<&HeaderMap>) -> (Headers, Vec<(&str, &[u8])>, bool) {
         } else if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(header.key.as_bytes()), HeaderValue::from_bytes(value_of(header)))
         {
-            // A map that is full, or a head of more headers than any server takes, is refused and not cut.
+            // A map that is full, or a head of more headers than any server accepts, is refused and not cut.
             is_whole &= headers.len() < HEADERS_MAX && headers.try_append(name, value).is_ok();
         } else {
             is_whole = false;
@@ -104,11 +104,11 @@ fn pseudo<'a>(all: &[(&str, &'a [u8])], name: &str) -> Option<&'a [u8]> {
 }
 
 impl Head {
-    /// The head in the first message of a stream; an error says what is wrong with it.
+    /// Reads the head in the first message of a stream; an error says what is wrong with it.
     pub(crate) fn read(message: &ProcessingRequest, headers: &HeaderMap) -> Result<Self, &'static str> {
         let (mut headers, all, is_whole) = headers_of(Some(headers));
         if !is_whole {
-            // A header that is not read could not be taken out of the engine's request either.
+            // A header that cannot be read could not be removed from the engine's request either.
             return Err("a header has a name or a value that HTTP does not allow");
         }
         let method = pseudo(&all, ":method").and_then(|method| Method::from_bytes(method).ok());
@@ -123,12 +123,12 @@ impl Head {
         Ok(Self { method, uri, headers, among, modes: Modes::of(message) })
     }
 
-    /// The length of the body, if the client says it.
+    /// Length of the body, if the client sends it.
     pub(crate) fn content_length(&self) -> Option<u64> {
         self.headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
     }
 
-    /// As a request of HTTP.
+    /// Converts the head to an HTTP request.
     pub(crate) fn into_request<B>(self, body: B) -> Request<B> {
         let mut request = Request::new(body);
         *request.method_mut() = self.method;
@@ -138,7 +138,7 @@ impl Head {
     }
 }
 
-/// The endpoint that a proxy says has served a request: key of the metadata in [`DESTINATION_NAMESPACE`].
+/// Endpoint that served a request, as reported by the proxy: key of the metadata in [`DESTINATION_NAMESPACE`].
 pub(crate) fn served(metadata: Option<&Metadata>) -> Option<&str> {
     match &metadata?.filter_metadata.get(DESTINATION_NAMESPACE)?.fields.get(SERVED)?.kind {
         Some(Kind::StringValue(endpoint)) if endpoint.len() <= ENDPOINT_BYTES_MAX => Some(endpoint),
@@ -146,8 +146,8 @@ pub(crate) fn served(metadata: Option<&Metadata>) -> Option<&str> {
     }
 }
 
-/// The endpoints of a subset hint: a list, or one text with commas; at most [`SUBSET_MAX`] of them. A hint of another kind
-/// allows no worker.
+/// Endpoints of a subset hint: a list, or one text with commas; at most [`SUBSET_MAX`] of them. A hint of another type allows no
+/// worker.
 fn subset(metadata: Option<&Metadata>) -> Option<Vec<String>> {
     let hint = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?;
     let texts: Vec<&str> = match hint.kind.as_ref() {
@@ -165,7 +165,7 @@ fn subset(metadata: Option<&Metadata>) -> Option<Vec<String>> {
     Some(parts.take(SUBSET_MAX).map(str::to_owned).collect())
 }
 
-/// The head of an engine's answer. Its trailers and connection are the proxy's.
+/// Converts the head of an engine's answer. Its trailers and connection headers are left to the proxy.
 pub(crate) fn response_head(headers: &HeaderMap) -> Response<()> {
     let (headers, all, _) = headers_of(Some(headers));
     let status = pseudo(&all, ":status").and_then(|status| StatusCode::from_bytes(status).ok());
@@ -187,13 +187,13 @@ fn set(name: &str, value: &[u8]) -> HeaderValueOption {
     }
 }
 
-/// Sets headers in place of those that are there. Further values of one name are added.
+/// Replaces the headers of these names. Further values of one name are appended.
 fn set_all<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) -> Vec<HeaderValueOption> {
     let mut last: Option<&HeaderName> = None;
     let mut all = Vec::new();
     for (name, value) in headers.filter(|(name, _)| !is_framing(name)) {
         let mut option = set(name.as_str(), value.as_bytes());
-        // A map gives the values of one name one after the other.
+        // A map's iterator returns the values of one name one after the other.
         if last.replace(name) == Some(name) {
             option.append_action = HeaderAppendAction::AppendIfExistsOrAdd.into();
             option.append = Some(true);
@@ -203,12 +203,12 @@ fn set_all<'a>(headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>)
     all
 }
 
-/// Headers that HTTP versions and proxies make themselves.
+/// Whether a header is set by HTTP versions and proxies themselves.
 fn is_framing(name: &HeaderName) -> bool {
     [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::CONNECTION, header::HOST].contains(name)
 }
 
-/// The changes that turn the client's request into the engine's, and its destination. `client`: names of the client's
+/// Returns the changes that turn the client's request into the engine's, with its destination. `client`: names of the client's
 /// headers.
 pub(crate) fn request_headers(
     client: &Headers,
@@ -251,8 +251,8 @@ pub(crate) fn request_headers(
     }
 }
 
-/// Headers by which a client could have Envoy send its request twice, or end it early: a request that was handed over is sent
-/// once. Source: Envoy's `router_filter.rst`, HTTP headers (consumed).
+/// Whether a header lets a client have Envoy send its request twice, or end it early: a handed-over request must be sent once.
+/// Source: Envoy's `router_filter.rst`, HTTP headers (consumed).
 fn is_retry_option(name: &str) -> bool {
     ["x-envoy-retr", "x-envoy-max-retries", "x-envoy-hedge", "x-envoy-upstream-rq", "x-envoy-upstream-alt"]
         .iter()
@@ -266,8 +266,8 @@ fn destination_metadata(destination: &str) -> Struct {
     Struct { fields: [(DESTINATION_NAMESPACE.to_owned(), value)].into() }
 }
 
-/// The changes that turn the engine's answer into the client's. `engine`: the engine's head; where the body is not shown
-/// (`client` is `None`) the headers stay as they are.
+/// Returns the changes that turn the engine's answer into the client's. `engine`: the engine's head; if the body is not passed
+/// on (`client` is `None`) the headers stay unchanged.
 pub(crate) fn response_headers<B>(engine: &Response<()>, client: Option<&Response<B>>) -> ProcessingResponse {
     let mut mutation = HeaderMutation::default();
     if let Some(client) = client {
@@ -300,7 +300,7 @@ fn streamed(body: Bytes, end_of_stream: bool) -> BodyResponse {
     }
 }
 
-/// The pieces of a body, each small enough for a message. The last one ends the stream, if `is_last`.
+/// Splits a body into pieces that each fit a message. The last one ends the stream, if `is_last`.
 pub(crate) fn pieces(mut body: Bytes, is_last: bool) -> impl Iterator<Item = (Bytes, bool)> {
     let mut is_over = body.is_empty() && !is_last;
     std::iter::from_fn(move || {
@@ -313,22 +313,22 @@ pub(crate) fn pieces(mut body: Bytes, is_last: bool) -> impl Iterator<Item = (By
     })
 }
 
-/// A piece of the request's body.
+/// A message with a piece of the request's body.
 pub(crate) fn request_body(body: Bytes, end_of_stream: bool) -> ProcessingResponse {
     answer(Answer::RequestBody(streamed(body, end_of_stream)))
 }
 
-/// A piece of the answer's body.
+/// A message with a piece of the answer's body.
 pub(crate) fn response_body(body: Bytes, end_of_stream: bool) -> ProcessingResponse {
     answer(Answer::ResponseBody(streamed(body, end_of_stream)))
 }
 
-/// The request's trailers stay as they are.
+/// A message that leaves the request's trailers unchanged.
 pub(crate) fn request_trailers() -> ProcessingResponse {
     answer(Answer::RequestTrailers(TrailersResponse::default()))
 }
 
-/// The answer's trailers stay as they are.
+/// A message that leaves the answer's trailers unchanged.
 pub(crate) fn response_trailers() -> ProcessingResponse {
     answer(Answer::ResponseTrailers(TrailersResponse::default()))
 }

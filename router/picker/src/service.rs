@@ -19,24 +19,24 @@ use crate::proto::ext_proc::external_processor_server::{ExternalProcessor, Exter
 use crate::proto::ext_proc::{ProcessingRequest, ProcessingResponse};
 use crate::proto::health::health_server::HealthServer;
 
-/// Messages to a proxy that wait to be written.
+/// Messages that may wait to be written to a proxy.
 const MESSAGES_MAX: usize = 8;
-/// Largest message of a proxy: what its buffers hold.
+/// Largest message of a proxy, equal to its buffer size.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Flow control: bytes that a proxy may send ahead on one stream. A connection has as many as all its streams together, so
-/// requests that wait do not stop those that could go on.
+/// Flow control: bytes that a proxy may send ahead on one stream. A connection's window is the sum over all its streams, so that
+/// waiting requests do not block others.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Largest window of HTTP/2 (RFC 9113, section 6.9.1).
 const WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
-/// Proxies have few connections.
+/// Largest number of connections: proxies use few.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// Bounds of a picker.
+/// Limits of a picker.
 #[derive(Debug, Clone)]
 pub struct PickerConfig {
-    /// Requests under way at a time; beyond that they are refused.
+    /// Largest number of requests in flight; further ones are refused.
     pub requests_max: usize,
-    /// How long a message waits for the proxy to read on.
+    /// Longest wait of a message for the proxy to read on.
     pub unread_max: Duration,
 }
 
@@ -45,8 +45,8 @@ struct Picker {
     places: Arc<Semaphore>,
 }
 
-/// Serves the picker, and health beside it, until `shutdown` is done. Requests go through `routes`; those under way end as
-/// they would.
+/// Serves the picker and the health service until `shutdown` completes. Requests go through `routes`; those in flight are
+/// finished.
 pub async fn serve<L: Listener>(
     listener: L,
     routes: Router,
@@ -73,7 +73,7 @@ pub async fn serve<L: Listener>(
     router_serve::serve(WithAuthorities(listener), router, bounds, shutdown).await;
 }
 
-/// Serves health alone.
+/// Serves the health service alone.
 pub async fn serve_health<L: Listener>(
     listener: L,
     is_ready: impl Fn() -> bool + Send + Sync + 'static,
@@ -104,11 +104,11 @@ impl ExternalProcessor for Picker {
 
 type Exchange = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
-/// The messages of one exchange, which is polled by whoever reads them.
+/// Stream of the messages of one exchange, which is polled by the stream's reader.
 pub(crate) struct Messages {
     exchange: Option<Exchange>,
     messages: mpsc::Receiver<ProcessingResponse>,
-    /// How the exchange ended, to be told behind its last message.
+    /// Error of the exchange, sent after its last message.
     failed: Option<Status>,
 }
 

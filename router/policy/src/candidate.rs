@@ -1,51 +1,51 @@
-//! What a decision sees.
+//! Inputs of a decision.
 
-/// The request.
+/// The request to be placed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Request {
     /// Prompt tokens.
     pub tokens: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Identifies a conversation, for affinity.
+    /// Hash of the conversation, for affinity.
     pub session: Option<u64>,
 }
 
 impl Request {
-    /// Blocks of the prompt, the last of which may not be whole.
+    /// Number of blocks of the prompt; the last one may be partial.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.tokens.div_ceil(self.block_tokens.max(1))
     }
 }
 
-/// Tiers that a prefix can lie in: device, host, disk, remote.
+/// Number of tiers that a prefix can lie in: device, host, disk, remote.
 pub const TIERS: usize = 4;
 
-/// A worker as the decision sees it.
+/// A worker and its state, as inputs of the decision.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Candidate {
-    /// Identifies the worker over time, for affinity.
+    /// Hash that identifies the worker over time, for affinity.
     pub identity: u64,
-    /// Leading blocks of the request that it holds in a tier or a faster one.
+    /// Leading blocks of the request that the worker holds in each tier or a faster one.
     pub leading: [u32; TIERS],
-    /// Tokens of prompts that it has still to compute, those routed a moment ago included.
+    /// Prompt tokens that the worker has still to compute, those of requests routed a moment ago included.
     pub queued_tokens: u32,
-    /// Blocks of the requests that it is decoding.
+    /// Blocks of the requests that the worker is decoding.
     pub decoding_blocks: u32,
-    /// Requests that it has.
+    /// Requests at the worker.
     pub requests: u32,
-    /// Seconds to move the prompt's blocks from here to where it is decoded, if that is elsewhere.
+    /// Seconds to move the prompt's blocks from here to the decode worker, if that is another one.
     pub transfer_seconds: f64,
-    /// It has not been there long: its cache and its learned speed say little.
+    /// Whether the worker is new: its cache and its learned speed are not significant yet.
     pub is_cold: bool,
-    /// How fast it is.
+    /// Learned speed of the worker.
     pub speed: crate::Speed,
 }
 
 impl Candidate {
-    /// Leading blocks that a request really saves here, by tier: what lies in that tier and in no faster one.
-    /// An engine computes the last token of a prompt in any case, and with it the whole block.
+    /// Leading blocks that need not be computed, by tier: those in that tier and in no faster one. An engine computes the last
+    /// token of a prompt in any case, and with it the whole block.
     #[must_use]
     #[inline]
     pub fn saved_blocks(&self, request: &Request) -> [u32; TIERS] {
@@ -62,7 +62,7 @@ impl Candidate {
         })
     }
 
-    /// Tokens that it would have to compute.
+    /// Tokens that the worker would have to compute.
     #[must_use]
     #[inline]
     pub fn uncached_tokens(&self, request: &Request) -> u32 {

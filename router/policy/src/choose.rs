@@ -1,9 +1,9 @@
-//! From costs to a choice.
+//! Choice of a worker by one of several strategies.
 
 use crate::candidate::{Candidate, Request};
 use crate::cost::{BlockCost, Cost, CostModel, PredictedTime};
 
-/// How to choose.
+/// Rule by which a worker is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
     /// The least predicted time to the first token.
@@ -11,20 +11,20 @@ pub enum Strategy {
     PredictedTime,
     /// The least cost in blocks: overlap, queued prompts, decoding blocks.
     Cost,
-    /// The less loaded of two drawn by chance (Mitzenmacher 1996).
+    /// The less loaded of two random workers (Mitzenmacher 1996).
     PowerOfTwo,
-    /// A conversation stays with one worker (rendezvous hashing), unless that one has much more to do than others.
+    /// A conversation stays with one worker (rendezvous hashing), unless that one has much more load than the mean.
     Session,
-    /// Fewest requests.
+    /// The fewest requests.
     LeastLoaded,
-    /// In turn.
+    /// Workers in turn.
     RoundRobin,
-    /// By chance.
+    /// A random worker.
     Random,
 }
 
 impl Strategy {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [Self; 7] = [
         Self::PredictedTime,
         Self::Cost,
@@ -35,7 +35,7 @@ impl Strategy {
         Self::Random,
     ];
 
-    /// As in the configuration.
+    /// Name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,45 +49,45 @@ impl Strategy {
         }
     }
 
-    /// The inverse of [`Self::name`].
+    /// Returns the strategy with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|strategy| strategy.name() == name)
     }
 }
 
-/// Everything about choosing that can be set.
+/// Settings of the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Policy {
-    /// How to choose.
+    /// Rule by which a worker is chosen.
     pub strategy: Strategy,
-    /// Of [`Strategy::Cost`].
+    /// Weights of [`Strategy::Cost`].
     pub block_cost: BlockCost,
     /// 0 takes the cheapest; larger values draw by a softmax over costs, scaled to their range.
     pub temperature: f64,
-    /// Share of requests that go to cold workers, while there are some, so that they get warm.
+    /// Share of requests that go to cold workers, while there are any, so that they become warm.
     pub warm_up_share: f64,
 }
 
-/// The outcome.
+/// Result of a choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
     /// Index of the chosen candidate.
     pub index: usize,
-    /// Its cost and what it is made of; nothing for strategies without costs.
+    /// Cost of the chosen candidate with its parts; zero for strategies without costs.
     pub cost: Cost,
-    /// It was chosen to get warm.
+    /// Whether the candidate was chosen to become warm.
     pub is_warm_up: bool,
-    /// The next best, for strategies that compare costs.
+    /// Index of the second-best candidate, for strategies that compare costs.
     pub runner_up: Option<usize>,
 }
 
-/// How much more than the mean a worker of a session may have to do: bounded loads (Mirrokni et al. 2018).
+/// Largest load of a session's worker, relative to the mean: bounded loads (Mirrokni et al. 2018).
 const SESSION_LOAD_MAX: f64 = 1.25;
 
 impl Policy {
-    /// Chooses among candidates; `None` when there are none. `turn` counts decisions, `random` is any number;
-    /// equal arguments, equal choice.
+    /// Chooses among candidates; `None` when there are none. `turn` counts decisions, `random` is any number; equal arguments
+    /// give equal choices.
     #[must_use]
     pub fn choose(
         &self,
@@ -123,7 +123,7 @@ impl Policy {
         })
     }
 
-    /// A cold candidate, for a share of requests: the least loaded one.
+    /// Returns the least loaded cold candidate, for a share of requests.
     fn cold_one(&self, candidates: &[Candidate], random: u64) -> Option<usize> {
         if self.warm_up_share <= 0.0 || unit(scrambled(random ^ 0xC01D)) >= self.warm_up_share {
             return None;
@@ -155,7 +155,7 @@ impl Policy {
     }
 }
 
-/// splitmix64, so that a counter will do as a random number.
+/// splitmix64, which makes random numbers of a counter.
 fn scrambled(random: u64) -> u64 {
     let word = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -167,7 +167,7 @@ fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// The positions of the least value and of the next; ties by the random number. One pass.
+/// The positions of the least value and of the second least; ties are broken by the random number. One pass.
 fn least(values: impl Iterator<Item = f64>, random: u64) -> (usize, Option<usize>) {
     let (mut best, mut found, mut ties) = (f64::INFINITY, 0, 0_u64);
     let (mut next, mut second) = (f64::INFINITY, None);
@@ -190,7 +190,7 @@ fn least(values: impl Iterator<Item = f64>, random: u64) -> (usize, Option<usize
     (found, second)
 }
 
-/// Softmax over costs, scaled to the range between cheapest and dearest.
+/// Draws by a softmax over costs, scaled to the range between the lowest and the highest.
 fn draw(costs: impl Iterator<Item = f64> + Clone, temperature: f64, random: u64) -> usize {
     let low = costs.clone().fold(f64::INFINITY, f64::min);
     let high = costs.clone().fold(f64::NEG_INFINITY, f64::max);
@@ -209,7 +209,7 @@ fn draw(costs: impl Iterator<Item = f64> + Clone, temperature: f64, random: u64)
     last
 }
 
-/// The candidate that ranks first for the session among those that have no more to do than a bound allows.
+/// The candidate that ranks first for the session among those whose load is within the bound.
 fn session(request: &Request, candidates: &[Candidate], random: u64) -> usize {
     let session = request.session.unwrap_or_else(|| scrambled(random));
     let total: u64 = candidates.iter().map(|candidate| u64::from(candidate.requests)).sum();
@@ -271,7 +271,7 @@ mod tests {
     fn the_least_and_the_next_are_those_of_a_sort() {
         for seed in 0..2000_u64 {
             let count = 1 + (scrambled(seed) % 6) as usize;
-            // Few different values, so that there are ties.
+            // Few distinct values, so that there are ties.
             let values: Vec<f64> =
                 (0..count as u64).map(|at| (scrambled(seed * 31 + at) % 3) as f64).collect();
             let (best, second) = least(values.iter().copied(), seed);

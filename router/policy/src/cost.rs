@@ -1,39 +1,39 @@
-//! What a request costs on a worker: two families behind one trait. Lower is better; the unit is the family's.
+//! Cost of a request on a worker: two models behind one trait. Lower is better; each model has its own unit.
 
 use crate::candidate::{Candidate, Request, TIERS};
 use crate::learn::{FEATURES, Speed};
 
-/// A cost with what it is made of.
+/// A cost and its parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// What counts.
+    /// Total, by which candidates are compared.
     pub total: f64,
-    /// Work that is there already.
+    /// Work queued at the worker.
     pub queue: f64,
-    /// What the request itself has to compute.
+    /// Tokens of the request that must be computed.
     pub prefill: f64,
-    /// Bringing blocks back from lower tiers.
+    /// Loading blocks from lower tiers.
     pub onboard: f64,
-    /// Moving blocks to where the request is decoded.
+    /// Moving blocks to the decode worker.
     pub transfer: f64,
-    /// Requests that are decoding there.
+    /// Requests that are decoding at the worker.
     pub decode: f64,
 }
 
-/// A way to say what a request costs on a worker.
+/// A model of the cost of a request on a worker.
 pub trait CostModel {
-    /// Its cost there.
+    /// Cost of the request on the candidate.
     fn cost(&self, request: &Request, candidate: &Candidate) -> Cost;
 }
 
-/// Cost in blocks: what would have to be computed, weighted, plus what is queued and what is decoding.
+/// Cost in blocks: blocks to be computed, weighted, plus queued and decoding blocks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlockCost {
-    /// What a block to compute costs, relative to a block being decoded.
+    /// Cost of a block to compute, relative to a block being decoded.
     pub prefill: f64,
-    /// What a block in a tier saves, relative to computing it: 1 is everything.
+    /// Share of a block's computing cost that a cached block in each tier saves; 1: all of it.
     pub credit: [f64; TIERS],
-    /// What each request on the worker costs, in blocks.
+    /// Cost of each request on the worker, in blocks.
     pub request: f64,
 }
 
@@ -48,7 +48,7 @@ impl CostModel for BlockCost {
     fn cost(&self, request: &Request, candidate: &Candidate) -> Cost {
         let saved = candidate.saved_blocks(request);
         let block_tokens = f64::from(request.block_tokens.max(1));
-        // Blocks with a last one that is not whole; what a lower tier does not save is the price of onboarding.
+        // The last block may be partial; the part that a lower tier does not save is the cost of onboarding.
         let blocks = f64::from(request.tokens) / block_tokens;
         let total_saved: f64 = saved.iter().map(|&blocks| f64::from(blocks)).sum();
         let onboard: f64 =
@@ -61,11 +61,11 @@ impl CostModel for BlockCost {
     }
 }
 
-/// Cost in seconds: the predicted time to the first token, from what was learned of each worker.
+/// Cost in seconds: the predicted time to the first token, from the learned speed of each worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PredictedTime;
 
-/// What the learned speed is applied to.
+/// Features of a request on a worker, to which the learned speed is applied.
 #[must_use]
 #[inline]
 pub fn features(request: &Request, candidate: &Candidate) -> [f64; FEATURES] {

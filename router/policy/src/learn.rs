@@ -1,29 +1,29 @@
-//! How fast workers are, learned from what they do: least squares with forgetting, on a handful of features of each
-//! request and the time to its first token.
+//! Speeds of workers, learned from observations: least squares with forgetting, on a handful of features of each request
+//! and the time to its first token.
 //!
-//! The equations are solved anew every few observations; [`LeastSquares`] says how.
+//! The equations are solved again every few observations; see [`LeastSquares`].
 //!
-//! Prompts go where they seem fastest, so an error in what a block from a lower tier costs would not show itself: one slow load, the
-//! first of an engine, say, and no prompt would be sent where its blocks are. Therefore such blocks are taken for as cheap as the first
-//! guess has them until some loads have been seen, and again when no load has been seen for long.
+//! Prompts go where they seem fastest, so an overestimated cost of blocks from a lower tier would not be corrected: after one
+//! slow load, such as an engine's first, no prompt would be sent where its blocks are. Therefore such blocks count as cheap as
+//! in the first guess until some loads have been seen, and again when no load has been seen for long.
 
 use crate::least_squares::LeastSquares;
 
-/// Features of a request on a worker.
+/// Number of features of a request on a worker.
 pub const FEATURES: usize = 5;
 
-/// What the time to the first token is made of, in seconds for each unit.
+/// Parts of the time to the first token, in seconds per unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
-    /// Always.
+    /// Constant part.
     pub base: f64,
-    /// For each token to compute, the queued ones and its own.
+    /// Per token to compute, of queued prompts and of the request.
     pub per_token: f64,
-    /// For each thousand own tokens to compute, for each thousand tokens of the prompt: attention.
+    /// Per thousand own tokens to compute times thousand tokens of the prompt: attention.
     pub per_square: f64,
-    /// For each request that is decoding beside it.
+    /// Per request that is decoding at the same time.
     pub per_decode: f64,
-    /// For each block brought back from a lower tier.
+    /// Per block loaded from a lower tier.
     pub per_onboard: f64,
 }
 
@@ -35,13 +35,13 @@ impl Default for Speed {
 }
 
 impl Speed {
-    /// As a vector, in the order of [`crate::features`].
+    /// Returns the parts as a vector, in the order of [`crate::features`].
     #[must_use]
     pub fn to_array(self) -> [f64; FEATURES] {
         [self.base, self.per_token, self.per_square, self.per_decode, self.per_onboard]
     }
 
-    /// From a vector.
+    /// Returns the speed with these parts.
     #[must_use]
     pub fn from_array([base, per_token, per_square, per_decode, per_onboard]: [f64; FEATURES]) -> Self {
         Self { base, per_token, per_square, per_decode, per_onboard }
@@ -49,24 +49,24 @@ impl Speed {
 }
 
 impl Speed {
-    /// All of it so many times as slow.
+    /// Multiplies all parts by `factor`.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self::from_array(self.to_array().map(|value| value * factor))
     }
 
-    /// Seconds for these features.
+    /// Predicted seconds for these features.
     #[must_use]
     pub fn seconds(self, features: [f64; FEATURES]) -> f64 {
         self.to_array().iter().zip(features).map(|(value, feature)| value * feature).sum()
     }
 }
 
-/// How much slower one worker is than the fleet's [`Speed`] says.
+/// Time of one worker relative to the fleet's [`Speed`]; 2 is twice as slow.
 ///
-/// The shape (what a token, a request, a block costs beside each other) is learned from all workers together, by one
-/// [`Learner`]; a worker has only this number of its own. A learner for each worker saw too little of the rare long
-/// prompts: in simulation one that judged itself too fast drew requests for a minute before it knew better.
+/// The relative costs (of a token, a request, a block) are learned from all workers together, by one [`Learner`]; a worker has
+/// only this number of its own. A learner per worker saw too few of the rare long prompts: in simulation a worker whose
+/// learner overestimated its speed drew requests for a minute before that was corrected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factor {
     value: f64,
@@ -79,32 +79,32 @@ impl Default for Factor {
     }
 }
 
-/// A worker is at most so many times as slow, or as fast, as the fleet.
+/// Largest factor by which a worker may be slower, or faster, than the fleet.
 const FACTOR_MAX: f64 = 16.0;
-/// Share of a new observation in a worker's factor, once it has had some.
+/// Share of a new observation in a worker's factor, after the first observations.
 const FACTOR_SHARE: f64 = 1.0 / 32.0;
 
 impl Factor {
-    /// A factor as it was.
+    /// Restores a factor.
     #[must_use]
     pub fn from_parts(value: f64, observations: u64) -> Self {
         Self { value: value.clamp(1.0 / FACTOR_MAX, FACTOR_MAX), observations }
     }
 
-    /// How many times as slow.
+    /// The factor; 2 is twice as slow as the fleet.
     #[must_use]
     pub fn value(self) -> f64 {
         self.value
     }
 
-    /// First tokens seen.
+    /// Number of observed first tokens.
     #[must_use]
     pub fn observations(self) -> u64 {
         self.observations
     }
 
-    /// A first token came after so many seconds where the fleet's speed says `expected`. In logarithms: twice as slow
-    /// weighs as much as twice as fast.
+    /// Observes a first token that came after `seconds` where the fleet's speed predicts `expected`. Averaged in logarithms:
+    /// twice as slow weighs as much as twice as fast.
     pub fn observe(&mut self, expected: f64, seconds: f64) {
         if !(expected > 0.0 && seconds > 0.0 && (seconds / expected).is_finite()) {
             return;
@@ -112,7 +112,7 @@ impl Factor {
         self.observations += 1;
         let share = FACTOR_SHARE.max(1.0 / (self.observations as f64 + 4.0));
         let target = (seconds / expected).clamp(1.0 / FACTOR_MAX, FACTOR_MAX).ln();
-        // Drawn to one a little, so that fleet and factors do not wander off together.
+        // Drawn towards 1 a little, so that fleet and factors do not drift together.
         let value = self.value.ln() * 0.999;
         self.value = (value + (target - value) * share).exp();
     }
@@ -120,31 +120,31 @@ impl Factor {
 
 /// Scales that bring all features near 1, so that the matrix is well conditioned.
 const SCALES: [f64; FEATURES] = [1.0, 1000.0, 10.0, 10.0, 10.0];
-/// Old observations fade: half of their weight is gone after 140.
+/// Factor by which old observations fade: half of their weight is left after 140.
 const FORGETTING: f64 = 0.995;
 /// Weight of the first guess, in observations of one second.
 const GUESS_WEIGHT: f64 = 0.1;
 
-/// Number of loads from lower tiers that weigh as much as the first guess of what they cost, where that is less.
+/// Number of loads from lower tiers that weigh as much as the first guess of their cost, where that is less.
 const LOADS_OF_GUESS: f64 = 4.0;
-/// Of the number of loads seen, half is forgotten after 700 prompts.
+/// Factor by which the number of loads fades: half of it is left after 700 prompts.
 const LOADS_FORGETTING: f64 = 0.999;
-/// The feature of [`Speed::per_onboard`].
+/// Index of the feature of [`Speed::per_onboard`].
 const ONBOARDED: usize = FEATURES - 1;
 
-/// So many first observations are solved for at once, then every so many: by then one more changes little.
+/// Number of first observations that are each solved for at once; later one more changes little.
 const SOLVED_EACH_UNTIL: u64 = 100;
 const SOLVED_EVERY: u64 = 4;
 
-/// Learns a fleet's [`Speed`].
+/// Learner of a fleet's [`Speed`].
 #[derive(Debug, Clone)]
 pub struct Learner {
-    /// Of scaled features, weighted by the time.
+    /// Regression over scaled features, weighted by the time.
     regression: LeastSquares<FEATURES>,
     weights: [f64; FEATURES],
-    /// The first guess of what a block from a lower tier costs.
+    /// First guess of the cost of a block from a lower tier.
     guessed_onboard: f64,
-    /// Observations with blocks from lower tiers; old ones fade.
+    /// Number of observations with blocks from lower tiers; old ones fade.
     loads: f64,
     observations: u64,
     /// Mean relative error of the last predictions.
@@ -158,7 +158,7 @@ impl Default for Learner {
 }
 
 impl Learner {
-    /// Starts with a guess.
+    /// Starts with a guess of the speed.
     #[must_use]
     pub fn new(guess: Speed) -> Self {
         let mut weights = guess.to_array();
@@ -174,7 +174,7 @@ impl Learner {
         }
     }
 
-    /// What is known now. Never negative: more work takes no less time.
+    /// The speed learned so far. No part is negative: more work takes no less time.
     #[must_use]
     pub fn learned(&self) -> Speed {
         let mut array = self.weights;
@@ -182,7 +182,7 @@ impl Learner {
         Speed::from_array(array)
     }
 
-    /// The speed to choose by: loads that have hardly been seen are taken for cheap.
+    /// The speed to choose by: loads count as cheap while few have been seen.
     #[must_use]
     pub fn speed(&self) -> Speed {
         let learned = self.learned();
@@ -192,7 +192,7 @@ impl Learner {
         Speed { per_onboard, ..learned }
     }
 
-    /// Requests seen.
+    /// Number of observed requests.
     #[must_use]
     pub fn observations(&self) -> u64 {
         self.observations
@@ -204,7 +204,7 @@ impl Learner {
         self.error
     }
 
-    /// A request with these features had its first token after so many seconds.
+    /// Observes a request with these features, whose first token came after `seconds`.
     pub fn observe(&mut self, features: [f64; FEATURES], seconds: f64) {
         if !seconds.is_finite() || seconds <= 0.0 || features.iter().any(|feature| !feature.is_finite()) {
             return;
@@ -212,7 +212,7 @@ impl Learner {
         self.loads = self.loads * LOADS_FORGETTING + f64::from(u8::from(features[ONBOARDED] > 0.0));
         let mut x = features;
         x.iter_mut().zip(SCALES).for_each(|(feature, scale)| *feature /= scale);
-        // Weighted by the time: a long request must not outweigh a hundred short ones.
+        // Weighted by the inverse of the time: a long request must not outweigh a hundred short ones.
         let weight = 1.0 / seconds.max(1e-3);
         let y = seconds * weight;
         x.iter_mut().for_each(|feature| *feature *= weight);
@@ -239,7 +239,7 @@ mod tests {
     fn a_factor_follows_the_logarithm_of_how_slow_a_worker_is() {
         let mut factor = Factor::default();
         factor.observe(1.0, 2.0);
-        // A fifth of the way, since four more observations are taken for granted.
+        // A fifth of the way, since the prior counts as four observations.
         let first = 2_f64.ln() / 5.0;
         assert!(is_close(factor.value(), first.exp()), "{factor:?}");
         factor.observe(3.0, 6.0);
@@ -278,7 +278,7 @@ mod tests {
         }
         assert!(learner.relative_error() > 0.0);
         let (before, features) = (learner.learned(), [1.0, 3000.0, 9.0, 1.0, 0.0]);
-        // The 104th is solved for, and then every fourth.
+        // The 104th observation is solved for, and then every fourth.
         learner.observe(features, 1.0);
         let solved = learner.learned();
         assert_ne!(solved, before);
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(learner.speed(), learned, "nonsense changes nothing");
     }
 
-    /// One of four workers is three times as slow; the shape is learned from all of them.
+    /// One of four workers is three times as slow; the relative costs are learned from all of them.
     #[test]
     fn a_slow_worker_is_told_from_the_fleet() {
         let truth =
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(factors[0], before, "nonsense changes nothing");
     }
 
-    /// The first load of an engine is slow; others are fast. And loads of another fleet are slow for good.
+    /// One slow first load is forgotten; lasting slow loads are not.
     #[test]
     fn one_slow_load_does_not_end_loading_and_slow_loads_do() {
         let computed = |learner: &Learner, tokens: f64| {
@@ -382,7 +382,7 @@ mod tests {
             learner.observe([1.0, 32.0, 0.02, 0.0, 16.0], seconds(32.0) + 16.0 * block_s);
         };
         compute(&mut learner, 60);
-        // Three times as long as computing.
+        // Loading takes three times as long as computing.
         load(&mut learner, 5e-3);
         assert!(loaded(&learner) < computed(&learner, 544.0), "{:?}", learner.speed());
         let mut loads = 1;
@@ -391,7 +391,7 @@ mod tests {
             loads += 1;
             assert!(loads < 10, "{:?}", learner.speed());
         }
-        // Prompts are computed from then on, and a load is tried again now and then.
+        // Prompts are computed from then on, and a load is tried again occasionally.
         let mut tried = 0;
         for _ in 0..4000 {
             if loaded(&learner) < computed(&learner, 544.0) {
@@ -414,7 +414,7 @@ mod tests {
         assert!(loaded(&learner) < 0.6 * computed(&learner, 544.0), "{:?}", learner.speed());
     }
 
-    /// What sank the recursive form: very many observations, features of very different size, times that change.
+    /// Cases in which the recursive form fails: very many observations, features of very different size, changing times.
     #[test]
     fn a_long_life_changes_nothing() {
         let mut learner = Learner::default();

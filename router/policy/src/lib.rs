@@ -1,15 +1,15 @@
-//! Which worker gets a request. Pure functions: load, overlap, speed and randomness arrive as arguments, so a
+//! Choice of the worker for a request. Pure functions: load, overlap, speed and randomness arrive as arguments, so a
 //! decision can be replayed and explained.
 //!
 //! * [`Policy::choose`]: from a request and candidates to a choice, by one of several strategies.
-//! * [`CostModel`]: two families. [`BlockCost`] counts blocks: what would have to be computed, what is queued,
-//!   what is decoding. [`PredictedTime`] adds up seconds: queue, computing what no tier holds, bringing back what
-//!   a lower tier holds, moving it to where it is decoded; so that a long queue beats a cache hit when it should.
-//! * [`Learner`] and [`Factor`]: the seconds per token, block and request of the fleet, and how much slower each worker
-//!   is, from what they did lately.
+//! * [`CostModel`]: two models. [`BlockCost`] counts blocks to be computed, queued and decoding. [`PredictedTime`] adds up
+//!   seconds: queue, computing tokens that no tier holds, loading blocks from a lower tier, moving them to the decode worker;
+//!   so that a long queue outweighs a cache hit when it should.
+//! * [`Learner`] and [`Factor`]: the seconds per token, block and request of the fleet, and the relative slowness of each
+//!   worker, from recent observations.
 //!
-//! Herding: the loads that a decision sees must include what was routed a moment ago, here and by other
-//! gateways; whoever calls this books each choice before the next one. Ties are drawn.
+//! Herding: the loads of a decision must include requests routed a moment ago, here and by other gateways; the caller
+//! books each choice before the next one. Ties are drawn.
 //!
 //! Hot path: no allocation, no lock, no clock. About 8 ns a candidate.
 
@@ -27,7 +27,7 @@ pub use cost::{BlockCost, Cost, CostModel, PredictedTime, features};
 pub use learn::{FEATURES, Factor, Learner, Speed};
 pub use least_squares::LeastSquares;
 
-/// Whether a prompt is worth a prefill worker: only when enough of it is cached nowhere near the decode worker.
+/// Whether a prompt is worth a prefill worker: if more than `threshold_tokens` of it are not held at the decode worker.
 #[must_use]
 pub fn is_worth_disaggregating(prompt_tokens: usize, held_tokens: usize, threshold_tokens: usize) -> bool {
     prompt_tokens.saturating_sub(held_tokens) > threshold_tokens
@@ -159,7 +159,7 @@ mod tests {
         assert!((1850..2200).contains(&hot), "{hot}");
     }
 
-    /// Whoever books each choice before the next spreads a burst; equal prefixes do not pile up on one worker.
+    /// Booking each choice before the next spreads a burst; equal prefixes do not pile up on one worker.
     #[test]
     fn a_burst_does_not_herd() {
         for strategy in [Strategy::Cost, Strategy::PredictedTime, Strategy::LeastLoaded] {
@@ -174,7 +174,7 @@ mod tests {
                 chosen.decoding_blocks += REQUEST.blocks();
             }
             let most = candidates.iter().map(|candidate| candidate.requests).max();
-            // The one that has 6 of 10 blocks can take two and a half times as much as the others.
+            // The worker with 6 of 10 blocks can take two and a half times as many requests as each other one.
             assert!(most <= Some(24), "{strategy:?}: {most:?} of 80 on one of 8 workers");
         }
     }

@@ -1,8 +1,8 @@
-//! Blocks of one member that the engine has more than one name for: it tells apart what our hashes do not (the offset of an
-//! image in its block, say), or an engine started again without saying so.
+//! Blocks of one member for which the engine has more than one hash: it distinguishes blocks that have one block hash here (by
+//! the offset of an image in its block, for example), or the engine restarted without an event.
 //!
-//! For each such block: in which tiers each name holds it. The first name is not recorded by itself: when the second
-//! comes, whatever was held belongs to the first, and whoever is not one of the others is the first.
+//! For each such block: the tiers in which each name holds it. The first name is not stored: when the second one comes, all
+//! copies belong to the first, and any name that is not among the others is the first.
 
 use std::collections::HashMap;
 
@@ -10,9 +10,9 @@ use crate::holders::Tier;
 use crate::keys::EngineHash;
 use crate::node::NodeId;
 
-/// Blocks with several names, for each member. More names are not known.
+/// Largest number of blocks with several names, per member. Further names are not stored.
 const BLOCKS_MAX: usize = 16_384;
-/// Names beside the first.
+/// Largest number of names of a block besides the first.
 const NAMES_MAX: usize = 64;
 
 /// The names of one block, each with its tiers as bits.
@@ -23,7 +23,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// The tiers of a name.
+    /// Tiers of a name, as bits.
     pub(crate) fn of(&mut self, key: EngineHash) -> &mut u8 {
         match self.others.iter().position(|other| other.0 == key) {
             Some(at) => &mut self.others[at].1,
@@ -31,7 +31,7 @@ impl Names {
         }
     }
 
-    /// The tiers of all names.
+    /// Tiers of all names, as bits.
     pub(crate) fn all(&self) -> u8 {
         self.others.iter().fold(self.first, |all, other| all | other.1)
     }
@@ -39,7 +39,7 @@ impl Names {
 
 #[derive(Debug, Default)]
 pub(crate) struct Aliases {
-    /// In places as they were when the index had seen so many splits.
+    /// Names by place, valid at `splits` splits of the index.
     places: HashMap<(NodeId, usize), Names>,
     splits: u64,
 }
@@ -49,7 +49,7 @@ impl Aliases {
         self.places.is_empty()
     }
 
-    /// About what it takes.
+    /// Approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.places.capacity() * 128
     }
@@ -62,7 +62,7 @@ impl Aliases {
         self.places.get_mut(&place)
     }
 
-    /// One more name for a block that is held in the tiers `held`. False when there is no room for it.
+    /// Adds a name for a block that is held in the tiers `held`. False when there is no room.
     pub(crate) fn add(&mut self, place: (NodeId, usize), key: EngineHash, tier: Tier, held: u8) -> bool {
         if self.places.len() >= BLOCKS_MAX && !self.places.contains_key(&place) {
             return false;
@@ -75,7 +75,7 @@ impl Aliases {
         true
     }
 
-    /// Forgets names that hold nothing, and a block that has one name again.
+    /// Removes names without tiers, and a block that has one name again.
     pub(crate) fn tidy(&mut self, place: (NodeId, usize)) {
         let Some(names) = self.places.get_mut(&place) else { return };
         names.others.retain(|other| other.1 != 0);
@@ -85,7 +85,7 @@ impl Aliases {
         }
     }
 
-    /// Places as they are after the splits since.
+    /// Updates the places after splits.
     pub(crate) fn refresh(
         &mut self,
         splits: u64,

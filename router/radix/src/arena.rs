@@ -1,9 +1,9 @@
-//! Nodes by number, in segments that are allocated as the index grows and given back when they are empty.
+//! Nodes by number, in segments that are allocated as the index grows and freed when they are empty.
 //!
 //! Safety argument of the whole crate, as far as nodes go: a reader gets node numbers only from links that it
 //! read while pinned, and a number is freed only after every reader that could have read a link to it has left
-//! ([`crate::grace`]). So while a reader holds a number its segment exists. Everything in a node is atomic:
-//! what the writer does to a node that is in use is never a data race.
+//! ([`crate::grace`]). So while a reader holds a number its segment exists. Everything in a node is atomic, so the writer's
+//! changes to a node in use are never a data race.
 
 use std::collections::BTreeSet;
 
@@ -21,16 +21,16 @@ mod segment {
     #[repr(C, align(64))]
     pub(super) struct Segment(pub(super) [Node; SEGMENT_NODES]);
 
-    // SAFETY: atomics whose zeroed form is a node that nobody uses; no drop.
+    // SAFETY: atomics whose zeroed form is an unused node; no drop.
     unsafe impl Zeroed for Segment {}
 
-    /// `None` when the system has no memory.
+    /// Allocates a segment. `None` when the system has no memory.
     pub(super) fn make() -> Option<*mut Segment> {
         Some(Huge::<Segment>::new()?.into_raw())
     }
 
     /// # Safety
-    /// From `make`, and nobody uses it any more.
+    /// `segment` is from `make`, and no thread uses it any more.
     pub(super) unsafe fn free(segment: *mut Segment) {
         // SAFETY: the caller's contract.
         drop(unsafe { Huge::from_raw(segment) });
@@ -50,7 +50,7 @@ mod segment {
     }
 
     /// # Safety
-    /// From `make`, and nobody uses it any more.
+    /// `segment` is from `make`, and no thread uses it any more.
     pub(super) unsafe fn free(segment: *mut Segment) {
         // SAFETY: the caller's contract.
         drop(unsafe { Box::from_raw(segment) });
@@ -62,7 +62,7 @@ use segment::Segment;
 /// Bytes of a segment.
 pub(crate) const SEGMENT_BYTES: usize = size_of::<Segment>();
 
-/// What readers see.
+/// The nodes, as readers and the writer access them.
 #[derive(Debug)]
 pub(crate) struct Arena {
     segments: Box<[AtomicPtr<Segment>]>,
@@ -87,8 +87,8 @@ impl Arena {
         &segment.0[id % SEGMENT_NODES]
     }
 
-    /// The node of any number, if its segment is there: for the writer, whose names for blocks may be stale. Only the
-    /// writer frees segments, so what is there stays while it looks.
+    /// The node of any number, if its segment exists: for the writer, whose block names may be stale. Only the writer frees
+    /// segments, so the segment stays while the writer uses the node.
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
         let segment = self.segments.get(id as usize / SEGMENT_NODES)?.load(Ordering::Acquire);
         // SAFETY: null, or made by `grow` and not freed before the writer, who is the caller, frees it.
@@ -96,7 +96,7 @@ impl Arena {
         Some(&segment.0[id as usize % SEGMENT_NODES])
     }
 
-    /// Asks the processor for a node that is probably needed soon.
+    /// Prefetches a node that is probably needed soon.
     #[inline]
     pub(crate) fn prefetch(&self, id: NodeId) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -118,7 +118,7 @@ impl Drop for Arena {
         for segment in &self.segments {
             let segment = segment.load(Ordering::Relaxed);
             if !segment.is_null() {
-                // SAFETY: made by `grow`; nobody else is left.
+                // SAFETY: made by `grow`; no other thread has access any more.
                 let nodes = &unsafe { &*segment }.0;
                 for ext in
                     nodes.iter().map(|node| node.ext.load(Ordering::Relaxed)).filter(|ext| !ext.is_null())
@@ -135,11 +135,11 @@ impl Drop for Arena {
 
 #[derive(Debug)]
 struct SegmentState {
-    /// Numbers within the segment that are free.
+    /// Free node numbers within the segment.
     free: Vec<u16>,
 }
 
-/// Which numbers are free: the writer's.
+/// The writer's list of free node numbers.
 #[derive(Debug, Default)]
 pub(crate) struct NodeAllocator {
     segments: Vec<Option<SegmentState>>,
@@ -150,7 +150,7 @@ pub(crate) struct NodeAllocator {
 }
 
 impl NodeAllocator {
-    /// A number; its node is as the last owner left it. `None` when all numbers are in use.
+    /// Allocates a number; its node is as the last owner left it. `None` when all numbers are in use.
     pub(crate) fn allocate(&mut self, arena: &Arena) -> Option<NodeId> {
         let at = match self.roomy.first() {
             Some(&at) => at as usize,
@@ -185,7 +185,7 @@ impl NodeAllocator {
         Some(at)
     }
 
-    /// Takes a number back that no reader can know any more.
+    /// Frees a number that no reader can know any more.
     pub(crate) fn free(&mut self, arena: &Arena, id: NodeId) {
         let at = id as usize / SEGMENT_NODES;
         let Some(Some(state)) = self.segments.get_mut(at) else { return };

@@ -1,8 +1,8 @@
 //! The children of nodes that have several: (fork, first block hash) → node.
 //!
 //! An extendible hash table: a directory of pieces of fixed size. A full piece is replaced by two, so growth
-//! costs one piece at a time and never a pause for the whole. Readers probe without lock: a slot is one word,
-//! 32 bits of hash and the child's number, and the child itself confirms that it is the one. Deleted slots are
+//! costs one piece at a time and never pauses for the whole table. Readers probe without lock: a slot is one word,
+//! 32 bits of hash and the child's number, and the child's own key confirms the match. Deleted slots are
 //! marked and disappear when their piece is replaced.
 
 use crate::arena::Arena;
@@ -17,9 +17,9 @@ const DELETED: u64 = 1;
 pub(crate) struct Piece {
     /// Bits of the hash that all its keys share.
     depth: u32,
-    /// Slots that are not free: the writer's.
+    /// Slots that are not free. Used by the writer only.
     used: AtomicU32,
-    /// Slots with a child: the writer's.
+    /// Slots with a child. Used by the writer only.
     live: AtomicU32,
     slots: [AtomicU64; TABLE_SLOTS],
 }
@@ -30,24 +30,24 @@ pub(crate) struct Directory {
     pieces: Box<[AtomicPtr<Piece>]>,
 }
 
-/// What a change left behind, to be freed when no reader can see it.
+/// Memory replaced by a change, to be freed when no reader can see it.
 #[derive(Debug)]
 pub(crate) enum Replaced {
     Piece(*mut Piece),
     Directory(*mut Directory),
 }
 
-// SAFETY: the pointers are owned by whoever holds this, who may free them on whatever thread.
+// SAFETY: the pointers are owned by this value, whose owner may free them on any thread.
 unsafe impl Send for Replaced {}
 
 #[derive(Debug)]
 pub(crate) struct Children {
-    /// Nobody can make up blocks that fall together.
+    /// Random seed of the hash, so that colliding blocks cannot be chosen on purpose.
     seed: u64,
     directory: AtomicPtr<Directory>,
 }
 
-/// Another one for each index and each process.
+/// Returns a random seed, different for each index and process.
 pub(crate) fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     if cfg!(loom) { 1 } else { RandomState::new().build_hasher().finish() }
@@ -68,7 +68,7 @@ fn key_of(seed: u64, arena: &Arena, child: NodeId) -> u64 {
     spread(seed, node.parent.load(Ordering::Relaxed) & !FORK, node.hash(node.shape().base()))
 }
 
-/// Spreads a key over 64 bits: block hashes may be anything that an engine or a test makes up.
+/// Spreads a key over 64 bits, since block hashes are chosen by engines and tests.
 #[inline]
 fn spread(seed: u64, fork: ForkId, hash: u64) -> u64 {
     let hash = (hash ^ seed).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
@@ -77,7 +77,7 @@ fn spread(seed: u64, fork: ForkId, hash: u64) -> u64 {
     (word ^ word >> 29).wrapping_mul(0x94D0_49BB_1331_11EB)
 }
 
-/// The high half, never one of the two marks.
+/// The high half of the hash with the child's number; never one of the two marks.
 #[inline]
 fn tagged(spread: u64, child: NodeId) -> u64 {
     (spread | 1 << 63) & 0xFFFF_FFFF_0000_0000 | u64::from(child)
@@ -115,7 +115,7 @@ impl Piece {
     }
 }
 
-/// Changes a count that only the writer uses.
+/// Changes a counter that only the writer uses.
 fn add(count: &AtomicU32, change: i32) {
     count.store(count.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
 }
@@ -166,7 +166,7 @@ impl Children {
         None
     }
 
-    /// Adds a child; the writer's. What had to be replaced goes to `replaced`.
+    /// Adds a child; for the writer. Replaced memory is appended to `replaced`.
     pub(crate) fn insert(
         &self,
         arena: &Arena,
@@ -187,7 +187,7 @@ impl Children {
         }
     }
 
-    /// Takes a child out; the writer's.
+    /// Removes a child; for the writer.
     pub(crate) fn remove(&self, fork: ForkId, hash: u64, child: NodeId) {
         let spread = spread(self.seed, fork, hash);
         let piece = Self::piece(self.directory(), spread);
@@ -206,7 +206,7 @@ impl Children {
         }
     }
 
-    /// A new piece, or two, instead of the one that `spread` falls into.
+    /// Replaces the piece that `spread_hash` falls into by a new one, or by two.
     fn replace(&self, arena: &Arena, spread_hash: u64, replaced: &mut Vec<Replaced>) {
         let piece = Self::piece(self.directory(), spread_hash);
         let splits = piece.live.load(Ordering::Relaxed) as usize * 2 > TABLE_SLOTS;
@@ -226,7 +226,7 @@ impl Children {
                 parts[part].insert(key, child);
             }
         }
-        // The pointer as it was made, not one made from the reference.
+        // The original pointer, not one derived from the reference.
         let old = directory.pieces[piece_index(spread_hash, directory.bits)].load(Ordering::Relaxed);
         let shared = piece_index(spread_hash, piece.depth);
         let (old_depth, stride) = (piece.depth, 1_usize << piece.depth);
@@ -250,7 +250,7 @@ impl Children {
         replaced.push(Replaced::Directory(old));
     }
 
-    /// A smaller table for `live` children, at once: what is left is an eighth of it at most; the writer's.
+    /// Replaces the table by a smaller one for `live` children, at once: at most an eighth remains; for the writer.
     pub(crate) fn shrink(&self, arena: &Arena, live: usize, replaced: &mut Vec<Replaced>) {
         let old = self.directory();
         let bits = (live * 3 / TABLE_SLOTS).next_power_of_two().trailing_zeros();
@@ -277,19 +277,19 @@ impl Children {
         replaced.extend(old_pieces.into_iter().map(Replaced::Piece));
     }
 
-    /// Pieces; the writer's.
+    /// Number of pieces; for the writer.
     pub(crate) fn pieces(&self) -> usize {
         distinct(self.directory()).len()
     }
 
-    /// Bytes of directory and pieces, when there are so many pieces; the writer's.
+    /// Bytes of the directory and of this many pieces; for the writer.
     pub(crate) fn bytes(&self, pieces: usize) -> usize {
         pieces * size_of::<Piece>() + self.directory().pieces.len() * size_of::<AtomicPtr<Piece>>()
     }
 }
 
 impl Replaced {
-    /// Frees it. No reader may be able to see it.
+    /// Frees the memory. No reader may be able to see it.
     pub(crate) fn free(self) {
         match self {
             // SAFETY: made by `Box::into_raw`, unlinked before it came here, and its grace period is over.
@@ -303,7 +303,7 @@ impl Replaced {
 impl Drop for Children {
     fn drop(&mut self) {
         let directory = self.directory.load(Ordering::Relaxed);
-        // SAFETY: made by `Box::into_raw`; nobody else is left.
+        // SAFETY: made by `Box::into_raw`; no other thread has access any more.
         let directory = unsafe { Box::from_raw(directory) };
         for piece in distinct(&directory) {
             // SAFETY: as above, and each once.

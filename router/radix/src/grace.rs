@@ -1,13 +1,12 @@
-//! Grace periods: what a writer has unlinked is reused only when no reader can still be looking at it.
+//! Grace periods: unlinked memory is reused only when no reader can still access it.
 //!
-//! A reader owns a cell. While it reads, the cell holds the epoch that it saw on entering; else zero. What is
-//! unlinked is stamped with the present epoch, then the epoch moves on. A stamp below every cell's value is
-//! free: a reader that entered later read the new epoch, and with it every store before (acquire of the
-//! increment); one whose cell the writer saw empty has its fence after the writer's, so that its loads come
-//! after the unlinking.
+//! A reader owns a cell. While it reads, the cell holds the epoch that it saw on entering; else zero. Unlinked memory is
+//! stamped with the present epoch, then the epoch is advanced. Memory with a stamp below every cell's value can be freed: a
+//! reader that entered later read the new epoch, and with it every store before (acquire of the increment); a reader whose
+//! cell the writer saw empty has its fence after the writer's, so that its loads come after the unlinking.
 //!
-//! Written here because a reader must never run anybody's clean-up: the known libraries let any thread that
-//! leaves a critical section execute deferred functions.
+//! Written here because a reader must never run deferred functions of other threads: the known libraries let any thread that
+//! leaves a critical section execute them.
 
 use crate::limits::READERS_MAX;
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -16,26 +15,26 @@ use crate::sync::{AtomicU64, Ordering, fence};
 #[derive(Debug)]
 #[repr(align(128))]
 struct Cell {
-    /// 0: not reading. Else the epoch on entering.
+    /// Epoch on entering; 0: not reading.
     entered: AtomicU64,
-    /// Not zero: some reader owns the cell.
+    /// Non-zero: the cell has an owner.
     taken: AtomicU64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Grace {
     epoch: AtomicU64,
-    /// Cells that have ever had an owner: no other needs a look.
+    /// Number of cells that have ever had an owner; only these are checked.
     used: AtomicU64,
     cells: Box<[Cell]>,
 }
 
-/// Ends the reading when it is dropped.
+/// A reader's critical section, which ends when this is dropped.
 pub(crate) struct Pin<'a>(&'a Cell);
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        // Release: what was read is read before; pairs with the acquire in `free_below`.
+        // Release: earlier loads complete before this store; pairs with the acquire in `free_below`.
         self.0.entered.store(0, Ordering::Release);
     }
 }
@@ -50,7 +49,7 @@ impl Grace {
         }
     }
 
-    /// A cell of one's own; `None` when all are taken.
+    /// Takes a cell for a reader; `None` when all are taken.
     pub(crate) fn enlist(&self) -> Option<usize> {
         let take =
             |cell: &Cell| cell.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -65,7 +64,7 @@ impl Grace {
         self.cells[cell].taken.store(0, Ordering::Release);
     }
 
-    /// Enters. The cell must be the caller's own, and not be pinned.
+    /// Enters a critical section. The cell must be the caller's own, and not be pinned.
     #[inline]
     pub(crate) fn pin(&self, cell: usize) -> Pin<'_> {
         let cell = &self.cells[cell];
@@ -76,12 +75,12 @@ impl Grace {
         Pin(cell)
     }
 
-    /// The stamp for what was unlinked just now.
+    /// Stamp for memory that was unlinked just now.
     pub(crate) fn stamp(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// What carries a stamp below the returned one is out of every reader's sight. Only the writer calls this.
+    /// Advances the epoch. Memory with a stamp below the returned one is out of every reader's sight. Called by the writer only.
     pub(crate) fn free_below(&self) -> u64 {
         // Release: pairs with the acquire in `pin`.
         let now = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;

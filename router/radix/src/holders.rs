@@ -1,20 +1,20 @@
-//! Who holds a node, when a list of four members that hold all of it is not enough: many members, members that
+//! The holders of a node that a list of four members that hold all of it cannot represent: many members, members that
 //! hold part of it, or tiers below the device.
 //!
-//! *Full sets*, one per tier: a bit per member that holds all blocks of the node in that tier. *Entries*: a
-//! mask of slots for a (member, tier) that holds some. A full bit may stand beside an entry; then the entry's
-//! mask covers everything. The writer keeps to an order, so that a reader who looks at the bit first and at
-//! the entries after it always finds what a member has held all along:
+//! *Full sets*, one per tier: a bit per member that holds all blocks of the node in that tier. *Entries*: a mask of slots
+//! for a (member, tier) that holds some. A full bit may exist beside an entry; then the entry's mask covers everything. The
+//! writer keeps to an order, so that a reader that loads the bit first and the entries after it always finds the blocks that
+//! a member has held all along:
 //!
 //! * becoming full: the entry's mask first, the bit after it, and the entry stays;
 //! * no longer full: the entry's mask first, then the bit goes.
 //!
-//! A mask in an entry may name slots that a split has given to another node: readers look at those in use.
+//! A mask in an entry may include slots that a split has moved to another node: readers use only those in use.
 
 use crate::limits::IDS_MAX;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Tiers that the index tells apart, fastest first.
+/// Tiers that the index distinguishes, fastest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// The worker's own pool.
@@ -23,12 +23,12 @@ pub enum Tier {
     Host = 1,
     /// A local disk.
     Disk = 2,
-    /// Anything further away.
+    /// Memory of other nodes.
     Remote = 3,
 }
 
 impl Tier {
-    /// Fastest first.
+    /// All tiers, fastest first.
     pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Disk, Self::Remote];
 }
 
@@ -36,15 +36,15 @@ pub(crate) const TIERS: usize = Tier::ALL.len();
 
 #[derive(Debug)]
 pub(crate) struct Ext {
-    /// Words of a full set.
+    /// Number of words of a full set.
     width: usize,
-    /// 1: only the device. Else [`TIERS`].
+    /// Number of tiers: 1 for the device alone, else [`TIERS`].
     tiers: usize,
-    /// Tiers that have ever been stored to, as bits.
+    /// Tiers in which a block was ever stored, as bits.
     present: AtomicU32,
-    /// Entries in use, from the first on.
+    /// Number of entries in use, from the first on.
     len: AtomicU32,
-    /// (member, tier) pairs that hold something: the writer's.
+    /// Number of (member, tier) pairs that hold a block. Used by the writer only.
     pub(crate) count: AtomicU32,
     /// Full sets, then entries.
     cells: Box<[AtomicU64]>,
@@ -99,19 +99,19 @@ impl Ext {
         self.tiers > 1
     }
 
-    /// Tiers that some member may hold blocks of the node in, as bits; the device always counts.
+    /// Tiers in which some member may hold blocks of the node, as bits; the device is always included.
     pub(crate) fn present(&self) -> u32 {
         // Acquire: pairs with the release in `set`.
         self.present.load(Ordering::Acquire)
     }
 
-    /// A word of the members that hold all of the node in tier `level` or a faster one.
+    /// A word of the set of members that hold all of the node in tier `level` or a faster one.
     #[inline]
     pub(crate) fn full_word(&self, level: usize, word: usize) -> u64 {
         if word >= self.width {
             return 0;
         }
-        // Acquire: pairs with the release in `set` and `clear`: a bit that is gone left an entry behind.
+        // Acquire: pairs with the release in `set` and `clear`: a cleared bit left an entry behind.
         let of = |tier: usize| self.cells[tier * self.width + word].load(Ordering::Acquire);
         (0..self.tiers.min(level + 1)).fold(0, |sum, tier| sum | of(tier))
     }
@@ -134,7 +134,7 @@ impl Ext {
         self.cells[tier as usize * self.width + word].load(Ordering::Acquire)
     }
 
-    /// The slots of a node with slots `all` that a member holds in a tier.
+    /// Slots of a node with slots `all` that a member holds in a tier.
     pub(crate) fn mask(&self, id: u16, tier: Tier, all: u32) -> u32 {
         if self.is_full(id, tier) {
             return all;
@@ -149,7 +149,7 @@ impl Ext {
         own.fold(0, |mask, entry| mask | entry.mask())
     }
 
-    /// Whether [`Self::set`] can store it without growing. Only the writer calls this and what follows.
+    /// Whether [`Self::set`] can store this without growing. This and the following methods are for the writer.
     fn has_room(&self, id: u16, tier: Tier) -> bool {
         let fits = usize::from(id) / 64 < self.width && (tier as usize) < self.tiers;
         let is_spare = |entry: Entry| entry.is_of(id, tier) || entry.mask() == 0;
@@ -157,7 +157,7 @@ impl Ext {
         fits && (self.width * self.tiers + used < self.cells.len() || self.entries().any(is_spare))
     }
 
-    /// Stores which slots of `all` a (member, tier) holds. There must be room.
+    /// Stores the slots of `all` that a (member, tier) holds. There must be room.
     fn set(&self, id: u16, tier: Tier, mask: u32, all: u32) {
         let before = self.mask(id, tier, all);
         let count = self.count.load(Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl Ext {
         match own {
             // Release, here and below: pairs with the acquires of readers, in the order of the module's header.
             Some(at) => entries[at].store(entry, Ordering::Release),
-            // Full without ever having been partial: the bit alone says it.
+            // Full without having been partial: the bit alone is enough.
             None if mask == all || mask == 0 => {}
             None => match (0..used).find(|at| entry_at(at).mask() == 0) {
                 Some(at) => entries[at].store(entry, Ordering::Release),
@@ -190,7 +190,7 @@ impl Ext {
         full.store(word, Ordering::Release);
     }
 
-    /// What a (member, tier) holds is now `mask` of `all`: in place, or in a larger copy.
+    /// Sets the slots of a (member, tier) to `mask` of `all`: in place, or in a larger copy, which is returned.
     #[must_use]
     pub(crate) fn stored(&self, id: u16, tier: Tier, mask: u32, all: u32) -> Option<Box<Self>> {
         if self.has_room(id, tier) {
@@ -203,8 +203,8 @@ impl Ext {
         Some(copy)
     }
 
-    /// A copy for a node with slots `all`, with room for `spare` more entries than it needs. Entries that
-    /// cover everything become bits.
+    /// Copies for a node with slots `all`, with room for `spare` more entries than needed. Entries that cover all slots become
+    /// bits.
     pub(crate) fn copied(&self, width: usize, tiers: usize, all: u32, spare: usize) -> Box<Self> {
         let partial = |entry: &Entry| entry.mask() & all != 0 && entry.mask() & all != all;
         let needed = self.entries().filter(partial).count();
@@ -237,13 +237,13 @@ impl Ext {
         full.chain(partial.map(move |entry| (entry.id(), Tier::ALL[entry.tier()], entry.mask() & all)))
     }
 
-    /// Entries that say something.
+    /// Number of entries with some, but not all, of the slots.
     pub(crate) fn partial_count(&self, all: u32) -> usize {
         self.entries().filter(|entry| entry.mask() & all != 0 && entry.mask() & all != all).count()
     }
 }
 
-/// Full sets that an [`Ext`] needs for a tier.
+/// Number of full sets that an [`Ext`] needs for a tier.
 pub(crate) fn tiers_for(tier: Tier) -> usize {
     if tier == Tier::Device { 1 } else { TIERS }
 }

@@ -1,6 +1,6 @@
-//! Memory for large arrays, in 2 MiB pages where the kernel gives them: what is looked up lies all over it, and
-//! with 4 KiB pages each look is a walk through page tables of its own. Mapped by itself and not taken from the
-//! heap, so that giving it back gives it back to the system at once.
+//! Memory for large arrays, in 2 MiB pages if the kernel provides them: accesses are spread over the whole array, and with
+//! 4 KiB pages each one costs a page-table walk. Mapped separately instead of taken from the heap, so that freed memory returns
+//! to the system at once.
 
 use std::ops::{Deref, DerefMut};
 
@@ -16,7 +16,7 @@ unsafe impl<T: Send> Send for Huge<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Huge<T> {}
 
-/// Types whose zeroed memory is a value.
+/// Types for which zeroed memory is a valid value.
 ///
 /// # Safety
 /// All bytes zero must be a valid value, and dropping it must do nothing.
@@ -28,7 +28,7 @@ mod mapping {
 
     use super::HUGE_BYTES;
 
-    /// Aligned to its size. `None` when the system has no memory.
+    /// Maps memory aligned to its size. `None` when the system has no memory.
     pub(super) fn map() -> Option<*mut u8> {
         // Twice as much, so that an aligned piece is in it; the rest goes back.
         // SAFETY: a new anonymous mapping touches no other memory.
@@ -45,7 +45,7 @@ mod mapping {
         let aligned = start.wrapping_add(before);
         let behind = aligned.wrapping_add(HUGE_BYTES);
         if before > 0 {
-            // SAFETY: the beginning of the mapping just made, which nobody uses. Failing leaves it mapped.
+            // SAFETY: the beginning of the mapping just made, which is not used. On failure it stays mapped.
             let _kept = unsafe { munmap(start.cast(), before) };
         }
         // SAFETY: its end, likewise.
@@ -94,7 +94,7 @@ impl<T: Zeroed> Huge<T> {
         Some(Self(mapping::map()?.cast()))
     }
 
-    /// The memory, now the caller's. It goes back through [`Self::from_raw`].
+    /// Returns the memory, which the caller then owns. It is freed through [`Self::from_raw`].
     #[cfg(not(loom))]
     pub(crate) fn into_raw(self) -> *mut T {
         let at = self.0;
@@ -103,7 +103,7 @@ impl<T: Zeroed> Huge<T> {
     }
 
     /// # Safety
-    /// `at` came from [`Self::into_raw`], and nobody else uses it any more.
+    /// `at` came from [`Self::into_raw`], and no other code uses it any more.
     #[cfg(not(loom))]
     pub(crate) unsafe fn from_raw(at: *mut T) -> Self {
         Self(at)

@@ -1,4 +1,4 @@
-//! The index as its users see it: members, readers, and one writer at a time.
+//! The public interface of the index: members, readers, and one writer at a time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,37 +17,37 @@ use crate::writer::{Garbage, Writer};
 pub struct Member(pub(crate) u16);
 
 impl Member {
-    /// As an array index below [`MEMBERS_MAX`].
+    /// Index in an array of members, below [`MEMBERS_MAX`].
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 
-    /// The member with this array index; `None` from [`MEMBERS_MAX`] on.
+    /// Returns the member with this array index; `None` from [`MEMBERS_MAX`] on.
     #[must_use]
     pub fn from_index(index: usize) -> Option<Self> {
         u16::try_from(index).ok().filter(|_| index < MEMBERS_MAX).map(Self)
     }
 }
 
-/// What readers and the writer share.
+/// State shared by readers and the writer.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) arena: Arena,
     pub(crate) children: Children,
     pub(crate) grace: Grace,
-    /// Internal numbers that count; one that is being swept does not.
+    /// Internal numbers that are valid, as bits; a number that is being swept is not.
     pub(crate) live: Box<[AtomicU64]>,
-    /// Words of a set that can have a bit.
+    /// Number of words of a set that can have a bit.
     words: AtomicU32,
-    /// The internal number of each member.
+    /// Internal number of each member.
     seats: Box<[AtomicU32]>,
-    /// Counts the times that a number was given out, and when each was.
+    /// Number of assignments of internal numbers so far; `assigned` has the count at each number's last assignment.
     assignments: AtomicU64,
     assigned: Box<[AtomicU64]>,
-    /// The member that a number was given to last.
+    /// Last owner of each internal number.
     owners: Box<[AtomicU32]>,
-    /// What the writer had unlinked when it went: freed with the last reader.
+    /// Memory that the writer had unlinked when it was dropped; freed with the last reader.
     pub(crate) leftovers: Mutex<Vec<Garbage>>,
 }
 
@@ -87,28 +87,28 @@ impl Shared {
         self.seats[member.index()].load(Ordering::Acquire) as usize
     }
 
-    /// How many times a number was given out so far.
+    /// Number of assignments of internal numbers so far.
     pub(crate) fn assignments(&self) -> u64 {
         self.assignments.load(Ordering::Acquire)
     }
 
-    /// Whether a number has had the same owner since then.
+    /// Whether a number has had the same owner since `since` assignments.
     pub(crate) fn is_same_owner(&self, id: usize, since: u64) -> bool {
         self.assigned[id].load(Ordering::Acquire) <= since
     }
 
     pub(crate) fn seat(&self, member: Member, id: Option<u16>) {
         if let Some(id) = id {
-            // Before anybody can find the number: who looked something up before this must not take it for the new owner's.
+            // Before any reader can find the number: an earlier look-up must not be attributed to the new owner.
             let now = self.assignments.fetch_add(1, Ordering::AcqRel) + 1;
-            // Relaxed: whoever acts on an owner compares the owner's number with it first (`Overlaps::deepest`).
+            // Relaxed: a caller that acts on an owner compares the owner's number with it first (`Overlaps::deepest`).
             self.owners[usize::from(id)].store(u32::from(member.0), Ordering::Relaxed);
             self.assigned[usize::from(id)].store(now, Ordering::Release);
         }
         self.seats[member.index()].store(id.map_or(u32::MAX, u32::from), Ordering::Release);
     }
 
-    /// The member whose number this is now, if it is anybody's.
+    /// The member that owns this number now; `None` if it has no owner.
     pub(crate) fn owner_of(&self, id: usize) -> Option<Member> {
         let member = Member(self.owners[id].load(Ordering::Relaxed) as u16);
         (self.id_of(member) == id).then_some(member)
@@ -122,10 +122,10 @@ impl Shared {
 /// Size of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexConfig {
-    /// Bytes at most, looked at before each store of up to 512 blocks. Beyond it new blocks are left out and counted, and what is
-    /// indexed stays exact: a missed hit costs time, a wrong one costs more, and engines' own pools bound what exact feeds can
-    /// bring. Removals are never refused: a hole in what many hold takes a set of its own, so they can pass the bound by a little
-    /// until more has gone.
+    /// Memory limit in bytes, checked before each store of up to 512 blocks. Beyond it new blocks are left out and counted, and the
+    /// indexed ones stay exact: a missed hit costs time, a wrong one costs more, and the engines' own pools bound the blocks of exact
+    /// feeds. Removals are never refused: a hole in a prefix that many members hold takes a set of its own, so removals can exceed
+    /// the limit by a little until more has gone.
     pub memory_max: usize,
 }
 
@@ -135,16 +135,16 @@ impl Default for IndexConfig {
     }
 }
 
-/// What a change did.
+/// Effect of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outcome {
-    /// Blocks that the member did not hold in that tier before (or held, and no longer does).
+    /// Blocks that the member did not hold in that tier before (or held, and no longer holds).
     pub changed: u64,
-    /// Blocks of which it now has one copy more (or less), and still at least one.
+    /// Blocks of which the member has one copy more (or less), and still at least one.
     pub copies: u64,
-    /// Blocks whose parent is not known: kept aside until it comes.
+    /// Blocks whose parent is not known, and which wait for it.
     pub parked: u64,
-    /// Blocks left out: nothing is known of their parent and no place to wait is left, or memory is at its bound.
+    /// Blocks left out: their parent is unknown and the waiting places are used up, or memory is at its limit.
     pub refused: u64,
     /// Removals of blocks that the member did not hold.
     pub unknown: u64,
@@ -160,37 +160,37 @@ impl std::ops::AddAssign for Outcome {
     }
 }
 
-/// How full the index is.
+/// Size and contents of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes of everything that grows with blocks and members.
+    /// Bytes of all memory that grows with blocks and members.
     pub bytes: usize,
-    /// Of those, what is mapped and not taken from the heap.
+    /// The part of `bytes` that is mapped instead of allocated from the heap.
     pub mapped_bytes: usize,
-    /// Nodes of the tree.
+    /// Number of nodes of the tree.
     pub nodes: usize,
-    /// (member, block) pairs.
+    /// Number of (member, block) pairs.
     pub entries: usize,
-    /// Blocks kept aside.
+    /// Number of blocks that wait for their parent.
     pub parked: usize,
-    /// Members.
+    /// Number of members.
     pub members: usize,
 }
 
-/// One block of a member, for a copy of its state.
+/// One block of a member, in a copy of its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// The engine's name for it.
+    /// The engine's hash of the block.
     pub key: EngineHash,
-    /// The engine's name for the block before; `None` at the start of a chain.
+    /// The engine's hash of the block before; `None` at the start of a chain.
     pub parent: Option<EngineHash>,
-    /// Hash of its tokens.
+    /// Hash of the block's tokens.
     pub block: u64,
-    /// Copies per tier.
+    /// Number of copies per tier.
     pub copies: [u32; 4],
 }
 
-/// The index. Share it by `Arc`.
+/// The prefix index. Shared by `Arc`.
 #[derive(Debug)]
 pub struct Index {
     shared: Arc<Shared>,
@@ -198,7 +198,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index.
+    /// Returns an empty index.
     #[must_use]
     pub fn new(config: IndexConfig) -> Self {
         let shared = Arc::new(Shared::new());
@@ -206,13 +206,13 @@ impl Index {
         Self { shared, writer }
     }
 
-    /// A reader: one for each thread that routes. `None` when there are [`crate::READERS_MAX`].
+    /// Returns a reader, one per routing thread. `None` when there are [`crate::READERS_MAX`].
     #[must_use]
     pub fn reader(&self) -> Option<Reader> {
         Reader::new(&self.shared)
     }
 
-    /// The writing side. Take it once for a batch of changes.
+    /// Locks the writing side. Take it once for a batch of changes.
     pub fn write(&self) -> IndexWriter<'_> {
         IndexWriter(self.writer.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -222,23 +222,23 @@ impl Index {
 pub struct IndexWriter<'a>(MutexGuard<'a, Writer>);
 
 impl IndexWriter<'_> {
-    /// A place for a member; `None` when there are [`MEMBERS_MAX`].
+    /// Adds a member; `None` when there are [`MEMBERS_MAX`].
     pub fn join(&mut self) -> Option<Member> {
         self.0.join()
     }
 
-    /// Forgets what a member holds and gives its place back, at once for readers; its memory follows in steps.
+    /// Removes a member and its blocks, at once for readers; memory is freed in steps.
     pub fn leave(&mut self, member: Member) {
         self.0.leave(member);
     }
 
-    /// Forgets what a member holds, at once for readers; its memory follows in steps.
+    /// Removes the blocks of a member, at once for readers; memory is freed in steps.
     pub fn clear(&mut self, member: Member) {
         self.0.clear(member);
     }
 
-    /// The member now has one more copy of each of these blocks in `tier`. `keys` are the engine's names,
-    /// `blocks` the hashes of their tokens; each is the child of the one before, the first of `parent`.
+    /// Adds one copy of each of these blocks in `tier`. `keys` are the engine's hashes, `blocks` the hashes of their tokens; each
+    /// is the child of the one before, the first of `parent`.
     ///
     /// # Panics
     /// When there are not as many keys as blocks.
@@ -253,14 +253,14 @@ impl IndexWriter<'_> {
         self.0.stored(member, tier, parent, keys, blocks)
     }
 
-    /// The member has one copy more of each of these blocks in `tier`. What they are is not told: blocks that it has nowhere
-    /// else stay unknown.
+    /// Adds one copy of each of these blocks in `tier`, by the engine's hashes alone: blocks that the member holds in no tier stay
+    /// unknown.
     pub fn stored_known(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
         self.0.stored_as((member, tier), member, keys, &mut Vec::new())
     }
 
-    /// The same for blocks that another member, `source`, holds under these keys. What could not be placed goes to `unplaced`:
-    /// blocks that it does not hold (counted as unknown), and at the memory bound new ones (refused).
+    /// Adds copies of blocks that another member, `source`, holds under these keys. Keys that could not be placed are appended to
+    /// `unplaced`: blocks that `source` does not hold (counted as unknown), and at the memory limit new ones (refused).
     pub fn stored_as(
         &mut self,
         member: Member,
@@ -272,48 +272,48 @@ impl IndexWriter<'_> {
         self.0.stored_as((member, tier), source, keys, unplaced)
     }
 
-    /// The member has one copy less of each of these blocks in `tier`.
+    /// Removes one copy of each of these blocks in `tier`.
     pub fn removed(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
         self.0.removed(member, tier, keys)
     }
 
-    /// The member has these blocks in another tier now, with as many copies.
+    /// Moves these blocks to another tier, with as many copies.
     pub fn moved(&mut self, member: Member, keys: &[EngineHash], from: Tier, to: Tier) -> Outcome {
         self.0.moved(member, keys, from, to)
     }
 
-    /// Whether the member has the block in some tier.
+    /// Whether the member holds the block in some tier.
     #[must_use]
     pub fn holds(&self, member: Member, key: EngineHash) -> bool {
         self.0.holds(member, key)
     }
 
-    /// (member, block) pairs of one member.
+    /// Number of (member, block) pairs of one member.
     #[must_use]
     pub fn entries_of(&self, member: Member) -> usize {
         self.0.entries_of(member)
     }
 
-    /// Blocks that a member holds, by tier. A block with several names or copies counts once in each tier.
+    /// Number of blocks that a member holds, by tier. A block with several names or copies counts once in each tier.
     #[must_use]
     pub fn blocks_of(&self, member: Member) -> [u32; 4] {
         self.0.blocks_of(member)
     }
 
-    /// Everything that a member holds, parents before children. Blocks whose prefix the member does not hold
-    /// are left out: nothing can name their parent.
+    /// All blocks of a member, parents before children. Blocks whose prefix the member does not hold are left out, since their
+    /// parent has no name.
     #[must_use]
     pub fn held(&self, member: Member) -> Vec<Held> {
         self.0.held(member)
     }
 
-    /// Goes on with what forgotten members left behind and frees what no reader can see any more. Called by
-    /// every change; call it when nothing changes for a while. Returns whether there is more to do.
+    /// Continues to clean up after removed members and frees memory that no reader can see any more. Called by every change; call
+    /// it when nothing changes for a while. Returns whether there is more to do.
     pub fn sweep(&mut self) -> bool {
         self.0.sweep()
     }
 
-    /// How full the index is.
+    /// Size and contents of the index.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.0.usage()

@@ -1,20 +1,20 @@
-//! One member's blocks by the engine's own hash: where each lies in the tree. The writer's alone.
+//! One member's blocks by the engine's own hash: the place of each in the tree. Used by the writer only.
 //!
 //! An extendible hash table: a directory of pieces of fixed size, so that it grows a piece at a time, its
 //! memory follows its contents, and no change pauses for a whole table. A piece has 64 buckets of one cache
-//! line: five keys, their places, and how many keys passed by because it was full. A look-up touches one line
+//! line: five keys, their places, and the number of keys that passed by because it was full. A look-up touches one line
 //! almost always; a removal shifts nothing.
 //!
-//! What lost: linear probing over twelve-byte entries on the heap, which has to shift when a key goes: 52 to 115 ns a
+//! Rejected alternative: linear probing over twelve-byte entries on the heap, which has to shift on a removal: 52 to 115 ns a
 //! removal where this takes 41 to 91 with warm caches, 97 against 57 to 73 beyond them; stores took as long warm, and
 //! beyond the caches 69 against 73.
 
 use crate::pool::{PIECE_BUCKETS, PIECE_BYTES, PieceId, Pool};
 
-/// An engine's own name for a block.
+/// An engine's own hash of a block.
 pub type EngineHash = u64;
 
-/// A node's number and a slot in it: 27 and 5 bits. 0 is no place, since the root has no slots.
+/// A node's number and a slot in it: 27 and 5 bits. 0 is invalid, since the root has no slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place(pub(crate) u32);
 
@@ -33,7 +33,7 @@ impl Place {
 }
 
 const BUCKET_KEYS: usize = 5;
-/// Buckets that a new key may lie in, from its own on. When all are full the piece is split.
+/// Number of buckets that a new key may be placed in, from its own on. When all are full the piece is split.
 const REACH: usize = 10;
 
 /// One cache line.
@@ -41,17 +41,17 @@ const REACH: usize = 10;
 #[repr(C, align(64))]
 pub(crate) struct Bucket {
     keys: [EngineHash; BUCKET_KEYS],
-    /// 0: free.
+    /// Places of the keys; 0: free.
     places: [u32; BUCKET_KEYS],
-    /// Keys that would lie here or before, and lie behind.
+    /// Number of keys whose home is this bucket or one before, and which are placed in a later one.
     passed: u16,
-    /// In a piece's first bucket: bits of the hash that all its keys share.
+    /// Number of hash bits that all keys of the piece share; valid in its first bucket.
     depth: u16,
 }
 
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-/// Where a key was found.
+/// Position of a found key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     spread: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Found {
 
 #[derive(Debug)]
 pub(crate) struct Keys {
-    /// Nobody can make up keys that fall together.
+    /// Random seed of the hash, so that colliding keys cannot be chosen on purpose.
     seed: u64,
     bits: u32,
     directory: Vec<PieceId>,
@@ -77,7 +77,7 @@ fn spread(seed: u64, key: EngineHash) -> u64 {
     (word ^ word >> 32 ^ seed).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
-/// The high bits choose the bucket, the low ones the piece.
+/// Bucket of a key. The high bits of the hash choose the bucket, the low ones the piece.
 #[inline]
 fn home(spread: u64) -> usize {
     (spread >> 58) as usize
@@ -94,7 +94,7 @@ impl Keys {
         self.len
     }
 
-    /// Bytes beside the pool's.
+    /// Bytes of the directory, in addition to the pool's.
     pub(crate) fn directory_bytes(&self) -> usize {
         self.directory.capacity() * size_of::<PieceId>()
     }
@@ -110,7 +110,7 @@ impl Keys {
         let id = self.piece_of(spread)?;
         let piece = pool.piece(id);
         let mut at = home(spread);
-        // All around at most: after many removals every bucket may have been passed by some key.
+        // At most once around: after many removals every bucket may have been passed by some key.
         for _ in 0..PIECE_BUCKETS {
             let bucket = &piece[at];
             if let Some(entry) = bucket.entry_of(key) {
@@ -129,7 +129,7 @@ impl Keys {
         self.locate(pool, key).map(|found| found.place)
     }
 
-    /// Starts to load what a look-up of this key will need.
+    /// Prefetches the memory of a look-up of this key.
     #[inline]
     pub(crate) fn prefetch(&self, pool: &Pool, key: EngineHash) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -146,7 +146,7 @@ impl Keys {
         let _ = (pool, key);
     }
 
-    /// Stores a key's place; returns the one that it had.
+    /// Stores a key's place; returns its previous one.
     #[inline]
     pub(crate) fn insert(&mut self, pool: &mut Pool, key: EngineHash, place: Place) -> Option<Place> {
         let spread = spread(self.seed, key);
@@ -198,7 +198,7 @@ impl Keys {
         if self.len == 0 {
             self.clear(pool);
         } else if found.spread >> 32 & 31 == 0 && piece[at].places == [0; BUCKET_KEYS] {
-            // An empty bucket, and only now and then: the piece may be nearly empty.
+            // Only for an empty bucket, and not each time: the piece may be nearly empty.
             self.merge(pool, found.piece, found.spread);
         }
     }
@@ -233,7 +233,7 @@ impl Keys {
         }
     }
 
-    /// Gives a piece's entries to its sibling, if that is as deep and both together fill half of it at most.
+    /// Merges a piece with its sibling, if both have the same depth and together fill half of a piece at most.
     fn merge(&mut self, pool: &mut Pool, id: PieceId, spread_key: u64) {
         let depth = u32::from(pool.piece(id)[0].depth);
         if depth == 0 {
@@ -272,7 +272,7 @@ impl Keys {
         self.directory.iter().all(|&piece| u32::from(pool.piece(piece)[0].depth) < self.bits)
     }
 
-    /// Takes a piece out with everything in it, for a member that is being forgotten. Look-ups are over by then.
+    /// Removes a piece and returns its entries, for a member that is being forgotten, which is not looked up any more.
     pub(crate) fn take_piece(&mut self, pool: &mut Pool) -> Option<Vec<(EngineHash, Place)>> {
         if self.bits > 0 {
             // Each piece once from here on.
@@ -306,7 +306,7 @@ fn first_key(piece: &[Bucket; PIECE_BUCKETS]) -> Option<EngineHash> {
     entries(piece).next().map(|entry| entry.0)
 }
 
-/// Puts a key that is not there into a piece; false when the piece is full.
+/// Puts an absent key into a piece; false when the piece is full.
 fn put(pool: &mut Pool, id: PieceId, spread: u64, key: EngineHash, place: Place) -> bool {
     let piece = pool.piece_mut(id);
     for step in 0..PIECE_BUCKETS {
@@ -323,7 +323,7 @@ fn put(pool: &mut Pool, id: PieceId, spread: u64, key: EngineHash, place: Place)
 }
 
 impl Bucket {
-    /// Without branches: which entry matches is not to be guessed.
+    /// Branch-free, since the matching entry is unpredictable.
     #[inline]
     fn entry_of(&self, key: EngineHash) -> Option<usize> {
         let matches = |at: usize| u32::from(self.keys[at] == key && self.places[at] != 0) << at;
@@ -339,7 +339,7 @@ impl Bucket {
     }
 }
 
-/// Bytes that storing so many keys can take at most, when the pool has so many spare pieces.
+/// Upper bound of the bytes that storing this many keys takes, when the pool has `spare` free pieces.
 pub(crate) fn growth_bytes(keys: usize, spare: usize) -> usize {
     (keys / 100 + 2).saturating_sub(spare).div_ceil(512) * 512 * PIECE_BYTES
 }
@@ -361,7 +361,7 @@ mod tests {
         let (mut pool, mut keys, mut model) = (Pool::default(), Keys::new(5), HashMap::new());
         let mut largest = 0;
         for step in 0..600_000_u32 {
-            // Grows for a while, shrinks for a while.
+            // Grows and shrinks in turn.
             let grows = (step / 100_000) % 2 == 0;
             let key = next() % 60_000;
             if next() % 10 < if grows { 8 } else { 1 } {
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!((keys.len(), keys.directory_bytes(), pool.bytes()), (0, 0, 0), "all memory is back");
     }
 
-    /// Every bucket passed by some key, and one of them with room again: a look-up for a key that is not there must end.
+    /// Every bucket was passed by some key, and one has room again: a look-up for an absent key must end.
     #[test]
     fn look_ups_end_when_every_bucket_was_passed() {
         let (mut pool, mut keys) = (Pool::default(), Keys::new(5));

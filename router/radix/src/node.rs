@@ -1,34 +1,33 @@
-//! A node: a run of up to [`NODE_BLOCKS`] blocks that follow each other, who holds them, and what comes after.
+//! A node: a run of up to [`NODE_BLOCKS`] consecutive blocks, their holders, and their children.
 //!
-//! One writer changes nodes while readers walk through them, so everything that must be seen together is in
-//! one word. The *shape* says which slots of the node are in use and what follows the last of them; it carries
-//! a version, so that a reader notices a change between two looks. Slots keep their numbers for life: a split
-//! leaves the first ones in the node and hands the rest to a new node *at the same numbers*, so that places
-//! and masks stay true.
+//! One writer changes nodes while readers walk through them, so values that must be seen together are in one word. The
+//! *shape* has the slots in use and the children of the last one; it carries a version, so that a reader notices a change
+//! between two loads. A block's slot number never changes: a split leaves the first blocks in the node and moves the rest to
+//! a new node *at the same numbers*, so that places and masks stay valid.
 
 use crate::holders::Ext;
 use crate::limits::NODE_BLOCKS;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Number of a node. 0 is the root.
+/// Number of a node; 0 is the root.
 pub(crate) type NodeId = u32;
-/// Number of a fork: the children of a node that has several.
+/// Number of a fork: a node's set of several children.
 pub(crate) type ForkId = u32;
 
 pub(crate) const ROOT: NodeId = 0;
-/// Marks a fork's number in `Node::parent`.
+/// Bit that marks a fork's number in `Node::parent`.
 pub(crate) const FORK: u32 = 1 << 31;
 
-/// What follows the last block of a node.
+/// Children of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Children {
     None,
     One(NodeId),
-    /// In the table of children, under this number.
+    /// Several children, in the table of children under this number.
     Many(ForkId),
 }
 
-/// `base` (5 bits), `len` (5), kind of children (2), their number (28), version (24).
+/// Packed word: `base` (5 bits), `len` (5), kind of children (2), their number (28), version (24).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape(pub(crate) u64);
 
@@ -38,7 +37,7 @@ impl Shape {
         Self(0).with(base, len, children)
     }
 
-    /// The next version, with these contents.
+    /// Returns these contents with the next version.
     pub(crate) fn with(self, base: usize, len: usize, children: Children) -> Self {
         let (kind, number) = match children {
             Children::None => (0, 0),
@@ -62,12 +61,12 @@ impl Shape {
         (self.0 & 31) as usize
     }
 
-    /// Slots in use.
+    /// Number of slots in use.
     pub(crate) fn len(self) -> usize {
         (self.0 >> 5 & 31) as usize
     }
 
-    /// The slot after the last.
+    /// Slot after the last one in use.
     pub(crate) fn end(self) -> usize {
         self.base() + self.len()
     }
@@ -96,14 +95,14 @@ pub(crate) fn bits(from: usize, to: usize) -> u32 {
 #[repr(C, align(64))]
 pub(crate) struct Node {
     shape: AtomicU64,
-    /// Up to four members that hold all of it on the device. Not read while `ext` is there.
+    /// Up to four members that hold all of the node on the device. Ignored while `ext` is set.
     pub(crate) list: AtomicU64,
-    /// Who holds it, when a list of four cannot say it.
+    /// Holders that a list of four cannot represent; null without any.
     pub(crate) ext: AtomicPtr<Ext>,
-    /// The node before, or the fork that this is a child of ([`FORK`]). Readers compare it with what they look
-    /// for in the table; otherwise it is the writer's.
+    /// The node before, or the fork that this is a child of ([`FORK`]). Readers compare it with the key of their look-up in the
+    /// table of children; other uses are the writer's.
     pub(crate) parent: AtomicU32,
-    /// The node that got this one's last slots in a split, as long as that lives; the writer's.
+    /// Node that received the last slots in a split, as long as that node exists; for the writer.
     pub(crate) next_part: AtomicU32,
     pub(crate) hashes: [AtomicU64; NODE_BLOCKS],
 }
@@ -112,7 +111,7 @@ pub(crate) struct Node {
 const _: () = assert!(size_of::<Node>() == 256);
 
 impl Node {
-    /// As zeroed memory, which loom's atomics are not.
+    /// An empty node, for loom, whose atomics are not valid as zeroed memory.
     #[cfg(loom)]
     pub(crate) fn empty() -> Self {
         Self {
@@ -125,7 +124,7 @@ impl Node {
         }
     }
 
-    /// Acquire: whatever the shape speaks of (hashes, children, who holds them) was stored before it.
+    /// Acquire: everything that the shape refers to (hashes, children, holders) was stored before it.
     #[inline]
     pub(crate) fn shape(&self) -> Shape {
         Shape(self.shape.load(Ordering::Acquire))
@@ -144,7 +143,7 @@ impl Node {
         self.hashes[slot].store(hash, Ordering::Relaxed);
     }
 
-    /// How many of the slots of `shape` agree with `wanted`, from the first on.
+    /// Number of slots of `shape` that equal `wanted`, from the first on.
     #[inline]
     pub(crate) fn agreement(&self, shape: Shape, wanted: &[u64]) -> usize {
         self.agreement_from(shape.base(), shape.end(), wanted)
@@ -156,7 +155,7 @@ impl Node {
         let len = own.len().min(wanted.len());
         let (own, wanted) = (&own[..len], &wanted[..len]);
         let mut at = 0;
-        // Four at a time: atomic loads are not vectorised, but these need no branch each.
+        // Four at a time: atomic loads are not vectorised, but this needs no branch for each.
         for (own, wanted) in own.chunks_exact(4).zip(wanted.chunks_exact(4)) {
             let differs = |n: usize| own[n].load(Ordering::Relaxed) ^ wanted[n];
             if differs(0) | differs(1) | differs(2) | differs(3) != 0 {

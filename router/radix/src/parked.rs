@@ -1,4 +1,4 @@
-//! Blocks of one member whose parent is not known: they wait for it, within a bound.
+//! Blocks of one member whose parent is not known, and which wait for it. Their number is limited.
 //!
 //! Rare: a feed that lost a message, or an engine that names a block whose parent it has just dropped.
 
@@ -26,12 +26,12 @@ impl Parked {
         self.waiting.len()
     }
 
-    /// About what it takes.
+    /// Approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.waiting.capacity() * 64 + self.by_parent.capacity() * 80
     }
 
-    /// The block has come by another way: its copies that waited. None where it did not wait.
+    /// Removes a block that was placed in another way and returns its waiting copies; zeros if it did not wait.
     pub(crate) fn forget(&mut self, key: EngineHash) -> [u32; TIERS] {
         let Some(waiting) = self.waiting.remove(&key) else { return [0; TIERS] };
         if let Some(siblings) = self.by_parent.get_mut(&waiting.parent) {
@@ -43,7 +43,7 @@ impl Parked {
         waiting.copies
     }
 
-    /// One more copy of a block in `tier` waits for `parent`. False when there is no room.
+    /// Adds a copy of a block in `tier` that waits for `parent`. False when there is no room.
     pub(crate) fn add(&mut self, parent: EngineHash, key: EngineHash, block: u64, tier: Tier) -> bool {
         if parent == key {
             return false; // It would wait for itself.
@@ -69,7 +69,7 @@ impl Parked {
         true
     }
 
-    /// A copy is gone. False when no such block waits.
+    /// Removes a copy. False when no such block waits.
     pub(crate) fn remove(&mut self, key: EngineHash, tier: Tier) -> bool {
         let Some(waiting) = self.waiting.get_mut(&key) else { return false };
         let copies = &mut waiting.copies[tier as usize];
@@ -90,7 +90,7 @@ impl Parked {
         true
     }
 
-    /// The children of a block that has just come: (key, block, copies per tier).
+    /// Removes and returns the children of a block that was just placed: (key, block, copies per tier).
     pub(crate) fn take(&mut self, parent: EngineHash) -> Vec<(EngineHash, u64, [u32; TIERS])> {
         let keys = self.by_parent.remove(&parent).unwrap_or_default();
         let found = keys.into_iter().filter_map(|key| Some((key, self.waiting.remove(&key)?)));

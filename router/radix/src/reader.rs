@@ -1,14 +1,12 @@
 //! The look-up: hot path. No lock, no allocation, no system call, no waiting.
 //!
-//! Walks down the tree along the prompt's block hashes, with the set of members that hold everything so far.
-//! At each node: compare the run at memory speed, drop who does not hold the node, follow the only child or
-//! look the next one up. The cost is that of the nodes passed, 28 blocks each, plus one pass over the set's
-//! words where it changes, plus writing down one number for each member that had something: a map per worker
-//! would cost a look-up for each worker and block.
+//! Walks down the tree along the prompt's block hashes, with the set of members that hold all blocks so far. At each node:
+//! compare the run at memory speed, drop members that do not hold the node, follow the only child or look the next one up.
+//! The cost is that of the nodes passed, 28 blocks each, plus one pass over the set's words where it changes, plus one store
+//! for each member with any block: a map per worker would cost a look-up for each worker and block.
 //!
-//! A node may change between two looks. What a reader takes from it (shape, holders, what follows) is taken
-//! between two reads of its shape that agree; if they do not, it looks again. A writer that stands still
-//! cannot make it do so: only a completed change does.
+//! A node may change between two loads. A reader takes values from it (shape, holders, children) between two loads of its
+//! shape that agree; if they do not, it tries again. Only a completed change causes that; a stalled writer does not.
 
 use std::sync::Arc;
 
@@ -18,16 +16,16 @@ use crate::limits::{IDS_MAX, WORDS_MAX};
 use crate::node::{Children, LIST_MAX, List, Node, NodeId, ROOT, Shape};
 use crate::sync::{Ordering, fence};
 
-/// For each member, the leading blocks of the last prompt that it holds.
+/// Number of leading blocks of the last prompt that each member holds.
 #[derive(Debug)]
 pub struct Overlaps {
     shared: Arc<Shared>,
     /// One array per tier, by internal number; only the first `ids` are valid.
     leading: [Box<[u32]>; TIERS],
-    /// Which array answers for a tier: a slower tier that holds nothing answers as the one before.
+    /// Index of the array for each tier: a tier that holds no block shares the array of the faster one.
     answers: [usize; TIERS],
     ids: usize,
-    /// The look-up began when numbers had been given out so many times: later owners held nothing then.
+    /// Number of assignments when the look-up began: a number that was assigned later held no block then.
     since: u64,
 }
 
@@ -60,21 +58,21 @@ impl Overlaps {
         self.answers.map(|answer| self.leading[answer][id])
     }
 
-    /// Leading blocks in the worker's own pool.
+    /// Leading blocks on the worker's device.
     #[must_use]
     pub fn device(&self, member: Member) -> u32 {
         self.leading(member, Tier::Device)
     }
 
-    /// Leading blocks in any tier.
+    /// Leading blocks that a member holds in any tier.
     #[must_use]
     pub fn any(&self, member: Member) -> u32 {
         self.leading(member, Tier::Remote)
     }
 
-    /// The members that hold the most leading blocks in any tier, as many as there is room for in `found`, in no order; how
-    /// many those are. Of members that hold equally much, `turn` says with which to begin. One pass over the numbers of all
-    /// members, 16 at a time; no allocation.
+    /// Writes the members with the most leading blocks in any tier to `found`, as many as fit, in no order, and returns their
+    /// number. Among members that hold equally many, `turn` selects the first one. One pass over all members, 16 at a time; no
+    /// allocation.
     pub fn deepest(&self, turn: usize, found: &mut [(Member, u32)]) -> usize {
         const LANES: usize = 16;
         let leading = &self.leading[self.answers[Tier::Remote as usize]][..self.ids];
@@ -113,7 +111,7 @@ impl Overlaps {
     }
 }
 
-/// Looks prompts up. Each has buffers of its own: make one per thread and keep it.
+/// Looks prompts up. Each reader has its own buffers: make one per thread and keep it.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
@@ -122,14 +120,14 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// `None` when there are [`crate::READERS_MAX`].
+    /// Returns `None` when there are [`crate::READERS_MAX`].
     pub(crate) fn new(shared: &Arc<Shared>) -> Option<Self> {
         let cell = shared.grace.enlist()?;
         Some(Self { shared: Arc::clone(shared), cell, overlaps: Overlaps::new(Arc::clone(shared)) })
     }
 
-    /// For each member, how many leading blocks of a prompt it holds: every prefix that was wholly stored
-    /// before the call and is still there counts in full.
+    /// Number of leading blocks of a prompt that each member holds: every prefix that was wholly stored before the call and still
+    /// is counts in full.
     pub fn overlaps(&mut self, block_hashes: &[u64]) -> &Overlaps {
         let shared = &*self.shared;
         let pin = shared.grace.pin(self.cell);
@@ -146,7 +144,7 @@ impl Reader {
             }
             overlaps.answers[level] = level;
             let leading = &mut overlaps.leading[level][..];
-            // Sets of a few sizes, so that a small fleet does not pay for clearing the largest.
+            // Set sizes in a few steps, so that a small fleet does not pay for clearing the largest.
             seen |= match words {
                 1 => Walk::<1>::new(shared, words, level, leading).run(block_hashes),
                 2..=8 => Walk::<8>::new(shared, words, level, leading).run(block_hashes),
@@ -165,15 +163,15 @@ impl Drop for Reader {
     }
 }
 
-/// Who holds everything so far.
+/// Members that hold all blocks so far.
 enum Active {
-    /// As bits, in `Walk::set`.
+    /// Bits in `Walk::set`.
     Set,
-    /// These few; the set is not kept up.
+    /// A list of up to `LIST_MAX` members; `Walk::set` is not updated.
     Few([u16; LIST_MAX], usize),
 }
 
-/// One walk down the tree, for one tier and those faster, with sets of up to `WORDS` words.
+/// One walk down the tree, for one tier and the faster ones, with sets of up to `WORDS` words.
 struct Walk<'a, const WORDS: usize> {
     shared: &'a Shared,
     words: usize,
@@ -181,13 +179,13 @@ struct Walk<'a, const WORDS: usize> {
     leading: &'a mut [u32],
     set: [u64; WORDS],
     active: Active,
-    /// Blocks passed.
+    /// Number of blocks passed.
     depth: usize,
-    /// Tiers that some node on the way holds blocks in.
+    /// Tiers in which some node on the way holds blocks, as bits.
     tiers_seen: u32,
 }
 
-/// What was read of a node in one piece.
+/// Consistent values read from a node.
 struct Seen<'a> {
     shape: Shape,
     agreeing: usize,
@@ -201,7 +199,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         let words = words.min(WORDS);
         let mut set = [0; WORDS];
         for (word, live) in set.iter_mut().zip(&shared.live[..words]) {
-            // Acquire: pairs with the release in `Writer::join`; a number in use again has been swept.
+            // Acquire: pairs with the release in `Writer::join`; a number in use again was swept before.
             *word = live.load(Ordering::Acquire);
         }
         Self { shared, words, level, leading, set, active: Active::Set, depth: 0, tiers_seen: 0 }
@@ -271,7 +269,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         }
     }
 
-    /// Only members of the list go on.
+    /// Keeps only members of the list.
     fn keep_list(&mut self, list: List) {
         let mut few = [0; LIST_MAX];
         let mut count = 0;
@@ -301,14 +299,14 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         self.active = Active::Few(few, count);
     }
 
-    /// Everyone who is left in the set stops here.
+    /// Records the depth of every member left in the set, and ends the walk for them.
     fn drop_set(&mut self) {
         for word in 0..self.words {
             note(&mut self.leading[word * 64..][..64], self.set[word], self.depth as u32);
         }
     }
 
-    /// Who holds all of the node goes on; who holds its beginning stops in it.
+    /// Keeps members that hold all of the node; records the depth of those that hold only its beginning.
     fn keep_ext(&mut self, ext: &Ext, seen: &Seen<'_>) {
         self.tiers_seen |= ext.present();
         match self.active {
@@ -332,7 +330,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 
     fn keep_ext_of_set(&mut self, ext: &Ext, seen: &Seen<'_>) {
-        // The full sets before the entries: see the order that the writer keeps to.
+        // Loads the full sets before the entries: see the writer's order in `holders`.
         let mut going_on = [0_u64; WORDS];
         for (word, (going_on, before)) in going_on.iter_mut().zip(&self.set).enumerate().take(self.words) {
             *going_on = before & ext.full_word(self.level, word);
@@ -344,7 +342,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             {
                 continue;
             }
-            // With one tier the entry says it all.
+            // With one tier the entry is complete.
             let mask = if ext.has_lower_tiers() { ext.partial_mask(id, self.level) } else { entry.mask() };
             let blocks = leading_of(mask, seen.shape);
             if blocks >= seen.agreeing {
@@ -368,7 +366,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         leading_of(ext.partial_mask(id, self.level), shape)
     }
 
-    /// Whoever is left holds everything that was found.
+    /// Records the full depth for the remaining members, which hold every block that was found.
     fn finish(&mut self) {
         match self.active {
             Active::Set => self.drop_set(),
@@ -381,12 +379,12 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 }
 
-/// Leading blocks of a node that a mask names.
+/// Number of leading blocks of a node that are set in a mask.
 fn leading_of(mask: u32, shape: Shape) -> usize {
     ((mask >> shape.base()).trailing_ones() as usize).min(shape.len())
 }
 
-/// Notes a number for each member of a word.
+/// Records a number for each member of a word.
 #[inline]
 fn note(leading: &mut [u32], mut members: u64, blocks: u32) {
     if blocks == 0 {

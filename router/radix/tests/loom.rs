@@ -13,7 +13,7 @@ use loom::sync::Arc;
 use loom::thread;
 use router_radix::{Broken, Index, IndexConfig, Member, Tier, break_on_purpose};
 
-/// The switch is global: models take turns.
+/// The switch is global, so models run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn check(broken: Broken, model: fn()) -> bool {
@@ -63,8 +63,8 @@ fn split() {
     assert_eq!((overlaps.device(a), overlaps.device(b)), (1, 2));
 }
 
-/// A member that holds only the beginning becomes a holder of all of the upper part; a reader that began
-/// before must not take it for a holder of all of the old node.
+/// A member that holds only the beginning becomes a holder of the whole upper part; a reader that began before must not take
+/// it for a holder of the whole old node.
 fn split_with_partial_holder() {
     let Rig { index, a, b } = rig();
     store(&index, a, None, &[1, 2, 3]);
@@ -79,7 +79,7 @@ fn split_with_partial_holder() {
     writer.join().expect("writer");
 }
 
-/// What was removed may be seen or not, but its node, used anew for another prefix, never answers for it.
+/// A removed prefix may be found or not, but its node, reused for another prefix, never counts for it.
 fn reuse() {
     let Rig { index, a, b } = rig();
     store(&index, b, None, &[5, 6, 7]);
@@ -91,7 +91,7 @@ fn reuse() {
             let mut writer = index.write();
             writer.removed(a, Tier::Device, &[2, 1]);
             writer.sweep();
-            // The same blocks after another prefix, in the node that is free now.
+            // The same blocks after another prefix, in the freed node.
             writer.stored(b, Tier::Device, Some(7), &[8, 9], &[1, 2]);
         })
     };
@@ -101,7 +101,7 @@ fn reuse() {
     writer.join().expect("writer");
 }
 
-/// Nodes grow at their end and shrink again under a reader's eyes.
+/// Nodes grow at their end and shrink again during a look-up.
 fn grow_and_shrink() {
     let Rig { index, a, .. } = rig();
     store(&index, a, None, &[1]);
@@ -119,7 +119,7 @@ fn grow_and_shrink() {
     assert_eq!(reader.overlaps(&[1, 2, 3, 4]).device(a), 2);
 }
 
-/// A slot gets another hash after a truncation: who held the old block never counts for the new one.
+/// A slot gets another hash after a truncation: a holder of the old block never counts for the new one.
 fn rewrite() {
     let Rig { index, a, b } = rig();
     store(&index, a, None, &[1, 2, 3]);

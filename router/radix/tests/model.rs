@@ -1,4 +1,4 @@
-//! The index against the plainest thing that could be right: for each member, a map from prefix to copies.
+//! The index against a trivial model: for each member, a map from prefix to copies.
 //!
 //! A universe of prefixes is a random tree with long runs. Operations store runs of it, in order and out of
 //! order, remove blocks in any order, forget and replace members; after every few, prompts are looked up and
@@ -43,7 +43,7 @@ impl Universe {
                 _ => Some(random.below(at)),
             };
             universe.parent.push(parent);
-            // Few different hashes: the same block comes after many different prefixes. But never twice after one.
+            // Few different hashes, so that the same block follows many different prefixes, but never twice the same prefix.
             let is_used = |universe: &Self, hash: u64| match parent {
                 Some(parent) => universe.children[parent].iter().any(|&child| universe.block[child] == hash),
                 None => {
@@ -63,7 +63,7 @@ impl Universe {
         universe
     }
 
-    /// From the first block on.
+    /// The blocks of a prefix, from the first one on.
     fn path(&self, mut at: usize) -> Vec<usize> {
         let mut path = vec![at];
         while let Some(parent) = self.parent[at] {
@@ -74,7 +74,7 @@ impl Universe {
         path
     }
 
-    /// A way down from `at`.
+    /// A random path down from `at`.
     fn run(&self, random: &mut Random, mut at: usize, most: usize) -> Vec<usize> {
         let mut run = vec![at];
         while run.len() < most && !self.children[at].is_empty() {
@@ -86,7 +86,7 @@ impl Universe {
 }
 
 fn key(worker: usize, at: usize) -> EngineHash {
-    // Engines name the same block differently; small numbers are names too.
+    // Engines use different hashes for the same block; small numbers are valid hashes, too.
     if worker.is_multiple_of(2) { at as u64 + 1 } else { Random((worker * 1_000_003 + at) as u64).next() }
 }
 
@@ -145,7 +145,7 @@ impl Rig {
             assert_eq!((added + outcome.unknown, outcome.refused), (1, 0), "seed {}", self.seed);
             match self.model[worker].get_mut(&at) {
                 Some(copies) if added == 1 => copies[tier as usize] += 1,
-                // One that waits for its parent is as unknown as one that is not there.
+                // A block that waits for its parent is unknown, as is an absent one.
                 _ => assert_eq!(added, 0, "seed {}: nobody has it", self.seed),
             }
         }
@@ -161,7 +161,7 @@ impl Rig {
         assert_eq!((outcome.unknown, outcome.refused), (unknown.len() as u64, 0), "seed {}", self.seed);
         for &at in blocks {
             if unknown.contains(&key(other, at)) {
-                // One that waits for its parent is not there, either.
+                // A block that waits for its parent is absent, too.
                 continue;
             }
             assert!(self.model[other].contains_key(&at), "seed {}: nobody has it", self.seed);
@@ -190,7 +190,7 @@ impl Rig {
         let worker = self.random.below(self.members.len());
         let start = self.random.below(self.universe.block.len());
         match self.random.below(100) {
-            // From the beginning, as engines do; sometimes a block at a time.
+            // From the beginning, as engines store; sometimes a block at a time.
             0..=29 => {
                 let tier = self.tier();
                 let mut run = self.universe.path(start);
@@ -201,7 +201,7 @@ impl Rig {
                     _ => self.store(worker, tier, &run),
                 }
             }
-            // From anywhere: a parent that is not there, or a second copy.
+            // From anywhere: an absent parent, or a second copy.
             30..=39 => {
                 let tier = self.tier();
                 let most = self.random.below(40) + 1;
@@ -216,7 +216,7 @@ impl Rig {
                 run.reverse();
                 self.remove(worker, tier, &run);
             }
-            // From the beginning, or here and there.
+            // From the beginning, or single blocks.
             65..=74 => {
                 let tier = self.tier();
                 let run = self.universe.run(&mut self.random, start, 30);
@@ -237,13 +237,13 @@ impl Rig {
                 self.members[worker] = self.index.write().join().expect("room");
             }
             82 => drop(self.index.write().sweep()),
-            // By their names alone, as vLLM tells what a connector's tiers have gained.
+            // By hashes alone, as vLLM reports blocks that a connector's tiers have gained.
             83..=86 => {
                 let tier = self.tier();
                 let run = self.universe.run(&mut self.random, start, 20);
                 self.store_known(worker, tier, &run);
             }
-            // By the names of another, as a store tells what engines have given it.
+            // By the hashes of another member, as for blocks in a store.
             87..=90 => {
                 let tier = self.tier();
                 let run = self.universe.run(&mut self.random, start, 20);
@@ -283,7 +283,7 @@ impl Rig {
         self.lookups += 1;
     }
 
-    /// What a copy of the state says is what the model says, as far as prefixes go.
+    /// The copy of a member's state equals the model, as far as prefixes go.
     fn check_held(&self) {
         for (worker, model) in self.model.iter().enumerate() {
             let held = self.index.write().held(self.members[worker]);
@@ -302,7 +302,7 @@ impl Rig {
             for tier in 0..4 {
                 let count = |copies: &[u32; 4]| u32::from(copies[tier] > 0);
                 let most = model.values().map(count).sum::<u32>();
-                // Blocks that wait for their parents are nowhere yet.
+                // Blocks that wait for their parents are not held yet.
                 let least =
                     if is_parked { found.iter().map(|(_, copies)| count(copies)).sum() } else { most };
                 assert!(
@@ -377,8 +377,8 @@ fn one_long_run_and_many_members() {
     }
 }
 
-/// An engine may have several names for what our hashes take for one block (an image's offset, say): it is held
-/// until the last of them is removed.
+/// An engine may have several hashes for blocks that have one block hash here (with an image's offset, for example): the block
+/// is held until the last of them is removed.
 #[test]
 fn several_names_for_one_block() {
     let index = Index::new(IndexConfig::default());
@@ -398,7 +398,7 @@ fn several_names_for_one_block() {
     assert_eq!(reader.overlaps(&[1, 2, 3, 4, 5, 6]).device(member), 6);
     index.write().removed(member, Tier::Device, &[777, 204, 203]);
     assert_eq!(reader.overlaps(&[1, 2, 3, 4, 5, 6]).device(member), 3);
-    // In several tiers at once what counts is that nothing breaks and nothing is left.
+    // In several tiers at once only consistency is checked: nothing breaks and nothing is left.
     index.write().stored(member, Tier::Host, None, &[500, 501], &[1, 2]);
     index.write().removed(member, Tier::Device, &[300, 301, 302, 200, 201, 202]);
     index.write().removed(member, Tier::Host, &[500, 501, 200, 300]);
@@ -410,8 +410,8 @@ fn several_names_for_one_block() {
     assert_eq!((usage.nodes, usage.entries), (0, 0));
 }
 
-/// A name that stands for another block now takes its old block along only if no other name stands for it; and what a
-/// member leaves behind is not found by the next one.
+/// A hash that now stands for another block removes its old block only if no other hash stands for it; and blocks that a
+/// member leaves behind are not found by the next member.
 #[test]
 fn names_that_change_their_block() {
     let index = Index::new(IndexConfig::default());
@@ -429,7 +429,7 @@ fn names_that_change_their_block() {
     assert_eq!(held(1, member), 1, "stored twice under this name");
     index.write().removed(member, Tier::Device, &[12]);
     assert_eq!((held(1, member), held(2, member)), (0, 1));
-    // Two names in two tiers, each removed from its own.
+    // Two hashes in two tiers, each removed from its own.
     index.write().stored(member, Tier::Device, None, &[21], &[3]);
     index.write().stored(member, Tier::Host, None, &[22], &[3]);
     index.write().removed(member, Tier::Device, &[21]);
@@ -444,7 +444,7 @@ fn names_that_change_their_block() {
     assert_eq!(index.write().entries_of(next), 0);
 }
 
-/// One lost message, and four thousand blocks wait for it: they are all there when it comes.
+/// After one lost message four thousand blocks wait for it: all are held when it arrives.
 #[test]
 fn a_long_chain_may_wait_for_one_block() {
     let index = Index::new(IndexConfig::default());

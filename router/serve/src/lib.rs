@@ -1,7 +1,7 @@
 //! The accept loop of all servers: HTTP/1.1 and HTTP/2 (over TLS, or with prior knowledge) on one port.
 //!
-//! Bounded are how many connections there are, how long one may take to say what it wants, how large a head is, and how long
-//! an answer over HTTP/2 waits for a client that does not read on ([`Unread`]). A shutdown finishes what is in flight.
+//! Limits: the number of connections, the time until a connection's first request, the size of a head, and the time for which
+//! an answer over HTTP/2 waits for a client that does not read on ([`Unread`]). A shutdown finishes requests in flight.
 
 #![forbid(unsafe_code)]
 
@@ -38,31 +38,31 @@ use version::begin;
 
 /// Largest head of a request; a longer one is answered with 431.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// An HTTP/2 connection that says nothing for so long is asked whether it is there, and has as long to answer.
+/// Idle time after which an HTTP/2 connection is pinged, and time limit of the answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-/// An idle HTTP/2 connection has so long to end after it was told to.
+/// Time within which an idle HTTP/2 connection must end after a GOAWAY.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(5);
 
-/// Bounds of a server.
+/// Limits of a server.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
-    /// HTTP/1.1 is refused.
+    /// Whether HTTP/1.1 is refused.
     pub http2_only: bool,
-    /// Connections open at a time; more wait in the kernel.
+    /// Largest number of open connections; further ones wait in the kernel.
     pub connections_max: usize,
-    /// A connection that has not begun to speak after this time is closed.
+    /// Time within which a new connection must send its first bytes.
     pub first_call_within: Duration,
-    /// The same for each request, and for the rest of its head. Longer than the pools of usual clients keep theirs, so that it
-    /// is they who close.
+    /// Time within which each later request must begin, and the rest of its head arrive. Longer than the keep-alive of usual
+    /// clients' pools, so that the client closes the connection.
     pub next_call_within: Duration,
-    /// Requests of one HTTP/2 connection at a time.
+    /// Largest number of concurrent requests of one HTTP/2 connection.
     pub streams_max: u32,
-    /// Bytes that a client of HTTP/2 may send ahead for each request.
+    /// Bytes that an HTTP/2 client may send ahead per request.
     pub stream_window_bytes: u32,
-    /// The same for each connection.
+    /// Bytes that an HTTP/2 client may send ahead per connection.
     pub connection_window_bytes: u32,
-    /// How long an answer over HTTP/2 waits for its client to read on.
+    /// Longest wait of an answer over HTTP/2 for its client to read on.
     pub unread_max: Duration,
 }
 
@@ -74,7 +74,7 @@ impl Default for ServeConfig {
             first_call_within: Duration::from_secs(120),
             next_call_within: Duration::from_secs(120),
             streams_max: 128,
-            // No memory of requests is charged for them yet.
+            // Small windows: the bytes in them are not yet charged to the budget of request bodies.
             stream_window_bytes: 64 << 10,
             connection_window_bytes: 1 << 20,
             unread_max: Duration::from_secs(60),
@@ -82,8 +82,8 @@ impl Default for ServeConfig {
     }
 }
 
-/// What one connection of HTTP/2 does. Calls that are over may leave a frame for a client that does not read, so a connection
-/// without calls must not stay for ever.
+/// Counts the calls of an HTTP/2 connection. A finished call may leave a frame for a client that does not read, so a connection
+/// without calls must be closed after a time.
 #[derive(Debug, Default)]
 struct Activity {
     calls: AtomicU64,
@@ -91,7 +91,7 @@ struct Activity {
 }
 
 impl Activity {
-    /// Ends when no call has begun in time.
+    /// Completes when no call has begun in time.
     async fn is_over(&self, config: &ServeConfig) {
         tokio::time::sleep(config.first_call_within).await;
         let (mut since, mut seen) = (Instant::now(), 0);
@@ -110,7 +110,7 @@ impl Activity {
     }
 }
 
-/// A call of HTTP/2 that is under way, until its answer is handed out or dropped.
+/// Guard of an HTTP/2 call in flight, until its answer is sent or dropped.
 struct InFlight(Arc<Activity>);
 
 impl InFlight {
@@ -127,7 +127,7 @@ impl Drop for InFlight {
     }
 }
 
-/// The body of a call of HTTP/2. It is gone when it is over or given up, whatever becomes of its stream.
+/// The body of an HTTP/2 call with its guard. Dropped when it is complete or aborted, whatever the state of its stream.
 struct Counted {
     body: Body,
     _in_flight: InFlight,
@@ -153,11 +153,11 @@ impl HttpBody for Counted {
     }
 }
 
-/// The routes of one connection, with who asks.
+/// The routes of one connection, with the peer's address.
 struct Calls<A> {
     router: TowerToHyperService<Router>,
     peer: A,
-    /// Over HTTP/2: how long an answer waits for its client to read on, and what the connection does.
+    /// For HTTP/2: the longest wait of an answer for its client to read on, and the connection's call counts.
     http2: Option<(Duration, Arc<Activity>)>,
 }
 
@@ -168,7 +168,7 @@ impl<A: Clone + Send + Sync + 'static> Service<Request<Incoming>> for Calls<A> {
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.peer.clone()));
-        // HTTP/2 names the host in a field of its own, and HTTP/1 may in the request line; what looks at `Host` looks at that.
+        // HTTP/2 sends the host in a separate field, and HTTP/1 may in the request line; handlers read the `Host` header.
         let authority = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
         if let Some(authority) = authority {
             request.headers_mut().insert(HOST, authority);
@@ -188,7 +188,7 @@ impl<A: Clone + Send + Sync + 'static> Service<Request<Incoming>> for Calls<A> {
     }
 }
 
-/// What serves the connections.
+/// Protocol settings for the connections.
 #[derive(Clone)]
 struct Builders {
     http1: http1::Builder,
@@ -215,7 +215,7 @@ impl Builders {
         Self { http1, http2, config: Arc::new(config) }
     }
 
-    /// Serves a connection to its end. One that has said nothing yet holds up no shutdown.
+    /// Serves a connection to its end. A connection without a request does not delay a shutdown.
     async fn serve<S, A>(self, stream: S, router: Router, peer: A, watcher: Watcher, mut stopping: Stopping)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -225,7 +225,7 @@ impl Builders {
             begun = tokio::time::timeout(self.config.first_call_within, begin(stream)) => begun,
             _ = stopping.wait_for(|stopping| *stopping) => return,
         };
-        // A client that breaks off, or never begins, is told nothing.
+        // A client that breaks off, or never begins, gets no answer.
         let Ok(Ok((stream, is_http2))) = begun else { return };
         let (stream, router) = (TokioIo::new(stream), TowerToHyperService::new(router));
         if !is_http2 {
@@ -243,16 +243,16 @@ impl Builders {
             () = activity.is_over(&self.config) => false,
             _ = stopping.wait_for(|stopping| *stopping) => true,
         };
-        // A connection that has made no call holds up no shutdown.
+        // A connection without a call does not delay a shutdown.
         if is_stopping && activity.calls.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // The client is told, so that a call that it sends right now is sent anew and not lost.
+        // GOAWAY: the client repeats a call that it sends at this moment, instead of losing it.
         connection.as_mut().graceful_shutdown();
         let goodbye = async {
             loop {
                 tokio::time::sleep(GOODBYE_WITHIN).await;
-                // A call that crossed the goodbye ends as it would.
+                // A call that crossed the GOAWAY is finished.
                 if !is_stopping && activity.in_flight.load(Ordering::Relaxed) == 0 {
                     return;
                 }
@@ -262,15 +262,15 @@ impl Builders {
             _broken = &mut connection => {}
             () = goodbye => {}
         }
-        // Whoever stops the server waits for this.
+        // The server's shutdown waits for the watchers.
         drop(watcher);
     }
 }
 
 type Stopping = watch::Receiver<bool>;
 
-/// Serves until `shutdown` is done; then no call is begun any more, and those under way end as they would. The listener
-/// sets its connections up, and waits when there are none to be had. Dropping this future closes all connections at once.
+/// Serves until `shutdown` completes; then no new call begins, and calls in flight are finished. The listener does the set-up of
+/// connections, and waits when none is available. Dropping this future closes all connections at once.
 pub async fn serve<L>(
     mut listener: L,
     router: Router,

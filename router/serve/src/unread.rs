@@ -1,11 +1,11 @@
-//! The body of an answer, given up when its client does not read it.
+//! The body of an answer, aborted when its client does not read it.
 //!
-//! HTTP/2 has flow control for each call: a client that stops reading one leaves the connection as it is, and no write
-//! fails. Then no further frame is asked for, and with the answer its request would keep its place and its engine for
-//! ever. A frame that was handed out and after which none is asked for in time ends the answer: what makes it is dropped,
-//! and the client finds the call reset if it reads again.
+//! HTTP/2 has flow control per call: a client that stops reading one leaves the connection as it is, and no write fails. Then
+//! no further frame is polled, and the request would hold its place and its engine for ever. If the frame after a delivered
+//! one is not polled in time, the answer is aborted: its source is dropped, and the client finds the call reset if it reads
+//! again.
 //!
-//! While a frame is asked for and not there yet, it is the backend that is waited for, and no time counts.
+//! While a poll waits for the backend's next frame, the time does not run.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,20 +18,20 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// Largest frame that is handed out: HTTP/2 keeps one for a client whose window is closed, and nobody gives that one up.
+/// Largest frame that is delivered: HTTP/2 keeps one for a client whose window is closed, without a time limit.
 const FRAME_BYTES_MAX: usize = 16 << 10;
 
 struct Shared {
-    /// Gone when it is given up, or over.
+    /// The source; `None` when it was aborted, or is complete.
     inner: Option<Body>,
-    /// What is left of a frame.
+    /// Rest of a frame that is larger than [`FRAME_BYTES_MAX`].
     rest: Bytes,
-    /// When a frame was handed out, and no other was asked for since.
+    /// Time at which the last frame was delivered, if no other was polled since.
     taken: Option<Instant>,
     is_given_up: bool,
 }
 
-/// An answer that is given up when no frame of it is asked for in time.
+/// An answer that is aborted when its next frame is not polled in time.
 pub struct Unread {
     shared: Arc<Mutex<Shared>>,
     clock: JoinHandle<()>,
@@ -42,7 +42,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Unread {
-    /// Gives `inner` up when no frame is asked for within `limit` after one was handed out.
+    /// Aborts `inner` when no frame is polled within `limit` after the last delivered one.
     #[must_use]
     pub fn new(inner: Body, limit: Duration) -> Self {
         let shared = Shared {
@@ -65,7 +65,7 @@ async fn watch(shared: Arc<Mutex<Shared>>, limit: Duration) {
             Some(due) if due > Instant::now() => sleep_until(due).await,
             Some(due) => {
                 let mut shared = lock(&shared);
-                // A frame may have been asked for since the first look.
+                // A frame may have been polled since the first check.
                 if shared.taken.is_some_and(|taken| taken + limit <= due) {
                     shared.is_given_up = true;
                     shared.rest = Bytes::new();
@@ -129,7 +129,7 @@ impl HttpBody for Unread {
     fn size_hint(&self) -> SizeHint {
         let shared = lock(&self.shared);
         match &shared.inner {
-            // A part of what was promised has been handed out.
+            // A part of the announced body has been delivered.
             Some(inner) if shared.rest.is_empty() => inner.size_hint(),
             _ => SizeHint::default(),
         }
@@ -147,7 +147,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(60);
 
-    /// A body of so many frames, `held` for as long as it is there.
+    /// A body of `frames` frames that keeps a clone of `held` until it is dropped.
     fn body(frames: usize, held: &Arc<()>) -> Body {
         let held = Arc::clone(held);
         let frames = stream::iter(0..frames).map(move |_| {
@@ -178,7 +178,7 @@ mod tests {
         freed(&held).await;
         assert!(next(&mut unread).await.is_some_and(|frame| frame.is_err()));
         assert!(next(&mut unread).await.is_none());
-        // One of which nothing is ever read, too.
+        // A body that is never read is aborted, too.
         let never = Unread::new(body(1, &held), LIMIT);
         freed(&held).await;
         drop(never);
@@ -194,7 +194,7 @@ mod tests {
         let mut unread = Unread::new(Body::from_stream(slow), LIMIT);
         assert!(next(&mut unread).await.is_some_and(|frame| frame.is_ok()));
         assert!(next(&mut unread).await.is_none());
-        // And so is one that is read to its end.
+        // A body that is read to its end is freed, too.
         let mut unread = Unread::new(body(100, &held), LIMIT);
         let mut frames = 0;
         while let Some(frame) = next(&mut unread).await {

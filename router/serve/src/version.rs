@@ -1,6 +1,6 @@
 //! The version of HTTP that a connection speaks, by its first bytes.
 //!
-//! hyper-util's `auto` does the same, but bounds neither the time until the first byte nor the size of a head of HTTP/1.1.
+//! hyper-util's `auto` does the same, but limits neither the time until the first byte nor the size of a head of HTTP/1.1.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,12 +8,12 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-/// How a connection of HTTP/2 begins (RFC 9113, section 3.4).
+/// First bytes of an HTTP/2 connection (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Room for the first read: most heads fit.
+/// Size of the first read: most heads fit.
 const FIRST_BYTES: usize = 4096;
 
-/// Bytes that a connection began with, and the rest of it.
+/// A connection with its first bytes, which were read already.
 pub(crate) struct Begun<S> {
     first: Bytes,
     stream: S,
@@ -64,7 +64,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
     }
 }
 
-/// Reads until it is known whether a connection speaks HTTP/2; the bytes are kept.
+/// Reads until the HTTP version is known; the bytes are kept.
 pub(crate) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> std::io::Result<(Begun<S>, bool)> {
     let mut first = BytesMut::with_capacity(FIRST_BYTES);
     loop {

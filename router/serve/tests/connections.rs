@@ -1,4 +1,4 @@
-//! What becomes of connections that are idle, silent or too many.
+//! Connections that are idle, silent or too many.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use router_serve::{ServeConfig, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The type of the frame with which an end of HTTP/2 is announced (RFC 9113, section 6.8).
+/// Type of HTTP/2's GOAWAY frame (RFC 9113, section 6.8).
 const GOAWAY: u8 = 7;
 
 async fn server(config: ServeConfig) -> SocketAddr {
@@ -28,7 +28,7 @@ async fn server(config: ServeConfig) -> SocketAddr {
     address
 }
 
-/// Passes one connection on and keeps what the server sends.
+/// Forwards one connection and records the server's bytes.
 async fn recording(server: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -51,7 +51,7 @@ async fn recording(server: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     (address, record)
 }
 
-/// The types of the frames in what a server of HTTP/2 has sent.
+/// Returns the frame types in an HTTP/2 server's bytes.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
     let mut types = Vec::new();
     while let [a, b, c, kind, ..] = *bytes {

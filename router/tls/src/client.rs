@@ -22,10 +22,10 @@ use crate::error::TlsError;
 use crate::material;
 use crate::reload::{Loaded, ReloadCounts, Reloadable};
 
-/// A handshake that takes longer fails.
+/// Longest time of a handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whom the client side trusts and as whom it comes. Shared by its connections.
+/// Trusted roots and own certificate of the client side. Shared by its connections.
 pub struct ClientTls {
     files: Arc<Reloadable<ClientConfig>>,
     server_name: Option<ServerName<'static>>,
@@ -42,7 +42,7 @@ impl ClientTls {
     ///
     /// # Errors
     ///
-    /// A file that cannot be read or holds the wrong thing, a key of another certificate, or settings that
+    /// A file that cannot be read or has wrong contents, a key of another certificate, or settings that
     /// contradict each other.
     pub fn load(config: &ClientTlsConfig) -> Result<Arc<Self>, TlsError> {
         let server_name = config.server_name.as_deref().map(server_name).transpose()?;
@@ -53,37 +53,37 @@ impl ClientTls {
         Ok(Arc::new(Self { files, server_name }))
     }
 
-    /// Reads all files again, the system's roots as well. Connections that are made later use them. Blocking.
+    /// Reads all files again, the system's roots as well. Later connections use them. Blocking.
     ///
     /// # Errors
     ///
-    /// As [`Self::load`]; what was in force stays in force.
+    /// As [`Self::load`]; the previous files stay in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.files.reload()
     }
 
-    /// Looks at the files again and again, and reloads when one changed; the system's roots are not looked at. To
-    /// be spawned; it ends only with its task.
+    /// Checks the files periodically, and reloads when one has changed; the system's roots are not checked.
+    /// To be spawned; it ends only with its task.
     pub async fn watch(self: Arc<Self>, every: Duration) {
         self.files.clone().watch(every).await;
     }
 
-    /// The end of the own certificate's validity, in seconds since 1970; none without one.
+    /// Returns the end of the own certificate's validity, in seconds since 1970; `None` without one.
     #[must_use]
     pub fn expires_unix(&self) -> Option<u64> {
         self.files.expires_unix()
     }
 
-    /// How often the files were read again.
+    /// Returns how often the files were read again.
     #[must_use]
     pub fn reloads(&self) -> ReloadCounts {
         self.files.counts()
     }
 
-    /// Makes the handshake with `host`, a name or an address, an IPv6 one also in brackets.
+    /// Makes the handshake with `host`, a name or an address; an IPv6 address may be in brackets.
     ///
-    /// With TLS 1.3 a server that refuses this side's certificate says so only after the handshake: the first read
-    /// fails.
+    /// With TLS 1.3 a server reports that it refuses this side's certificate only after the handshake: the
+    /// first read fails.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl ClientTls {
             Some(name) => name.clone(),
             None => server_name(host)?,
         };
-        // A connection that is gone already needs no option.
+        // A connection that is already closed needs no option.
         let _gone = tcp.set_nodelay(true);
         let connecting = TlsConnector::from(self.files.config()).connect(name, tcp);
         match timeout(HANDSHAKE_WITHIN, connecting).await {
@@ -139,8 +139,7 @@ fn build(config: &ClientTlsConfig) -> Result<Loaded<ClientConfig>, TlsError> {
     Ok(Loaded { config: Arc::new(tls), expires_unix })
 }
 
-/// A connection of the client side. `http` URLs have their place here too, so that a pool of connections is of one
-/// type.
+/// A connection of the client side. `http` URLs are included, so that a pool of connections has one type.
 #[derive(Debug)]
 pub enum ClientStream {
     /// Without TLS.
@@ -150,7 +149,7 @@ pub enum ClientStream {
 }
 
 impl ClientStream {
-    /// The protocol that the server took of those offered, such as `http/1.1`.
+    /// Returns the protocol that the server selected of those offered, such as `http/1.1`.
     #[must_use]
     pub fn alpn(&self) -> Option<&[u8]> {
         match self {
@@ -160,7 +159,7 @@ impl ClientStream {
     }
 }
 
-/// Calls the same method of the stream inside.
+/// Calls the same method of the inner stream.
 macro_rules! inside {
     ($self:ident, $method:ident $(, $argument:expr)*) => {
         match $self.get_mut() {

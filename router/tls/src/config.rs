@@ -1,4 +1,4 @@
-//! What the operator sets, and the limits of handshakes.
+//! Settings of TLS, and limits of handshakes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,12 +6,13 @@ use std::time::Duration;
 /// Whether clients show a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientCertificate {
-    /// None is asked for.
+    /// No certificate is requested.
     #[default]
     Off,
-    /// One is asked for. A client may come without; one that is shown must be good.
+    /// A certificate is requested. A client may connect without one; a certificate that is shown must be
+    /// valid.
     Optional,
-    /// No handshake succeeds without a good one.
+    /// A handshake without a valid certificate fails.
     Required,
 }
 
@@ -20,7 +21,7 @@ pub enum ClientCertificate {
 pub enum Alpn {
     /// `http/1.1`.
     Http1,
-    /// `h2`. To be offered only where the HTTP server or client was built with it: the other side will take it.
+    /// `h2`. Offer it only where the HTTP server or client supports it: the other side will select it.
     Http2,
 }
 
@@ -33,23 +34,25 @@ impl Alpn {
     }
 }
 
-/// The files and demands of a listener.
+/// Files and requirements of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerTlsConfig {
-    /// The listener's certificate in PEM form, followed by those between it and the root.
+    /// File with the listener's certificate in PEM form, followed by those between it and the root.
     pub certificate_file: PathBuf,
-    /// Its private key in PEM form: PKCS#8, PKCS#1 or SEC1, not encrypted.
+    /// File with the certificate's private key in PEM form: PKCS#8, PKCS#1 or SEC1, not encrypted.
     pub key_file: PathBuf,
-    /// Roots of clients' certificates, in PEM form. Needed unless `client_certificate` is off.
+    /// File with the roots of clients' certificates, in PEM form. Required unless `client_certificate` is
+    /// off.
     pub client_ca_file: Option<PathBuf>,
-    /// Whether clients show a certificate. Unless this is off, no session is resumed: each connection is verified.
+    /// Whether clients show a certificate. Unless this is off, no session is resumed: each connection is
+    /// verified.
     pub client_certificate: ClientCertificate,
-    /// What is offered, the preferred first.
+    /// Protocols that are offered, the preferred first.
     pub alpn: Vec<Alpn>,
 }
 
 impl ServerTlsConfig {
-    /// Asks clients for nothing and offers HTTP/1.1.
+    /// Requests no certificate of clients and offers HTTP/1.1.
     #[must_use]
     pub fn new(certificate_file: impl Into<PathBuf>, key_file: impl Into<PathBuf>) -> Self {
         Self {
@@ -62,20 +65,21 @@ impl ServerTlsConfig {
     }
 }
 
-/// Whom the client side trusts and as whom it comes.
+/// Trusted roots, own certificate and protocols of the client side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientTlsConfig {
-    /// Roots in PEM form, for servers with certificates of the house.
+    /// File with roots in PEM form, for servers with private certificates.
     pub ca_file: Option<PathBuf>,
     /// Whether the system's roots are trusted, in addition to those of `ca_file`.
     pub system_roots: bool,
-    /// The own certificate in PEM form, followed by those between it and the root, for servers that ask for one.
+    /// File with the own certificate in PEM form, followed by those between it and the root, for servers
+    /// that request one.
     pub certificate_file: Option<PathBuf>,
-    /// Its private key, as in [`ServerTlsConfig::key_file`].
+    /// File with the certificate's private key, as in [`ServerTlsConfig::key_file`].
     pub key_file: Option<PathBuf>,
-    /// The name that servers' certificates must have, in place of the host that is connected to.
+    /// Name that servers' certificates must have, in place of the host of the connection.
     pub server_name: Option<String>,
-    /// What is offered, the preferred first.
+    /// Protocols that are offered, the preferred first.
     pub alpn: Vec<Alpn>,
 }
 
@@ -93,15 +97,16 @@ impl Default for ClientTlsConfig {
     }
 }
 
-/// How much of the process clients may hold before they have shown that they speak TLS.
+/// Limits on handshakes: resources that clients may hold before they have completed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandshakeLimits {
-    /// Handshakes at the same time; at least 1. At the limit, further connections wait in the kernel's backlog.
+    /// Largest number of handshakes in flight; at least 1. At the limit, further connections wait in the
+    /// kernel's backlog.
     pub in_flight_max: usize,
-    /// A handshake that takes longer fails.
+    /// Longest time of a handshake.
     pub timeout: Duration,
-    /// What remains of that patience at the limit: the oldest handshake fails when it is older, so that clients who
-    /// connect and say nothing cannot keep others out for long.
+    /// Longest time of the oldest handshake while `in_flight_max` are in flight, so that clients which
+    /// connect and send nothing cannot block other clients for long.
     pub timeout_when_full: Duration,
 }
 

@@ -1,25 +1,25 @@
-//! What can fail: files, which the operator mends, and a connection of the client side.
+//! Failures of files, which the operator must correct, and of connections of the client side.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A failure, named by the operation. No variant shows what is in a key file.
+/// A failure, named by the operation. No variant contains contents of a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("reading {path}: {source}", path = path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file was read, but does not hold what it should.
+    /// A file was read, but has wrong contents.
     #[error("{path}: {reason}", path = path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
     /// The key belongs to another certificate.
@@ -36,13 +36,13 @@ pub enum TlsError {
     /// Settings that contradict each other, or that rustls refuses.
     #[error("the configuration of TLS is bad: {reason}")]
     Config {
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
-    /// The system has no roots that can be used.
+    /// The system has no usable root certificates.
     #[error("the system's root certificates: {reason}")]
     SystemRoots {
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
     /// A host that is neither a name nor an address.
@@ -56,7 +56,7 @@ pub enum TlsError {
     Handshake {
         /// The server.
         host: String,
-        /// Why.
+        /// Error of the handshake.
         source: io::Error,
     },
     /// The handshake with a server took too long.

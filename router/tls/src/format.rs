@@ -1,8 +1,9 @@
-//! The few fields of an X.509 certificate that rustls does not tell: the subject's common name, the DNS names and
-//! URIs among the alternative names, and the end of validity (RFC 5280, section 4.1).
+//! Parser of the few fields of an X.509 certificate that rustls does not provide: the subject's common
+//! name, the DNS names and URIs among the alternative names, and the end of validity (RFC 5280, section
+//! 4.1).
 //!
-//! The certificate was verified before, or is the operator's own: what matters here is that no bytes lead to a panic
-//! and that a name is either given whole or not at all. DER's tags are of one byte in all that is read.
+//! The certificate was verified before, or is the operator's own: the parser must not panic on any bytes,
+//! and must return a name either whole or not at all. All DER tags that are read have one byte.
 
 const INTEGER: u8 = 0x02;
 const OCTET_STRING: u8 = 0x04;
@@ -26,10 +27,10 @@ const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 /// 2.5.29.17, id-ce-subjectAltName.
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 
-/// What a certificate says of its owner.
+/// Names and validity of a certificate.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fields {
-    /// The last one of the subject, which is the most specific.
+    /// The last common name of the subject, which is the most specific.
     pub(crate) common_name: Option<String>,
     pub(crate) dns_names: Vec<String>,
     pub(crate) uris: Vec<String>,
@@ -37,7 +38,7 @@ pub(crate) struct Fields {
     pub(crate) expires_unix: u64,
 }
 
-/// Reads a certificate in DER form; none when it is not one.
+/// Parses a certificate in DER form; `None` when the bytes are not one.
 pub(crate) fn parse(certificate: &[u8]) -> Option<Fields> {
     let mut outer = Reader(Reader(certificate).take(SEQUENCE)?);
     let mut signed = Reader(outer.take(SEQUENCE)?);
@@ -92,7 +93,7 @@ fn extensions(contents: &[u8], fields: &mut Fields) -> Option<()> {
             let mut names = Reader(Reader(value).take(SEQUENCE)?);
             while !names.0.is_empty() {
                 let (tag, name) = names.any()?;
-                // Both are IA5 strings. One with a space or a zero byte in it is nobody's name.
+                // Both are IA5 strings. A name with a space or a zero byte in it is ignored.
                 let name = std::str::from_utf8(name)
                     .ok()
                     .filter(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -139,7 +140,7 @@ fn unix_time(form: u8, text: &[u8]) -> Option<u64> {
     Some(u64::try_from(days * 86_400 + hour * 3600 + minute * 60 + second).unwrap_or(0))
 }
 
-/// What remains to be read.
+/// The bytes that remain to be read.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -147,7 +148,7 @@ impl<'a> Reader<'a> {
         self.0.first() == Some(&tag)
     }
 
-    /// The contents of the next element, if it has this tag.
+    /// Returns the contents of the next element, if it has this tag.
     fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
         if !self.next_is(tag) {
             return None;
@@ -155,7 +156,7 @@ impl<'a> Reader<'a> {
         self.any().map(|(_, contents)| contents)
     }
 
-    /// The next element's tag and contents. Lengths are definite, and of at most four bytes.
+    /// Returns the next element's tag and contents. Lengths are definite, and of at most four bytes.
     fn any(&mut self) -> Option<(u8, &'a [u8])> {
         let (&tag, rest) = self.0.split_first()?;
         let (&first, mut rest) = rest.split_first()?;

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! Identity and address of a connection's peer.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use axum::serve::IncomingStream;
 use crate::format;
 use crate::listener::TlsListener;
 
-/// What a client's verified certificate says of it.
+/// Names in a client's verified certificate, with its fingerprint and validity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientIdentity {
-    /// The subject's common name. Where there are several, the last, which is the most specific.
+    /// The subject's common name; the last of several, which is the most specific.
     pub common_name: Option<String>,
     /// The alternative names that are DNS names.
     pub dns_names: Vec<String>,
@@ -22,12 +22,12 @@ pub struct ClientIdentity {
     pub uris: Vec<String>,
     /// SHA-256 of the certificate.
     pub fingerprint: [u8; 32],
-    /// The end of its validity, in seconds since 1970.
+    /// End of the certificate's validity, in seconds since 1970.
     pub expires_unix: u64,
 }
 
 impl ClientIdentity {
-    /// From a certificate in DER form; none when it cannot be read.
+    /// Reads a certificate in DER form; `None` when it cannot be parsed.
     pub(crate) fn read(certificate: &[u8]) -> Option<Self> {
         let fields = format::parse(certificate)?;
         let mut fingerprint = [0; 32];
@@ -41,7 +41,7 @@ impl ClientIdentity {
         })
     }
 
-    /// The SPIFFE ID. A certificate with more than one URI has none (X.509-SVID, section 2).
+    /// Returns the SPIFFE ID. A certificate with more than one URI has none (X.509-SVID, section 2).
     #[must_use]
     pub fn spiffe_id(&self) -> Option<&str> {
         match self.uris.as_slice() {
@@ -50,7 +50,7 @@ impl ClientIdentity {
         }
     }
 
-    /// The fingerprint in lower-case hexadecimal digits.
+    /// Returns the fingerprint in lower-case hexadecimal digits.
     #[must_use]
     pub fn fingerprint_hex(&self) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -59,13 +59,13 @@ impl ClientIdentity {
     }
 }
 
-/// Where a connection comes from, and whose it is. Handlers get it as `ConnectInfo<PeerAddr>` from a [`TlsListener`]
-/// and from a [`crate::PlainListener`].
+/// Address of a connection's peer, and its certificate. Handlers get it as `ConnectInfo<PeerAddr>` from a
+/// [`TlsListener`] and from a [`crate::PlainListener`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerAddr {
-    /// The client's address; of a listener, its own.
+    /// The client's address; for a listener, the listener's own.
     pub addr: SocketAddr,
-    /// Who the client is, when it showed a certificate. It was verified.
+    /// Identity from the client's verified certificate; `None` when the client showed none.
     pub certificate: Option<Arc<ClientIdentity>>,
 }
 

@@ -1,7 +1,8 @@
-//! The listener: accepts connections, lets their handshakes run at the same time, and hands over those that succeed.
+//! The listener: accepts connections, runs their handshakes concurrently, and returns those that succeed.
 //!
-//! Each handshake is a task of the runtime that accepts, so that a client that says nothing delays nobody. The set of them is bounded; at the limit the oldest gives way when it has had its time, and meanwhile connections wait
-//! in the kernel. Dropping the listener ends the handshakes in flight.
+//! Each handshake is a task of the runtime that accepts, so that a silent client delays no other. The set
+//! of handshakes is bounded; at the limit the oldest is aborted once its time is over, and meanwhile
+//! connections wait in the kernel. Dropping the listener ends the handshakes in flight.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -21,7 +22,7 @@ use crate::identity::PeerAddr;
 use crate::server::{ServerStream, ServerTls};
 use crate::socket::ClientSocket;
 
-/// First wait after the system gave no connection; each further one in a row is twice as long.
+/// First pause after a failed accept; each further one in a row is twice as long.
 const BACK_OFF_MIN: Duration = Duration::from_millis(10);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
 
@@ -32,24 +33,24 @@ pub struct TlsListener {
     limits: HandshakeLimits,
     write_timeout: Option<Duration>,
     handshakes: JoinSet<Option<(ServerStream, PeerAddr)>>,
-    /// When each handshake began, the oldest first; those that are over leave when they come to the front.
+    /// Start of each handshake, the oldest first; finished ones are removed when they reach the front.
     begun: VecDeque<(Instant, AbortHandle)>,
-    /// The handshake that had to give way, until it has left the set.
+    /// The handshake that was aborted for its age, until it has left the set.
     giving_way: Option<Id>,
-    /// Failures of the system in a row.
+    /// Number of failed accepts in a row.
     failures: u32,
-    /// After such a failure, when to try again.
+    /// End of the pause after a failed accept.
     rest_until: Option<Instant>,
 }
 
 impl TlsListener {
-    /// A listener with the default limits.
+    /// Creates a listener with the default limits.
     #[must_use]
     pub fn new(tcp: TcpListener, tls: Arc<ServerTls>) -> Self {
         Self::with_limits(tcp, tls, HandshakeLimits::default())
     }
 
-    /// A listener with limits of one's own.
+    /// Creates a listener with these limits.
     #[must_use]
     pub fn with_limits(tcp: TcpListener, tls: Arc<ServerTls>, limits: HandshakeLimits) -> Self {
         let limits = HandshakeLimits { in_flight_max: limits.in_flight_max.max(1), ..limits };
@@ -66,7 +67,7 @@ impl TlsListener {
         }
     }
 
-    /// Gives connections up whose client takes no byte for so long while there is something to write.
+    /// Closes connections whose client reads no byte for `write_timeout` while there are bytes to write.
     #[must_use]
     pub fn with_write_timeout(mut self, write_timeout: Duration) -> Self {
         self.write_timeout = Some(write_timeout);
@@ -90,7 +91,7 @@ impl TlsListener {
             tracing::debug!(client = %addr, reason, "TLS handshake failed");
             None
         });
-        // The memory of a task stays for as long as it is named here.
+        // An entry keeps its task's memory, so finished tasks are removed.
         self.forget_ended();
         if self.begun.len() >= 2 * self.limits.in_flight_max {
             self.begun.retain(|(_, handshake)| !handshake.is_finished());
@@ -98,7 +99,8 @@ impl TlsListener {
         self.begun.push_back((Instant::now(), handshake));
     }
 
-    /// When the oldest handshake in flight has had its time, if the set is full. One at a time gives way.
+    /// Returns when the time of the oldest handshake in flight is over, if the set is full. One handshake
+    /// at a time is aborted.
     fn eviction(&mut self) -> Option<Instant> {
         if self.handshakes.len() < self.limits.in_flight_max || self.giving_way.is_some() {
             return None;
@@ -137,12 +139,13 @@ impl Listener for TlsListener {
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
-            // All that a turn needs to know is in `self`: dropping this future between turns loses nothing.
+            // All state of an iteration is in `self`: dropping this future between iterations loses
+            // nothing.
             let is_full = self.handshakes.len() >= self.limits.in_flight_max;
             let (evict_at, rest_until) = (self.eviction(), self.rest_until);
             tokio::select! {
                 Some(ended) = self.handshakes.join_next_with_id() => {
-                    // An error is one that gave way; one that failed has said why.
+                    // An error is an aborted handshake; a failed handshake was logged by its task.
                     let (id, connection) = ended.unwrap_or_else(|error| (error.id(), None));
                     if self.giving_way == Some(id) {
                         self.giving_way = None;
@@ -173,7 +176,8 @@ async fn sleep_until_some(deadline: Option<Instant>) {
     }
 }
 
-/// How long to leave the system alone; none when only the client is to blame, who left before it was accepted.
+/// Returns the pause after a failed accept; `None` when the client closed the connection before it was
+/// accepted.
 fn back_off(error: &io::Error, failures: u32) -> Option<Duration> {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {

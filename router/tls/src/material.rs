@@ -1,5 +1,5 @@
-//! Certificates, keys and roots from files, with errors that name the file. Blocking: files are small, but may lie on
-//! a file system that is slow.
+//! Certificates, keys and roots from files, with errors that name the file. Blocking: files are small, but
+//! may lie on a slow file system.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,15 +17,15 @@ use rustls::{Error, InconsistentKeys};
 use crate::error::TlsError;
 use crate::format;
 
-/// Largest file that is read. A distribution's bundle of roots has about 220 KiB.
+/// Largest accepted file, in bytes. A distribution's bundle of roots has about 220 KiB.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// The one provider of cryptography.
+/// Returns the only provider of cryptography.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// A certificate chain with its key, which match, and the end of the first one's validity.
+/// Reads a certificate chain with its matching key, and the end of the first certificate's validity.
 pub(crate) fn certified_key(
     certificate_file: &Path,
     key_file: &Path,
@@ -42,7 +42,7 @@ pub(crate) fn certified_key(
         .map_err(|error| bad(key_file, format!("its private key cannot be used: {error}")))?;
     let certified = CertifiedKey::new(chain, key);
     match certified.keys_match() {
-        // A key that does not tell its public half is taken; none of aws-lc-rs is of that kind.
+        // A key that does not provide its public half is accepted; aws-lc-rs has no such keys.
         Ok(()) | Err(Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok((certified, expires_unix)),
         Err(Error::InconsistentKeys(_)) => {
             Err(TlsError::KeyMismatch { certificate: certificate_file.to_owned(), key: key_file.to_owned() })
@@ -61,7 +61,7 @@ pub(crate) fn add_roots(roots: &mut RootCertStore, file: &Path) -> Result<(), Tl
     Ok(())
 }
 
-/// Adds the system's roots, of which some may be unknown to webpki, but not all.
+/// Adds the system's roots. Roots that webpki cannot parse are skipped, unless all are.
 pub(crate) fn add_system_roots(roots: &mut RootCertStore) -> Result<(), TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let (added, _unknown) = roots.add_parsable_certificates(found.certs);
@@ -94,7 +94,7 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     })
 }
 
-/// The reason without the line that it stands in, which may be of a key.
+/// Returns the reason without the offending line, which may belong to a key.
 fn pem_reason(error: &pem::Error) -> &'static str {
     match error {
         pem::Error::MissingSectionEnd { .. } => "a PEM section has no end",
@@ -118,7 +118,7 @@ fn bad(path: &Path, reason: impl Into<String>) -> TlsError {
     TlsError::File { path: path.to_owned(), reason: reason.into() }
 }
 
-/// By what a changed file is known. It is of the file at the end of all symbolic links, since the secrets of
+/// Identifies a version of a file. It is of the file at the end of all symbolic links, since the secrets of
 /// Kubernetes change by a link to another folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stamp {
@@ -126,11 +126,11 @@ pub(crate) struct Stamp {
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
-    /// Also moves when only the permissions were mended.
+    /// Time of the last change; also moves when only the permissions were corrected.
     changed: (i64, i64),
 }
 
-/// The stamps of files; none for one that is not there.
+/// Returns the stamps of files; `None` for a file that does not exist.
 pub(crate) fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     let stamp = |path: &PathBuf| {
         let found = std::fs::metadata(path).ok()?;

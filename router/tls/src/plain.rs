@@ -1,4 +1,4 @@
-//! The listener without TLS, so that a service sees the same of its clients either way.
+//! The listener without TLS, with the same peer address and socket as with TLS.
 
 use std::io;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use crate::identity::PeerAddr;
 use crate::socket::ClientSocket;
 
-/// How long to wait when the system gives no connection, for want of file descriptors.
+/// Pause after a failed accept, for example when file descriptors are used up.
 const REST: Duration = Duration::from_millis(100);
 
 /// A TCP listener for `axum::serve`, with Nagle's algorithm off.
@@ -21,13 +21,13 @@ pub struct PlainListener {
 }
 
 impl PlainListener {
-    /// A listener over a bound socket.
+    /// Creates a listener over a bound socket.
     #[must_use]
     pub fn new(tcp: TcpListener) -> Self {
         Self { tcp, write_timeout: None }
     }
 
-    /// Gives connections up whose client takes no byte for so long while there is something to write.
+    /// Closes connections whose client reads no byte for `write_timeout` while there are bytes to write.
     #[must_use]
     pub fn with_write_timeout(mut self, write_timeout: Duration) -> Self {
         self.write_timeout = Some(write_timeout);
@@ -35,7 +35,7 @@ impl PlainListener {
     }
 }
 
-/// The client was gone before it was accepted: its own affair.
+/// Whether the client closed the connection before it was accepted, which is not a failure of the system.
 fn is_clients(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,8 +1,8 @@
-//! A configuration that was made of files, and is made again when they change: all of it, or nothing.
+//! A configuration that is built from files, and rebuilt when they change: all of it, or nothing.
 //!
-//! The stamps of the files are taken before they are read, so that a change during the reading is seen at the next
-//! look. A load that fails leaves the stamps of the last good one, so each look tries again: whoever writes the
-//! certificate and then the key is waited for.
+//! The stamps of the files are taken before they are read, so that a change during the reading is seen at
+//! the next check. A failed load keeps the stamps of the last successful one, so each check tries again:
+//! the load succeeds once both the certificate and the key have been written.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,27 +14,27 @@ use arc_swap::ArcSwap;
 use crate::error::TlsError;
 use crate::material::{Stamp, stamps};
 
-/// Shortest time between two looks at the files.
+/// Shortest time between two checks of the files.
 const EVERY_MIN: Duration = Duration::from_millis(10);
-/// A certificate that ends sooner is warned of.
+/// Remaining validity below which a certificate is warned of.
 const EXPIRY_WARNING_SECONDS: u64 = 14 * DAY_SECONDS;
-/// Time between two such warnings.
+/// Time between two expiry warnings.
 const WARN_EVERY: Duration = Duration::from_secs(DAY_SECONDS);
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 
-/// How often files were read again.
+/// Number of times that files were read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReloadCounts {
-    /// Loads that replaced what was there.
+    /// Loads that replaced the configuration.
     pub done: u64,
     /// Loads that failed and changed nothing.
     pub failed: u64,
 }
 
-/// What one load made.
+/// Result of one load.
 pub(crate) struct Loaded<C> {
     pub(crate) config: Arc<C>,
-    /// The end of the own certificate's validity.
+    /// End of the own certificate's validity.
     pub(crate) expires_unix: Option<u64>,
 }
 
@@ -45,15 +45,15 @@ pub(crate) struct Reloadable<C> {
     files: Vec<PathBuf>,
     build: Build<C>,
     current: ArcSwap<Loaded<C>>,
-    /// The stamps of what is in `current`. Held during a load, so that of two the later one wins.
+    /// The stamps of the files of `current`. Held during a load, so that of two loads the later one wins.
     seen: Mutex<Vec<Option<Stamp>>>,
-    // Both only count.
+    // Both are statistics only.
     done: AtomicU64,
     failed: AtomicU64,
 }
 
 impl<C: Send + Sync + 'static> Reloadable<C> {
-    /// Loads for the first time. `side` is for the log; `files` are those that `build` reads.
+    /// Loads for the first time. `side` is for the log; `files` are the files that `build` reads.
     pub(crate) fn load(
         side: &'static str,
         files: Vec<PathBuf>,
@@ -92,7 +92,7 @@ impl<C: Send + Sync + 'static> Reloadable<C> {
         self.reload_from(stamps(&self.files), &mut seen)
     }
 
-    /// The same, if a file has another stamp than what is in force; none when all are as they were.
+    /// Reads all files again if a file's stamp has changed; `None` when no file has changed.
     fn reload_if_changed(&self) -> Option<Result<(), TlsError>> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let now = stamps(&self.files);
@@ -109,7 +109,8 @@ impl<C: Send + Sync + 'static> Reloadable<C> {
         Ok(())
     }
 
-    /// Looks at the files for ever, and loads them when they changed. A failure is logged once for each reason.
+    /// Checks the files forever, and loads them when they have changed. A failure is logged once for each
+    /// reason.
     pub(crate) async fn watch(self: Arc<Self>, every: Duration) {
         let side = self.side;
         let mut told = String::new();
@@ -154,7 +155,7 @@ fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What there is to warn of.
+/// Returns the warning for a certificate that has expired or will soon.
 fn expiry(expires_unix: u64, now_unix: u64) -> Option<String> {
     match expires_unix.checked_sub(now_unix) {
         None => Some(format!("expired {} days ago", (now_unix - expires_unix) / DAY_SECONDS)),

@@ -1,4 +1,4 @@
-//! The server side: files in, handshakes out.
+//! The server side: loads the files and makes handshakes.
 
 use std::fmt;
 use std::io;
@@ -24,20 +24,20 @@ use crate::socket::ClientSocket;
 /// A connection of a client, after its handshake.
 pub type ServerStream = tokio_rustls::server::TlsStream<ClientSocket>;
 
-/// How handshakes ended, since the start.
+/// Outcomes of handshakes, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HandshakeCounts {
     /// Handshakes that became a connection.
     pub completed: u64,
     /// Handshakes that the client or this side refused.
     pub failed: u64,
-    /// Handshakes that took too long, at the limit of handshakes as well.
+    /// Handshakes that exceeded their time, including those aborted at the limit.
     pub timed_out: u64,
-    /// Times that the system gave no connection, for want of file descriptors.
+    /// Accepts that failed, for example when file descriptors were used up.
     pub accept_errors: u64,
 }
 
-/// The counters behind [`HandshakeCounts`]; they order nothing.
+/// The counters behind [`HandshakeCounts`]; they synchronise nothing.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) completed: AtomicU64,
@@ -46,7 +46,7 @@ pub(crate) struct Tally {
     pub(crate) accept_errors: AtomicU64,
 }
 
-/// The certificate of a listener and what it asks of clients. Shared by its handshakes.
+/// A listener's certificate and its requirements on clients. Shared by its handshakes.
 pub struct ServerTls {
     files: Arc<Reloadable<ServerConfig>>,
     pub(crate) tally: Tally,
@@ -63,7 +63,7 @@ impl ServerTls {
     ///
     /// # Errors
     ///
-    /// A file that cannot be read or holds the wrong thing, a key of another certificate, or settings that
+    /// A file that cannot be read or has wrong contents, a key of another certificate, or settings that
     /// contradict each other.
     pub fn load(config: &ServerTlsConfig) -> Result<Arc<Self>, TlsError> {
         let mut files = vec![config.certificate_file.clone(), config.key_file.clone()];
@@ -73,35 +73,35 @@ impl ServerTls {
         Ok(Arc::new(Self { files, tally: Tally::default() }))
     }
 
-    /// Reads all files again. Handshakes that begin later use them; connections go on as they are. Blocking.
+    /// Reads all files again. Later handshakes use them; existing connections continue unchanged. Blocking.
     ///
     /// # Errors
     ///
-    /// As [`Self::load`]; what was in force stays in force.
+    /// As [`Self::load`]; the previous files stay in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.files.reload()
     }
 
-    /// Looks at the files again and again, and reloads when one changed, also by a symbolic link on its way. To be
-    /// spawned; it ends only with its task.
+    /// Checks the files periodically, and reloads when one has changed, also by a symbolic link in its
+    /// path. To be spawned; it ends only with its task.
     pub async fn watch(self: Arc<Self>, every: Duration) {
         self.files.clone().watch(every).await;
     }
 
-    /// The end of the certificate's validity, in seconds since 1970.
+    /// Returns the end of the certificate's validity, in seconds since 1970.
     #[must_use]
     pub fn expires_unix(&self) -> u64 {
-        // A server has a certificate, so there always is one.
+        // A server always has a certificate.
         self.files.expires_unix().unwrap_or(0)
     }
 
-    /// How often the files were read again.
+    /// Returns how often the files were read again.
     #[must_use]
     pub fn reloads(&self) -> ReloadCounts {
         self.files.counts()
     }
 
-    /// How handshakes ended, over all listeners that share this.
+    /// Returns the outcomes of handshakes, over all listeners that share this.
     #[must_use]
     pub fn counts(&self) -> HandshakeCounts {
         HandshakeCounts {
@@ -146,8 +146,9 @@ fn build(config: &ServerTlsConfig) -> Result<Loaded<ServerConfig>, TlsError> {
     if config.client_certificate == ClientCertificate::Off {
         tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(TlsError::config)?;
     } else {
-        // rustls resumes a session without another look at the client's certificate, for up to 12 hours. One that
-        // ends after an hour, as SPIFFE's do, must not open doors for longer than that.
+        // rustls resumes a session without verifying the client's certificate again, for up to 12 hours. A
+        // certificate that expires after an hour, as SPIFFE's do, must not give access for longer than
+        // that.
         tls.session_storage = Arc::new(NoServerSessionStorage {});
         tls.send_tls13_tickets = 0;
     }

@@ -1,15 +1,16 @@
-//! A client's socket that fails when the client has taken nothing for too long.
+//! A client's socket that fails when the client has read nothing for too long.
 //!
-//! HTTP servers wait for a full socket for ever: the request behind it keeps its place and its engine. Two clocks end
-//! that. The kernel's, `TCP_USER_TIMEOUT`, counts while bytes that were sent are not acknowledged or the client's window is
-//! closed. The one here counts while [`TcpStream`] takes no byte, wherever the kernel does not.
+//! HTTP servers wait for a full socket without limit: the request behind it keeps its place and its engine.
+//! Two timers end that. The kernel's, `TCP_USER_TIMEOUT`, runs while bytes that were sent are not
+//! acknowledged or the client's window is closed. The one here runs while [`TcpStream`] accepts no byte,
+//! wherever the kernel's does not.
 //!
-//! A socket becomes writable only once a good part of its buffer is free, which may take minutes with a slow reader.
-//! So at each quarter of the time the bytes are offered to the kernel directly: one that is taken begins the time anew. A
-//! client that reads a segment in that time is alive.
+//! A socket becomes writable only once a good part of its buffer is free, which may take minutes with a
+//! slow reader. So at each quarter of the time the bytes are offered to the kernel directly: an accepted
+//! byte restarts the time. A client that reads a segment in that time is alive.
 //!
-//! Under TLS the socket is the lowest layer, so what counts are bytes on the wire. One timer for each socket, made
-//! when it is full for the first time; nothing on the way of a write that succeeds.
+//! Under TLS the socket is the lowest layer, so bytes on the wire count. One timer for each socket, made
+//! when the socket is full for the first time; a write that succeeds has no extra cost.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -21,25 +22,25 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// How often bytes are offered to a full socket before its time is over.
+/// Number of times that bytes are offered to a full socket before its time is over.
 const OFFERS: u32 = 4;
 
-/// A client's socket; see the module.
+/// A client's socket with a write timeout.
 #[derive(Debug)]
 pub struct ClientSocket<S = TcpStream> {
     inner: S,
-    /// Writes what fits at once, whatever the reactor knows of the socket.
+    /// Writes the bytes that fit now, regardless of the reactor's readiness state.
     offer: fn(&S, &[u8]) -> io::Result<usize>,
-    /// Longest time without a byte taken; `None` is without limit.
+    /// Longest time without an accepted byte; `None` is no limit.
     write_timeout: Option<Duration>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Offers that were not taken since the socket is full; `None` while it is not.
+    /// Offers that were refused since the socket became full; `None` while it is not full.
     refused: Option<u32>,
 }
 
 impl ClientSocket {
-    /// A socket that was just accepted: Nagle's algorithm off, and keep-alive and the kernel's own clock on if there is a
-    /// limit. A connection that is gone already needs no option.
+    /// Wraps an accepted socket: Nagle's algorithm off, and keep-alive and the kernel's timer on if there
+    /// is a limit. Errors of a connection that is already closed are ignored.
     pub(crate) fn accepted(tcp: TcpStream, write_timeout: Option<Duration>) -> Self {
         let _gone = tcp.set_nodelay(true);
         if let Some(limit) = write_timeout {
@@ -52,12 +53,13 @@ impl ClientSocket {
     }
 }
 
-/// Has the kernel give a connection up whose peer shows no sign of life for `limit`: bytes are not acknowledged or not taken, or,
-/// while nothing is sent, probes are not answered. With `TCP_USER_TIMEOUT` Linux gives up at the first unanswered probe behind
-/// `limit`, however many there were (`tcp_keepalive_timer`), so the first goes out at half of it: one that is lost does no harm.
+/// Has the kernel close a connection whose peer shows no sign of life for `limit`: bytes are not
+/// acknowledged or not read, or, while nothing is sent, probes are not answered. With `TCP_USER_TIMEOUT`
+/// Linux gives up at the first unanswered probe after `limit`, however many there were
+/// (`tcp_keepalive_timer`), so the first is sent at half of it: a lost one does no harm.
 ///
 /// # Errors
-/// When the connection is gone already.
+/// When the connection is already closed.
 pub fn set_dead_peer_timeout(tcp: &TcpStream, limit: Duration) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(tcp, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
     let second = Duration::from_secs(1);
@@ -71,12 +73,12 @@ impl<S> ClientSocket<S> {
         Self { inner, offer, write_timeout, timer: None, refused: None }
     }
 
-    /// The socket itself.
+    /// Returns the inner socket.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// What a write has become: as it is, or an error when the socket has been full for too long.
+    /// Returns the result of a write: unchanged, or an error when the socket has been full for too long.
     fn judge(
         &mut self,
         context: &mut Context<'_>,
@@ -191,7 +193,7 @@ mod tests {
         let written = timeout(PATIENCE, socket.write_all(&[7; 64])).await.expect("not for ever");
         assert_eq!(written.expect_err("nobody reads").kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() >= LIMIT);
-        // What was taken before is the client's.
+        // The client still gets the bytes that were accepted before.
         let mut taken = [0; 16];
         clients.read_exact(&mut taken).await.expect("the first bytes");
         assert_eq!(taken, [7; 16]);
@@ -211,7 +213,7 @@ mod tests {
         assert!(timeout(LIMIT * 3, patient.write_all(&[7; 64])).await.is_err());
     }
 
-    /// A socket that the reactor takes to be full, with a client that takes a byte now and then.
+    /// A socket that the reactor considers full, with a client that reads a byte now and then.
     struct Trickle {
         offers: std::cell::Cell<u32>,
     }
@@ -239,7 +241,7 @@ mod tests {
                 _ => Err(io::ErrorKind::WouldBlock.into()),
             }
         };
-        // The third offer is taken; at the fourth refusal the client would be given up.
+        // The third offer is accepted; at the fourth refusal the connection would fail.
         let inner = Trickle { offers: 1.into() };
         let mut socket = ClientSocket::new(inner, taken_at_last, Some(LIMIT));
         for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! A process without file descriptors rests instead of spinning, and serves again when there are some. The limit is
-//! the whole process's, so this test is alone in its file.
+//! A process without file descriptors pauses instead of spinning, and serves again when some are free. The
+//! limit is the whole process's, so this test is alone in its file.
 
 #[path = "tls/support.rs"]
 #[allow(dead_code, reason = "the other tests use the rest of it")]
@@ -30,7 +30,7 @@ async fn want_of_descriptors_passes() {
     let tcp = TcpStream::connect(addr).await.expect("connected");
     until("the system refuses", || tls.counts().accept_errors > 0).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // 10, 20, 40, ... ms: some tries, where a loop without rest would make thousands.
+    // 10, 20, 40, ... ms: a few tries, where a loop without pauses would make thousands.
     let tries = tls.counts().accept_errors;
     assert!((2..10).contains(&tries), "{tries} tries");
     held.clear();

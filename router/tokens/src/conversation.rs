@@ -1,17 +1,17 @@
-//! Messages as engines hand them to a template.
+//! Conversion of messages to the form that engines pass to a template.
 //!
-//! vLLM's rules, which decide what tokens a chat becomes: content parts are joined by line feeds, unless the template goes
-//! through the parts itself; a content that is absent or null is empty; the arguments of tool calls are objects; a
-//! `developer` is a `system` when the template does not know the former, and then all system messages become one.
+//! vLLM's rules, which determine a chat's tokens: content parts are joined by line feeds, unless the template iterates over
+//! the parts itself; a content that is absent or null is empty; the arguments of tool calls are objects; a `developer` is a
+//! `system` when the template does not know the former, and then all system messages become one.
 
 use serde_json::{Map, Value};
 
-/// What a template expects, as far as its source shows.
+/// Expectations of a template, as far as its source shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Habits {
-    /// The template goes through the parts of a message's content.
+    /// Whether the template iterates over the parts of a message's content.
     pub(crate) takes_parts: bool,
-    /// The template knows the role `developer`.
+    /// Whether the template knows the role `developer`.
     pub(crate) knows_developer: bool,
 }
 
@@ -35,8 +35,8 @@ impl Habits {
     }
 }
 
-/// Makes messages what the template expects; false when a message has parts that are no text, whose tokens only the
-/// engine knows.
+/// Converts messages to the form that the template expects; false when a message has parts that are no text, whose tokens
+/// only the engine knows.
 pub(crate) fn prepare(messages: &mut Value, habits: Habits) -> bool {
     let Value::Array(messages) = messages else { return true };
     let mut is_text = true;
@@ -89,7 +89,7 @@ fn tool_calls(message: &mut Map<String, Value>) {
     match message.get_mut("tool_calls") {
         Some(Value::Array(calls)) if calls.is_empty() => drop(message.remove("tool_calls")),
         Some(Value::Array(calls)) => {
-            // Whatever a client sends, nothing here may fail: what is no function is the engine's to refuse.
+            // Never fails, whatever a client sends: the engine refuses calls that are invalid.
             for function in calls.iter_mut().filter_map(|call| call.get_mut("function")?.as_object_mut()) {
                 let arguments = match function.get("arguments") {
                     Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),

@@ -1,14 +1,14 @@
-//! Text from a stream of token ids, without tearing a character apart.
+//! Text from a stream of token ids, without splitting a character.
 //!
-//! The text of a token can depend on the token before it (a leading blank), and a character can be spread
-//! over several tokens. So a small window of ids is decoded twice, with and without the newest ones, and what
-//! the difference adds is given out once it does not end in half a character.
+//! The text of a token can depend on the token before it (a leading blank), and a character can be spread over several
+//! tokens. So a small window of ids is decoded twice, with and without the newest ones, and the difference is returned once it
+//! does not end in a partial character.
 //!
 //! Hot path, once per token and stream: decodes a window of a few ids.
 
 use crate::Tokenizer;
 
-/// Incomplete characters are held back, but not for longer than this many tokens: what is broken stays broken.
+/// Longest time, in tokens, for which an incomplete character is held back; invalid bytes stay invalid.
 const HELD_TOKENS_MAX: usize = 8;
 
 /// The state of one stream.
@@ -17,19 +17,19 @@ pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
     window: Vec<u32>,
-    /// Ids of the window whose text has been given out.
+    /// Number of ids of the window whose text was returned.
     given: usize,
 }
 
 impl Detokenizer {
-    /// A stream that goes on after `context`, the last ids before it (a few are enough).
+    /// Starts a stream that continues after `context`, the last ids before it (a few are enough).
     #[must_use]
     pub fn new(tokenizer: Tokenizer, skip_special: bool, context: &[u32]) -> Self {
         let tail = &context[context.len().saturating_sub(4)..];
         Self { tokenizer, skip_special, window: tail.to_vec(), given: tail.len() }
     }
 
-    /// Takes one token; returns the text that is complete now, possibly none.
+    /// Adds one token; returns the text that is complete now, possibly empty.
     pub fn push(&mut self, id: u32) -> String {
         self.window.push(id);
         let before = self.tokenizer.decode(&self.window[..self.given], self.skip_special);
@@ -39,11 +39,11 @@ impl Detokenizer {
             return String::new();
         }
         self.advance();
-        // The text so far should be a prefix; where broken bytes made it another, only the length counts.
+        // The earlier text is normally a prefix; if invalid bytes have changed it, only its length is used.
         now.get(before.len()..).unwrap_or_default().to_owned()
     }
 
-    /// What was held back, when the stream is over.
+    /// Returns the text that is held back, at the end of the stream.
     pub fn finish(&mut self) -> String {
         let before = self.tokenizer.decode(&self.window[..self.given], self.skip_special);
         let now = self.tokenizer.decode(&self.window, self.skip_special);

@@ -1,14 +1,16 @@
+//! Errors of tokenizers and chat templates.
+
 use std::path::{Path, PathBuf};
 
-/// What can go wrong with a model's text files, or with a request's text.
+/// Errors in a model's text files, or in a request's text.
 #[derive(Debug, thiserror::Error)]
 pub enum TokensError {
     /// A file of the model folder cannot be used.
     #[error("{}: {reason}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
     /// The tokenizer refused a text.

@@ -1,8 +1,8 @@
 //! Loading `tokenizer.json`.
 //!
-//! Two things of the pinned release candidate need care. Files in the wild carry version 1.0 and must be
-//! canonicalised first. And a `Split` whose pattern is not one of the built-in grammars loads but refuses
-//! every text (its reader never compiles the pattern); such a pre-tokenizer is rebuilt here.
+//! Two properties of the pinned release candidate need care. Existing files carry version 1.0 and must be canonicalised
+//! first. And a `Split` whose pattern is not one of the built-in grammars loads but refuses every text (its reader never
+//! compiles the pattern); such a pre-tokenizer is rebuilt here.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -50,8 +50,8 @@ impl HuggingFace {
         Ok(Self { pipeline, ids, vocabulary, pieces: None })
     }
 
-    /// From now on remembers what pieces of conversations were encoded to, in at most so many bytes; false when this
-    /// tokenizer cannot be fed in pieces.
+    /// Enables a cache of encoded pieces of conversations, of at most `bytes_max` bytes; false when this tokenizer cannot encode
+    /// pieces separately.
     pub(crate) fn remember(&mut self, bytes_max: u64) -> bool {
         let added = self.pipeline.get_added_vocabulary().get_added_tokens_decoder();
         let tokens = added.into_iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
@@ -66,14 +66,14 @@ impl HuggingFace {
         Ok(ids)
     }
 
-    /// Bytes of a text that are not remembered: what [`HuggingFace::encode`] would have to work on.
+    /// Number of bytes of a text that are not in the cache and that [`HuggingFace::encode`] would have to encode.
     pub(crate) fn unknown_bytes(&self, text: &str) -> usize {
         self.pieces.as_ref().map_or(text.len(), |pieces| pieces.unknown_bytes(text))
     }
 
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
         match &self.pieces {
-            // What a post-processor puts around a text belongs to the whole of it.
+            // A post-processor's special tokens belong to the whole text.
             Some(pieces) if !add_special_tokens => {
                 pieces.encode(text, |piece, ids| self.encode_into(piece, false, ids))
             }
@@ -93,7 +93,7 @@ impl HuggingFace {
     ) -> Result<(), TokensError> {
         let options = EncodeOptions {
             add_special_tokens,
-            // A special token spelled out in a prompt becomes that token, as engines do it.
+            // A special token spelled out in a prompt becomes that token, as in engines.
             encode_special_tokens: false,
             padding: Override::Off,
             truncation: Override::Off,
@@ -119,8 +119,8 @@ impl HuggingFace {
         added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
-    /// Bytes that a token appends to a text that is not empty. Unlike [`Self::bytes_of`] it keeps SentencePiece's leading
-    /// space, and `<0xNN>` is that byte.
+    /// Bytes that a token appends to a non-empty text. Unlike [`Self::bytes_of`] it keeps SentencePiece's leading space, and
+    /// `<0xNN>` is that byte.
     pub(crate) fn bytes_within(&self, id: u32) -> Vec<u8> {
         let is_added = self.pipeline.get_added_vocabulary().simple_id_to_token(id).is_some();
         let piece = self.pipeline.get_model().id_to_token(id).filter(|_| !is_added);
@@ -132,7 +132,7 @@ impl HuggingFace {
         spelled.unwrap_or_else(|| self.bytes_of(id))
     }
 
-    /// The bytes that a token stands for, on its own.
+    /// Bytes of a token on its own.
     pub(crate) fn bytes_of(&self, id: u32) -> Vec<u8> {
         let added = self.pipeline.get_added_vocabulary();
         if let Some(special) = added.simple_id_to_token(id) {
@@ -140,7 +140,7 @@ impl HuggingFace {
         }
         let text = self.decode(&[id], false);
         let Some(piece) = self.pipeline.get_model().id_to_token(id) else { return text.into_bytes() };
-        // Byte-level pieces are spelled in an alphabet of their own, whole characters or not.
+        // Byte-level pieces are spelled in a separate alphabet, whole characters or not.
         let bytes: Option<Vec<u8>> = piece.chars().map(byte_level_byte).collect();
         match bytes {
             Some(bytes) if String::from_utf8_lossy(&bytes) == text => bytes,
@@ -149,7 +149,7 @@ impl HuggingFace {
     }
 }
 
-/// The bytes of a piece that is spelled as SentencePiece spells: blanks as `▁`, single bytes as `<0xNN>`.
+/// Bytes of a piece in SentencePiece's spelling: blanks as `▁`, single bytes as `<0xNN>`.
 fn sentence_piece(piece: &str) -> Option<Vec<u8>> {
     let byte = piece.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')).filter(|hex| hex.len() == 2);
     match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
@@ -158,7 +158,7 @@ fn sentence_piece(piece: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// The byte that a character of the byte-level alphabet stands for (GPT-2's `bytes_to_unicode`, inverted).
+/// Byte of a character of the byte-level alphabet (GPT-2's `bytes_to_unicode`, inverted).
 fn byte_level_byte(character: char) -> Option<u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let code = u32::from(character);

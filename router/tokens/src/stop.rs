@@ -1,6 +1,6 @@
 //! Stop strings in a stream of text.
 
-/// Finds stop strings that may be spread over several pieces, and holds back what may become one.
+/// Finds stop strings that may be spread over several pieces, and holds back text that may become one.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     stops: Vec<String>,
@@ -9,13 +9,13 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Looks for `stops`; with `include`, the one that is found stays in the output.
+    /// Searches for `stops`; with `include`, the one that is found stays in the output.
     #[must_use]
     pub fn new(stops: Vec<String>, include: bool) -> Self {
         Self { stops, include, held: String::new() }
     }
 
-    /// Takes a piece; returns what may be shown and whether a stop string was found (nothing follows then).
+    /// Adds a piece; returns the text that may be shown, and whether a stop string was found (which ends the output).
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         if self.stops.is_empty() {
             return (piece.to_owned(), false);
@@ -35,12 +35,12 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What was held back, when the stream ends otherwise.
+    /// Returns the text that is held back, when the stream ends without a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Length of the longest end of what is held that some stop string starts with.
+    /// Length of the longest suffix of the held text that is a prefix of a stop string.
     fn possible_start(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0).saturating_sub(1);
         (1..=longest.min(self.held.len()))
@@ -58,7 +58,7 @@ impl StopStrings {
 mod tests {
     use super::*;
 
-    /// However the text is cut, the shown text is the same.
+    /// The shown text is the same for every division of the text.
     #[test]
     fn cuts_do_not_matter() {
         let text = "one two STOé three";

@@ -1,4 +1,4 @@
-//! One interface over both tokenizers. Cheap to clone, usable from any thread.
+//! One interface to both tokenizers. Cheap to clone, usable from any thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ enum Kind {
     HuggingFace(Arc<HuggingFace>),
 }
 
-/// Turns text into token ids and back.
+/// Converts text to token ids and back.
 #[derive(Clone)]
 pub struct Tokenizer(Kind);
 
 impl Tokenizer {
-    /// The tokenizer of the built-in model.
+    /// Returns the tokenizer of the built-in model.
     #[must_use]
     pub fn bytes() -> Self {
         Self(Kind::Bytes)
@@ -30,8 +30,8 @@ impl Tokenizer {
         HuggingFace::load(path).map(|loaded| Self(Kind::HuggingFace(Arc::new(loaded))))
     }
 
-    /// Remembers pieces of conversations, so that the next turn of a long one encodes its tail alone; false when this
-    /// tokenizer cannot. To be called before it is shared.
+    /// Enables a cache of encoded pieces of conversations, so that the next turn of a long one encodes only its tail; false when
+    /// this tokenizer cannot. Must be called before it is shared.
     pub fn remember(&mut self, bytes_max: u64) -> bool {
         match &mut self.0 {
             Kind::Bytes => false,
@@ -39,17 +39,17 @@ impl Tokenizer {
         }
     }
 
-    /// How many bytes of a text [`Tokenizer::encode`] would have to work on.
+    /// Number of bytes of a text that [`Tokenizer::encode`] would have to encode.
     #[must_use]
     pub fn unknown_bytes(&self, text: &str) -> usize {
         match &self.0 {
-            // A copy, more or less.
+            // Encoding bytes is about as cheap as a copy.
             Kind::Bytes => 0,
             Kind::HuggingFace(inner) => inner.unknown_bytes(text),
         }
     }
 
-    /// Token ids of a text. With `add_special_tokens` the tokenizer's own frame (often a `<s>`) is added.
+    /// Token ids of a text. With `add_special_tokens` the tokenizer's own special tokens (often a `<s>`) are added.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
         match &self.0 {
             Kind::Bytes => {
@@ -77,7 +77,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that one token stands for.
+    /// Bytes of one token.
     #[must_use]
     pub fn bytes_of(&self, id: u32) -> Vec<u8> {
         match &self.0 {
@@ -89,8 +89,7 @@ impl Tokenizer {
         }
     }
 
-    /// Bytes that a token appends to a text that is not empty. Unlike [`Self::bytes_of`] it keeps SentencePiece's leading
-    /// space.
+    /// Bytes that a token appends to a non-empty text. Unlike [`Self::bytes_of`] it keeps SentencePiece's leading space.
     #[must_use]
     pub fn bytes_within(&self, id: u32) -> Vec<u8> {
         match &self.0 {
@@ -117,7 +116,7 @@ impl Tokenizer {
         }
     }
 
-    /// One more than the largest id.
+    /// Number of ids: the largest id plus one.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         match &self.0 {

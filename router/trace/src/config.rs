@@ -1,4 +1,4 @@
-//! Where traces go and how many. One conversion path: whoever has a file makes this struct.
+//! Settings of the trace export. One conversion path: a reader of configuration files makes this struct.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,24 +13,23 @@ pub const QUEUE_MAX_LIMIT: usize = 1 << 20;
 /// Range of [`TraceConfig::timeout`].
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(300);
 
-/// Where traces go and how many.
+/// Settings of the trace export.
 #[derive(Clone)]
 pub struct TraceConfig {
     /// The collector's OTLP gRPC address: `http://collector:4317`, or `https://…`.
     pub endpoint: String,
     /// `service.name` of the resource.
     pub service_name: String,
-    /// `service.instance.id` of the resource: which of many gateways.
+    /// `service.instance.id` of the resource, which identifies the gateway.
     pub instance: String,
-    /// Which part of the requests without a caller's decision is traced, from 0 to 1.
+    /// Share of the requests without a caller's decision that is traced, from 0 to 1.
     pub sample_ratio: f64,
-    /// Sent with each export, such as `authorization`. The standard variable `OTEL_EXPORTER_OTLP_HEADERS` adds to
-    /// them.
+    /// Headers of each export, such as `authorization`. The standard variable `OTEL_EXPORTER_OTLP_HEADERS` adds further ones.
     pub headers: Vec<(String, String)>,
-    /// A certificate authority (PEM) that is trusted beside those of the system.
+    /// Certificate authority (PEM) that is trusted in addition to those of the system.
     pub authority: Option<Vec<u8>>,
-    /// Finished traces that wait for the exporter; more are dropped. From 1 to [`QUEUE_MAX_LIMIT`]. A usual trace
-    /// holds about 4 KiB, so the default is 16 MiB at most while a collector is away.
+    /// Finished traces that may wait for the exporter; further ones are dropped. From 1 to [`QUEUE_MAX_LIMIT`]. A usual trace
+    /// holds about 4 KiB, so the default is 16 MiB at most while a collector is unreachable.
     pub queue_max: usize,
     /// Longest time for one batch, all its retries included. From 10 ms to 5 minutes.
     pub timeout: Duration,
@@ -51,7 +50,7 @@ impl Default for TraceConfig {
     }
 }
 
-/// Without the headers' values.
+/// Leaves out the headers' values.
 impl fmt::Debug for TraceConfig {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
@@ -72,7 +71,7 @@ fn bad<T>(what: &'static str, reason: impl Into<String>) -> Result<T, TraceError
 }
 
 impl TraceConfig {
-    /// Checks every value and gives the headers as they are sent.
+    /// Checks every value and returns the headers of exports.
     pub(crate) fn check(&self) -> Result<HeaderMap, TraceError> {
         check_endpoint(&self.endpoint)?;
         if self.service_name.is_empty() {

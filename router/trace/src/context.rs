@@ -1,7 +1,7 @@
 //! The caller's place in a trace: W3C Trace Context, version 00, section 3.2.
 //!
-//! A header that breaks a rule is as good as none, and then `tracestate` is not looked at. A version that is not
-//! known yet is read as version 00, whatever follows the flags, and passed on as version 00.
+//! A header that breaks a rule is ignored, and with it `tracestate`. A version that is not known yet is read as version
+//! 00, whatever follows the flags, and passed on as version 00.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::tracestate;
 
 /// Length of a `traceparent` of version 00.
 const TRACEPARENT_BYTES: usize = 55;
-/// Bit 0: the caller samples. Bit 1 (Trace Context Level 2): the trace id is random. Others are not passed on.
+/// Bit 0: the caller samples. Bit 1 (Trace Context Level 2): the trace id is random. Other bits are not passed on.
 const FLAGS_KNOWN: u8 = 0b11;
 
 /// The value of a `traceparent` header, without an allocation.
@@ -28,10 +28,10 @@ impl Traceparent {
         Self(text)
     }
 
-    /// As text.
+    /// The header's value as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        // Only digits, letters and dashes were written.
+        // Always valid UTF-8: only digits, letters and dashes were written.
         str::from_utf8(&self.0).unwrap_or_default()
     }
 }
@@ -58,8 +58,8 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The context that a request came with; none without a valid `traceparent`. Several `tracestate` headers are
-    /// one, joined by commas; several `traceparent` headers are none.
+    /// The context of a request; `None` without a valid `traceparent`. Several `tracestate` headers are joined by commas;
+    /// several `traceparent` headers count as none.
     #[must_use]
     pub fn from_headers(traceparent: Option<&str>, tracestate: Option<&'a str>) -> Option<Self> {
         let (trace_id, span_id, flags) = parse(traceparent?)?;
@@ -71,8 +71,8 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// For a request without a context that is not traced: tells engines so, which would otherwise begin a trace of
-    /// their own for each.
+    /// Context for a request that has none and is not traced. Without it an engine would begin a trace of its own for each
+    /// request.
     #[must_use]
     pub fn unsampled() -> Context<'static> {
         Context {
@@ -89,30 +89,30 @@ impl<'a> Context<'a> {
         self.flags.is_sampled()
     }
 
-    /// The trace.
+    /// Id of the trace.
     #[must_use]
     pub fn trace_id(&self) -> TraceId {
         self.trace_id
     }
 
-    /// The caller's span.
+    /// Id of the caller's span.
     #[must_use]
     pub fn span_id(&self) -> SpanId {
         self.span_id
     }
 
-    /// The flags that are passed on.
+    /// Flags that are passed on.
     pub(crate) fn flags(&self) -> TraceFlags {
         self.flags
     }
 
-    /// What to send on as `traceparent` when this request makes no spans.
+    /// Value of `traceparent` for onward calls when this request has no spans.
     #[must_use]
     pub fn traceparent(&self) -> Traceparent {
         Traceparent::new(self.trace_id, self.span_id, self.flags)
     }
 
-    /// What to send on as `tracestate`.
+    /// Value of `tracestate` for onward calls.
     #[must_use]
     pub fn tracestate(&self) -> Option<&'a str> {
         self.tracestate
@@ -157,7 +157,7 @@ fn parse(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     is_valid.then(|| (trace_id, span_id, TraceFlags::new(flags & FLAGS_KNOWN)))
 }
 
-/// Lower-case only, as the recommendation asks.
+/// Reads hexadecimal digits, lower case only, as the recommendation requires.
 fn read_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     let value = |digit: u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn valid_headers() {
         let tail = "x".repeat(5000);
-        // The header, whether it is sampled, and the flags that are passed on.
+        // Columns: the header, whether it is sampled, and the flags that are passed on.
         let table = [
             (format!("00-{TRACE}-{SPAN}-00"), false, "00"),
             (format!("00-{TRACE}-{SPAN}-01"), true, "01"),

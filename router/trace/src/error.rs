@@ -1,16 +1,16 @@
-//! What can fail: only the start. Later failures are counted and warned of, as no request may suffer from them.
+//! Errors of the start. Later failures are counted and logged, since no request may fail because of them.
 
 use std::io;
 
-/// Why traces cannot be exported.
+/// Reason for which traces cannot be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A value of the configuration cannot be used.
     #[error("the configuration of traces is bad: {what}: {reason}")]
     Config {
-        /// Which value.
+        /// Name of the value.
         what: &'static str,
-        /// Why. It never contains a header's value, which may be a secret.
+        /// Reason, in words. Never contains a header's value, which may be a secret.
         reason: String,
     },
     /// The exporter's thread or its runtime could not be started.

@@ -1,5 +1,5 @@
-//! The exporter: one thread with a runtime of its own, so that neither a slow collector nor the making of spans takes
-//! anything from the threads that serve requests.
+//! The exporter: one thread with a runtime of its own, so that a slow collector and the building of spans do not delay the
+//! threads that serve requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,16 +21,16 @@ use crate::config::TraceConfig;
 use crate::error::TraceError;
 use crate::queue::{Counters, Queue};
 
-/// How often the exporter looks into the queue.
+/// Interval at which the exporter reads the queue.
 pub const TICK: Duration = Duration::from_millis(200);
-/// A batch is sent as soon as it has so many spans; it may end with a few more, as traces are not torn.
+/// Spans after which a batch is sent; a batch may have a few more, as traces are not split.
 pub const BATCH_SPANS_MAX: usize = 512;
-/// After a batch that failed, before the next: a collector that refuses at once is not asked without a pause.
+/// Pause after a failed batch, so that a collector that refuses at once is not called without pause.
 const PAUSE: Duration = Duration::from_secs(1);
-/// At most one warning in this time.
+/// Least time between two warnings.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
 
-/// Starts the thread. What is returned closes when it has ended.
+/// Starts the thread. The returned channel closes when the thread has ended.
 pub(crate) fn start(
     config: &TraceConfig,
     queue: Arc<Queue>,
@@ -40,7 +40,7 @@ pub(crate) fn start(
     let (ending, end) = watch::channel(());
     let (config, timeout) = (config.clone(), config.timeout);
     let (ready, outcome) = std::sync::mpsc::sync_channel(1);
-    // Everything is made on the thread: a runtime must not be dropped on another runtime's thread.
+    // Everything is created on the thread: a runtime must not be dropped on another runtime's thread.
     let work = move || {
         let _ending = ending;
         let made = Builder::new_current_thread()
@@ -60,7 +60,7 @@ pub(crate) fn start(
         let scope = InstrumentationScope::builder("kvasir").with_version(env!("CARGO_PKG_VERSION")).build();
         let export = Export { exporter, queue, scope, timeout, warnings: Warnings::default() };
         runtime.block_on(export.run(stop));
-        // A name that is being looked up must not hold the end up.
+        // A pending name look-up must not delay the end.
         runtime.shutdown_background();
     };
     thread::Builder::new().name("kvasir-trace".to_owned()).spawn(work)?;
@@ -79,7 +79,7 @@ fn connect(runtime: &Runtime, config: &TraceConfig, headers: HeaderMap) -> Resul
         .with_timeout(config.timeout)
         .with_metadata(MetadataMap::from_headers(headers));
     let builder = if config.endpoint.starts_with("https:") {
-        // By itself the exporter trusts nobody.
+        // By default the exporter trusts no certificate authority.
         let tls = ClientTlsConfig::new().with_enabled_roots();
         builder.with_tls_config(match &config.authority {
             Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
@@ -114,7 +114,7 @@ struct Export {
 impl Export {
     async fn run(mut self, mut stop: watch::Receiver<Option<Instant>>) {
         loop {
-            // A tracer that is gone asked for no flush.
+            // The tracer was dropped, which does not request a flush.
             if stop.has_changed().is_err() {
                 break;
             }
@@ -169,16 +169,16 @@ impl Export {
     }
 }
 
-/// Ends when the exporter has to.
+/// Completes when the exporter has to end.
 async fn deadline(mut stop: watch::Receiver<Option<Instant>>) {
-    // An error is a tracer that is gone.
+    // An error means that the tracer was dropped.
     let until = stop.wait_for(Option::is_some).await.ok().and_then(|until| *until);
     if let Some(until) = until {
         sleep_until(until.into()).await;
     }
 }
 
-/// At most one warning a minute, with what was lost since the last.
+/// Limits warnings to one a minute, with the losses since the last one.
 #[derive(Debug, Default)]
 struct Warnings {
     last: Option<Instant>,
@@ -193,7 +193,7 @@ impl Warnings {
         }
     }
 
-    /// Spans that were lost since the last warning, when it is time for another.
+    /// Spans dropped and failed since the last warning, if it is time for another.
     fn due(&mut self, counters: Counters, now: Instant) -> Option<(u64, u64)> {
         let lost = (counters.dropped - self.said.dropped, counters.failed - self.said.failed);
         let is_early = self.last.is_some_and(|last| now.saturating_duration_since(last) < WARNING_EVERY);
@@ -215,7 +215,7 @@ mod tests {
         let after = |seconds| start + Duration::from_secs(seconds);
         let lost = |dropped, failed| Counters { exported: 9, dropped, failed };
         let mut warnings = Warnings::default();
-        // Seconds, what was lost in all, and what is said.
+        // Columns: seconds, total losses, expected warning.
         let table = [
             (0, lost(0, 0), None),
             (1, lost(0, 8), Some((0, 8))),

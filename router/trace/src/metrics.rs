@@ -1,7 +1,7 @@
-//! Metrics for an OpenTelemetry collector, from the text that Prometheus would get.
+//! Export of metrics to an OpenTelemetry collector, from the text for Prometheus.
 //!
-//! A thread with a runtime of its own renders the text in an interval, makes OTLP of it and sends it. Counters and histograms are
-//! cumulative since the start of the process, so an export that fails loses nothing but its moment.
+//! A thread with a runtime of its own renders the text at an interval, converts it to OTLP and sends it. Counters and
+//! histograms are cumulative since the start of the process, so a failed export loses only that point in time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ use tonic::transport::{Channel, Endpoint};
 use crate::config::TraceConfig;
 use crate::error::TraceError;
 
-/// At most one warning in this time.
+/// Least time between two warnings.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
-/// How often the thread looks whether it is to end.
+/// Interval at which the thread checks whether it is to end.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Sends metrics while it lives.
+/// Sends metrics until it is dropped.
 #[derive(Debug)]
 pub struct MetricsExporter {
     is_over: Arc<AtomicBool>,
@@ -46,11 +46,11 @@ impl Drop for MetricsExporter {
 }
 
 impl MetricsExporter {
-    /// Sends what `render` gives, in OpenMetrics' text form, to the collector of this configuration.
+    /// Sends the output of `render`, in OpenMetrics' text form, to the collector of this configuration.
     ///
     /// # Errors
     ///
-    /// The configuration cannot be used, or there is no thread for it.
+    /// The configuration cannot be used, or the thread cannot be started.
     pub fn start(
         config: &TraceConfig,
         interval: Duration,
@@ -189,7 +189,7 @@ fn sample(line: &str) -> Option<Sample<'_>> {
         }
         rest = &rest[1..];
     }
-    // A time, or an exemplar, may follow the value.
+    // A timestamp or an exemplar may follow the value.
     let value = rest.split_whitespace().next()?.parse().ok()?;
     Some((name, labels, value))
 }
@@ -200,13 +200,13 @@ fn attributes(labels: &[(&str, String)]) -> Vec<KeyValue> {
 
 #[derive(Default)]
 struct Series {
-    /// Upper bounds and how many are not above them.
+    /// Upper bounds, and the number of observations not above each.
     buckets: Vec<(f64, f64)>,
     sum: f64,
     count: f64,
 }
 
-/// The metrics of a text in OpenMetrics' form, counted since `started`.
+/// Converts a text in OpenMetrics' form to metrics, counted since `started`.
 fn to_metrics(text: &str, started: u64, now: u64) -> Vec<Metric> {
     let mut families: Vec<(&str, &str, &str, Vec<Sample<'_>>)> = Vec::new();
     let mut help = BTreeMap::new();
@@ -288,7 +288,7 @@ fn histogram(name: &str, samples: &[Sample<'_>], started: u64, now: u64) -> Vec<
             count: series.count as u64,
             sum: Some(series.sum),
             bucket_counts: counts.collect(),
-            // The last bucket has no end.
+            // The last bucket has no upper bound.
             explicit_bounds: series
                 .buckets
                 .iter()

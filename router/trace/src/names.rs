@@ -1,33 +1,33 @@
-//! What spans and attributes are called.
+//! Names of spans and attributes.
 //!
 //! `gen_ai.*`, `server.*`, `http.*` and `error.type` follow OpenTelemetry's semantic conventions for generative AI
-//! (status: development, which is why each name stands once, here); `kvasir.*` are this appliance's own. Where the
-//! conventions have a span per call of a model, the gateway has a tree: the root, of kind server, is the request, and
-//! each leg, of kind client, one call of an engine. No name here is for a text of a prompt or an answer.
+//! (status: development, so each name is defined once, here); `kvasir.*` are this appliance's own. The conventions have
+//! a span per call of a model; the gateway has a tree: the root, of kind server, is the request, and each leg, of kind
+//! client, one call of an engine. No attribute holds text of a prompt or an answer.
 
-/// Spans below the root, which is called `{operation} {model}`, as in `chat llama-3`.
+/// Names of spans below the root, whose name is `{operation} {model}`, as in `chat llama-3`.
 pub mod span {
-    /// Waiting for a place at the gate.
+    /// Waiting at the gate.
     pub const QUEUE: &str = "queue";
-    /// From text to token ids, the template included.
+    /// Tokenisation, the template included.
     pub const TOKENISE: &str = "tokenise";
     /// The choice of workers.
     pub const ROUTE: &str = "route";
-    /// The call of the worker that computes the prompt, when another decodes.
+    /// The call of the worker that computes the prompt, when another one decodes.
     pub const PREFILL: &str = "prefill";
-    /// Blocks on their way from one worker to another.
+    /// Transfer of blocks from one worker to another.
     pub const TRANSFER: &str = "kv_transfer";
-    /// The call of the worker that writes the answer.
+    /// The call of the worker that generates the answer.
     pub const DECODE: &str = "decode";
 }
 
-/// Events of spans.
+/// Names of events of spans.
 pub mod event {
-    /// The first token went to the client.
+    /// The first token was sent to the client.
     pub const FIRST_TOKEN: &str = "first_token";
-    /// An engine failed and another is tried.
+    /// An engine failed and another one is tried.
     pub const RETRY: &str = "retry";
-    /// The client went away.
+    /// The client disconnected.
     pub const CANCELLED: &str = "cancelled";
 }
 
@@ -41,13 +41,13 @@ pub mod operation {
     pub const EMBEDDINGS: &str = "embeddings";
 }
 
-/// What was asked for: one of [`operation`].
+/// Operation of the request: one of [`operation`].
 pub const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
-/// Who made the model's server, such as `vllm`. Text.
+/// Engine that serves the model, such as `vllm`. Text.
 pub const GEN_AI_PROVIDER_NAME: &str = "gen_ai.provider.name";
-/// The model asked for. Text.
+/// The requested model. Text.
 pub const GEN_AI_REQUEST_MODEL: &str = "gen_ai.request.model";
-/// Most tokens of the answer. Integer.
+/// Largest number of tokens of the answer. Integer.
 pub const GEN_AI_REQUEST_MAX_TOKENS: &str = "gen_ai.request.max_tokens";
 /// Whether the answer is streamed. Boolean.
 pub const GEN_AI_REQUEST_STREAM: &str = "gen_ai.request.stream";
@@ -55,7 +55,7 @@ pub const GEN_AI_REQUEST_STREAM: &str = "gen_ai.request.stream";
 pub const GEN_AI_RESPONSE_MODEL: &str = "gen_ai.response.model";
 /// The answer's id. Text.
 pub const GEN_AI_RESPONSE_ID: &str = "gen_ai.response.id";
-/// Why each choice ended. An array of texts.
+/// Finish reason of each choice. An array of texts.
 pub const GEN_AI_RESPONSE_FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 /// Time to the first chunk, in seconds. Float.
 pub const GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK: &str = "gen_ai.response.time_to_first_chunk";
@@ -71,12 +71,12 @@ pub const SERVER_ADDRESS: &str = "server.address";
 pub const SERVER_PORT: &str = "server.port";
 /// The HTTP status, of the request or of a leg. Integer.
 pub const HTTP_RESPONSE_STATUS_CODE: &str = "http.response.status_code";
-/// What failed, as a code and not as a text.
+/// Kind of failure, as a code instead of a message.
 pub const ERROR_TYPE: &str = "error.type";
 
 /// The gateway's id of the request. Text.
 pub const KVASIR_REQUEST_ID: &str = "kvasir.request_id";
-/// Who pays. Text.
+/// Tenant to which the request is charged. Text.
 pub const KVASIR_TENANT: &str = "kvasir.tenant";
 /// Blocks of the prompt. Integer.
 pub const KVASIR_BLOCKS: &str = "kvasir.blocks";
@@ -84,15 +84,15 @@ pub const KVASIR_BLOCKS: &str = "kvasir.blocks";
 pub const KVASIR_OVERLAP_BLOCKS: &str = "kvasir.overlap_blocks";
 /// The worker that computed the prompt. Text.
 pub const KVASIR_PREFILL_WORKER: &str = "kvasir.prefill_worker";
-/// The worker that wrote the answer. Text.
+/// The worker that generated the answer. Text.
 pub const KVASIR_DECODE_WORKER: &str = "kvasir.decode_worker";
-/// Time to the first token that the choice expected. Float.
+/// Predicted time to the first token, in milliseconds. Float.
 pub const KVASIR_PREDICTED_MS: &str = "kvasir.predicted_ms";
 /// Bytes of the blocks that were moved. Integer.
 pub const KVASIR_TRANSFER_BYTES: &str = "kvasir.transfer.bytes";
 /// Blocks that were moved. Integer.
 pub const KVASIR_TRANSFER_BLOCKS: &str = "kvasir.transfer.blocks";
-/// On a root: spans that had no room in the trace. Integer.
+/// On a root: spans left out because the trace was full. Integer.
 pub const KVASIR_DROPPED_SPANS: &str = "kvasir.dropped_spans";
 /// Value of [`ERROR_TYPE`] on a root whose request was dropped before its end.
 pub const ABANDONED: &str = "abandoned";

@@ -1,4 +1,4 @@
-//! Between requests and the exporter: a bounded lock-free queue of finished traces, and what became of their spans.
+//! The queue between requests and the exporter: bounded and lock-free, with counters of the spans of finished traces.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -6,14 +6,14 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::record::Record;
 
-/// What became of the spans of finished traces. What is in none of the three is still waiting.
+/// Counters of the spans of finished traces. A span in none of the three is still queued.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Spans that a collector took.
+    /// Spans that a collector accepted.
     pub exported: u64,
-    /// Spans that had no room in the queue, or came or were left after the end.
+    /// Spans dropped because the queue was full or closed, or left in it at the end.
     pub dropped: u64,
-    /// Spans that a collector did not take in time, or refused.
+    /// Spans that a collector did not accept in time, or refused.
     pub failed: u64,
 }
 
@@ -38,9 +38,9 @@ impl Queue {
         }
     }
 
-    /// Never waits: without room the trace is dropped and counted.
+    /// Queues a trace. Never waits: when the queue is full the trace is dropped and counted.
     pub(crate) fn push(&self, record: Record) {
-        // Relaxed: who does not see the end yet is counted by `drop_rest`, or, in the last nanoseconds, not at all.
+        // Relaxed: a push that does not see the end yet is counted by `drop_rest`, or, just after that, not at all.
         if self.is_closed.load(Ordering::Relaxed) {
             self.count_dropped(record.span_count());
         } else if let Err(record) = self.records.push(record) {
@@ -52,12 +52,12 @@ impl Queue {
         self.records.pop()
     }
 
-    /// From now on nothing comes in.
+    /// Closes the queue: later traces are dropped.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Drops and counts what is left.
+    /// Drops and counts the remaining traces.
     pub(crate) fn drop_rest(&self) {
         while let Some(record) = self.records.pop() {
             self.count_dropped(record.span_count());

@@ -1,5 +1,5 @@
-//! What was noted of one request, and how it becomes spans. Notes are made on the request's path and are plain
-//! pushes to lists; spans are made of them on the exporter's thread.
+//! The recorded data of one request, and its conversion to spans. Recording happens on the request's path and is plain
+//! pushes to lists; spans are built on the exporter's thread.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -12,40 +12,40 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use crate::context::fresh_span_id;
 use crate::names;
 
-/// Most spans of a trace, its root included.
+/// Largest number of spans of a trace, its root included.
 pub const SPANS_MAX: usize = 64;
-/// Most attributes of all spans of a trace.
+/// Largest number of attributes of all spans of a trace.
 pub const ATTRIBUTES_MAX: usize = 512;
-/// Most events of all spans of a trace.
+/// Largest number of events of all spans of a trace.
 pub const EVENTS_MAX: usize = 128;
 /// Longest text of a name, an attribute or a status; the rest is cut off.
 pub const TEXT_BYTES_MAX: usize = 256;
-/// Most values of an array.
+/// Largest number of values of an array.
 const ARRAY_MAX: usize = 32;
-/// Room for the spans of a usual request: root, queue, tokenise, route, prefill, transfer, decode and two more.
+/// Capacity reserved for spans: root, queue, tokenise, route, prefill, transfer, decode and two more.
 const SPANS_USUAL: usize = 9;
-/// Room for their attributes.
+/// Capacity reserved for attributes.
 const ATTRIBUTES_USUAL: usize = 32;
 
-/// Names a span within its trace.
+/// Index of a span within its trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanIndex(u16);
 
 impl SpanIndex {
     pub(crate) const ROOT: Self = Self(0);
-    /// A span that had no room: notes of it are ignored.
+    /// Index of a span that was left out: data recorded for it is ignored.
     const NOWHERE: Self = Self(u16::MAX);
 }
 
-/// What does not change after the start.
+/// Fields that do not change after the start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) trace_id: TraceId,
     pub(crate) flags: TraceFlags,
     /// The caller's span.
     pub(crate) parent: Option<SpanId>,
-    /// One moment by both clocks: all instants of the trace are converted by it, so that no step of the wall clock
-    /// can tear its spans apart.
+    /// One instant by both clocks: all instants of the trace are converted with it, so that a step of the wall clock does not
+    /// move its spans against each other.
     pub(crate) anchor: (Instant, SystemTime),
 }
 
@@ -56,12 +56,12 @@ struct Span {
     kind: SpanKind,
     name: Cow<'static, str>,
     start: Instant,
-    /// None for a span that is open: it ends with the root.
+    /// End of the span; `None` while it is open. An open span ends with the root.
     end: Option<Instant>,
     status: Status,
 }
 
-/// What was noted of one request.
+/// Recorded data of one request.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) head: Head,
@@ -99,7 +99,7 @@ impl Record {
         }
     }
 
-    /// Everything, leaving a record without spans.
+    /// Returns the whole record, and leaves one without spans.
     pub(crate) fn take(&mut self) -> Self {
         let empty = Self::empty(self.head);
         std::mem::replace(self, empty)
@@ -109,7 +109,7 @@ impl Record {
         self.spans.len()
     }
 
-    /// The id of a span; the root's for one that had no room, so that an engine's spans still have a parent.
+    /// Id of a span. For a span that was left out the root's, so that an engine's spans still have a parent.
     pub(crate) fn span_id(&self, span: SpanIndex) -> SpanId {
         self.spans.get(usize::from(span.0)).or(self.spans.first()).map_or(SpanId::INVALID, |span| span.id)
     }
@@ -172,7 +172,7 @@ impl Record {
         }
     }
 
-    /// Makes the spans, root first. What had no room is counted at the root.
+    /// Builds the spans, root first. The number of those left out is an attribute of the root.
     pub(crate) fn write_spans(mut self, scope: &InstrumentationScope, spans: &mut Vec<SpanData>) {
         if self.dropped_spans > 0 {
             let count = KeyValue::new(names::KVASIR_DROPPED_SPANS, i64::from(self.dropped_spans));

@@ -1,14 +1,14 @@
-//! Which requests are traced.
+//! Selection of the requests that are traced.
 
 use opentelemetry::trace::TraceId;
 
-/// Part of the trace ids that is sampled, as a bound of their last 63 random bits: what OpenTelemetry's
-/// `TraceIdRatioBased` does, so that services with equal ratios trace equal requests.
+/// Share of the trace ids that is sampled, as a bound of their last 63 random bits, as in OpenTelemetry's
+/// `TraceIdRatioBased`, so that services with equal ratios trace the same requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ratio(u64);
 
 impl Ratio {
-    /// A ratio from 0 to 1.
+    /// Makes the bound of a ratio from 0 to 1.
     pub(crate) fn new(ratio: f64) -> Self {
         Self((ratio.clamp(0.0, 1.0) * (1u64 << 63) as f64) as u64)
     }

@@ -1,4 +1,4 @@
-//! The spans of one request, as its owner notes them.
+//! The trace of one request.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,11 +12,10 @@ use crate::names;
 use crate::queue::Queue;
 use crate::record::{Record, SpanIndex};
 
-/// The trace of one request. It has one owner, who notes what happens when; nothing here waits or makes a system
-/// call.
+/// Spans, attributes and events of one request, recorded by its owner. No method waits or makes a system call.
 ///
-/// Beyond [`SPANS_MAX`](crate::SPANS_MAX), [`ATTRIBUTES_MAX`](crate::ATTRIBUTES_MAX) and
-/// [`EVENTS_MAX`](crate::EVENTS_MAX) notes are dropped, and their number is said at the root.
+/// Data beyond [`SPANS_MAX`](crate::SPANS_MAX), [`ATTRIBUTES_MAX`](crate::ATTRIBUTES_MAX) and
+/// [`EVENTS_MAX`](crate::EVENTS_MAX) is dropped, and its amount is an attribute of the root.
 #[derive(Debug)]
 pub struct Trace {
     record: Record,
@@ -31,13 +30,13 @@ impl Trace {
         Self { record, queue }
     }
 
-    /// Names the root, by convention `{operation} {model}`; until then it is called `request`.
+    /// Names the root, by convention `{operation} {model}`; its name is `request` before that.
     pub fn rename(&mut self, name: impl Into<Cow<'static, str>>) {
         self.record.rename(Self::ROOT, name.into());
     }
 
-    /// Begins a span whose end is not known yet, such as a call of an engine; its id is known from now on. A span
-    /// that is never closed ends with the root.
+    /// Begins a span whose end is not known yet, such as a call of an engine; its id is fixed from now on. A span that is
+    /// never closed ends with the root.
     pub fn open(
         &mut self,
         parent: SpanIndex,
@@ -60,7 +59,7 @@ impl Trace {
         self.record.close(span, end, status);
     }
 
-    /// A span after the fact, within the gateway.
+    /// Records a span that has ended, within the gateway.
     pub fn span(
         &mut self,
         parent: SpanIndex,
@@ -74,36 +73,36 @@ impl Trace {
         span
     }
 
-    /// Something that happened at an instant within a span.
+    /// Records an event at an instant within a span.
     pub fn event(&mut self, span: SpanIndex, name: &'static str, at: Instant) {
         self.record.event(span, name, at);
     }
 
-    /// Says more about a span.
+    /// Adds attributes to a span.
     pub fn add(&mut self, span: SpanIndex, attributes: impl IntoIterator<Item = KeyValue>) {
         self.record.add(span, attributes);
     }
 
-    /// What to send as `traceparent` with a call that `span` stands for.
+    /// Value of `traceparent` for the call that `span` stands for.
     #[must_use]
     pub fn traceparent(&self, span: SpanIndex) -> Traceparent {
         let head = &self.record.head;
         Traceparent::new(head.trace_id, self.record.span_id(span), head.flags)
     }
 
-    /// What to send as `tracestate` with any call: what came from the caller.
+    /// Value of `tracestate` for any call: the caller's.
     #[must_use]
     pub fn tracestate(&self) -> Option<&str> {
         self.record.tracestate.as_deref()
     }
 
-    /// The trace, for logs; it is displayed as 32 hexadecimal digits.
+    /// Id of the trace, for logs; displayed as 32 hexadecimal digits.
     #[must_use]
     pub fn trace_id(&self) -> TraceId {
         self.record.head.trace_id
     }
 
-    /// Ends the root and hands all spans over. With a full queue they are dropped and counted.
+    /// Ends the root and queues all spans. When the queue is full they are dropped and counted.
     pub fn finish(
         mut self: Box<Self>,
         end: Instant,
@@ -115,10 +114,10 @@ impl Trace {
     }
 }
 
-/// A request that was dropped before its end, as when its client went away, is handed over as an error.
+/// A request that was dropped before its end, as when its client disconnected, is queued as an error.
 impl Drop for Trace {
     fn drop(&mut self) {
-        // What was handed over has no spans any more.
+        // A record that was queued has no spans any more.
         if self.record.span_count() > 0 {
             let reason = [KeyValue::new(names::ERROR_TYPE, names::ABANDONED)];
             self.close(Self::ROOT, Instant::now(), reason, Status::error(names::ABANDONED));

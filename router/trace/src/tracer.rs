@@ -1,4 +1,4 @@
-//! Decides which requests are traced, and owns the exporter.
+//! Selects the requests that are traced, and owns the exporter.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,23 +15,23 @@ use crate::record::{Head, Record};
 use crate::sampling::Ratio;
 use crate::trace::Trace;
 
-/// Decides which requests are traced, and owns the exporter. When it is dropped the exporter ends without a flush.
+/// Selects the requests that are traced, and owns the exporter. Dropping it ends the exporter without a flush.
 #[derive(Debug)]
 pub struct Tracer {
     queue: Arc<Queue>,
     ratio: Ratio,
-    /// Until when the exporter may work on, once it is to end.
+    /// Deadline of the exporter's last exports, set when it is to end.
     stop: watch::Sender<Option<Instant>>,
     /// Closed when the exporter has ended.
     end: watch::Receiver<()>,
 }
 
 impl Tracer {
-    /// Starts the exporter's thread. Whether the collector is there is not asked: it may come later.
+    /// Starts the exporter's thread. Does not check whether the collector is reachable: it may start later.
     ///
     /// # Errors
     ///
-    /// A bad configuration, or no thread to be had.
+    /// The configuration is invalid, or the thread cannot be started.
     pub fn new(config: TraceConfig) -> Result<Arc<Self>, TraceError> {
         let queue = Arc::new(Queue::new(config.check().map(|_| config.queue_max)?));
         let (stop, stopped) = watch::channel(None);
@@ -39,10 +39,10 @@ impl Tracer {
         Ok(Arc::new(Self { queue, ratio: Ratio::new(config.sample_ratio), stop, end }))
     }
 
-    /// The trace of a request that came at `start`, or none when it is not sampled: with a valid `traceparent` as
-    /// the caller decided, else by the ratio.
+    /// Returns the trace of a request that began at `start`, or `None` when it is not sampled: with a valid `traceparent` as the
+    /// caller decided, else by the ratio.
     ///
-    /// What an untraced request passes on is told by [`Context::from_headers`], or [`Context::unsampled`].
+    /// The headers of an untraced request are those of [`Context::from_headers`], or [`Context::unsampled`].
     #[must_use]
     pub fn begin(
         &self,
@@ -69,21 +69,21 @@ impl Tracer {
         Some(Box::new(Trace::new(record, Arc::clone(&self.queue))))
     }
 
-    /// What became of the spans so far.
+    /// Counters of the spans so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.queue.counters()
     }
 
-    /// Takes nothing more in, sends what waits, and ends the exporter: within `timeout`, or at the first batch that
-    /// fails. Says whether all went out; what did not is counted.
+    /// Closes the queue, sends the queued traces, and ends the exporter: within `timeout`, or at the first batch that fails.
+    /// Returns whether all were sent; the rest is counted.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
         let before = self.counters();
         self.queue.close();
         let until = Instant::now() + timeout;
         self.stop.send_modify(|stop| *stop = Some(stop.map_or(until, |earlier| earlier.min(until))));
-        // Nothing is ever sent: the error is that the other side is gone. The exporter keeps its time by itself; the
-        // second bound is for a thread that gets no time.
+        // No value is ever sent: an error means that the exporter has ended. The exporter keeps the timeout itself; the second
+        // limit is for a thread that is not scheduled.
         let mut end = self.end.clone();
         let ended = tokio::time::timeout(timeout + export::TICK, end.changed()).await.is_ok();
         let after = self.counters();

@@ -1,4 +1,4 @@
-//! What a trace costs the request's thread. A measurement: `cargo test --release -p router-trace --test cost --
+//! Cost of a trace on the request's thread. A measurement: `cargo test --release -p router-trace --test cost --
 //! --ignored --nocapture`.
 
 mod collector;

@@ -1,4 +1,4 @@
-//! What a collector gets of a request's life.
+//! The spans that a collector receives for a request.
 
 mod collector;
 
@@ -121,7 +121,7 @@ async fn a_whole_life() {
     let kinds = [root.kind(), decode.kind(), named("queue").kind()];
     assert_eq!(kinds, [SentKind::Server, SentKind::Client, SentKind::Internal]);
 
-    // All times come from one anchor: their differences are exact, and they are those of the wall clock.
+    // All times come from one anchor: their differences are exact, and equal to those of the wall clock.
     let zero = root.start_time_unix_nano;
     assert!(zero.abs_diff(unix_ns(started)) < 50_000_000, "{zero}");
     let times = |span: &Span| (span.start_time_unix_nano - zero, span.end_time_unix_nano - zero);
@@ -158,7 +158,7 @@ async fn an_abandoned_request_is_an_error() {
     let mut trace = tracer.begin(None, None, start).expect("all are sampled");
     trace.open(Trace::ROOT, names::span::DECODE, SpanKind::Client, start);
     drop(trace);
-    // It is sent without being asked for, within a tick or so.
+    // The trace is exported without a flush, within about a tick.
     until("the trace", || tracer.counters().exported == 2).await;
     let spans = collector.spans();
     let root = spans.iter().find(|span| span.name == "request").expect("root");
@@ -183,7 +183,7 @@ async fn who_is_sampled() {
         assert_eq!(trace.trace_id().to_string(), &CALLER[3..35]);
         assert!(tracer.begin(Some(CALLER_UNSAMPLED), None, now).is_none());
     }
-    // Without a caller, or with a malformed one, the ratio does.
+    // Without a valid caller's context, the ratio decides.
     for header in [None, Some("00-nonsense-01"), Some("")] {
         assert!(never.begin(header, Some("a=1"), now).is_none());
         let root = always.begin(header, Some("a=1"), now).expect("sampled");
@@ -198,7 +198,7 @@ async fn who_is_sampled() {
         // The upper bit of the low half decides about a half.
         assert_eq!(trace.trace_id().to_bytes()[8] >> 7, 0, "{}", trace.trace_id());
     }
-    // What an untraced request passes on.
+    // Headers that an untraced request passes on.
     let caller = Context::from_headers(Some(CALLER_UNSAMPLED), Some("a=1")).expect("valid");
     assert_eq!(caller.traceparent().as_str(), CALLER_UNSAMPLED);
     assert_eq!(caller.tracestate(), Some("a=1"));
@@ -247,7 +247,7 @@ async fn a_collector_that_hangs_holds_neither_requests_nor_the_end() {
     let patient = Tracer::new(TraceConfig { queue_max: 8, timeout: Duration::from_secs(60), ..hang });
     let patient = patient.expect("tracer");
     finish_one(&patient);
-    // Time for the exporter to take the first, so that eight more have room.
+    // Gives the exporter time to take the first trace, so that eight more fit.
     tokio::time::sleep(2 * router_trace::TICK).await;
     (0..10).for_each(|_| finish_one(&patient));
     assert_eq!(patient.counters(), Counters { exported: 0, dropped: 2, failed: 0 });
@@ -268,7 +268,7 @@ async fn more_than_a_batch_goes_out_at_the_end() {
     assert!(collector.received.lock().expect("lock").requests.len() >= 3);
 }
 
-/// That a build with `tls` starts and stays calm; whom it trusts is the system's affair.
+/// A build with `tls` starts and keeps running; the trusted authorities are the system's.
 #[tokio::test]
 async fn a_collector_behind_tls_that_is_not_there() {
     let tracer = Tracer::new(config("https://127.0.0.1:1".to_owned())).expect("tracer");

@@ -1,4 +1,4 @@
-//! The peers of a listening socket: accepted, greeted, counted, and handed to the socket's own code, one task each.
+//! The peers of a listening socket: accepted, greeted, counted, and passed to the socket's own code, one task each.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -15,7 +15,7 @@ use crate::endpoint::{Listener, Stream};
 use crate::limits::{ACCEPT_RETRY_AFTER, Limits};
 use crate::wire::SocketKind;
 
-/// What a socket has counted since it was opened.
+/// Counters of a socket since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketCounters {
     /// Connections closed because there were too many.
@@ -54,22 +54,22 @@ impl Counters {
     }
 }
 
-/// Shared by the accepting task and its peers.
+/// State shared by the accepting task and its peers.
 #[derive(Debug)]
 struct Accepting {
     kind: SocketKind,
     limits: Limits,
     counters: Arc<Counters>,
-    /// One permit a peer.
+    /// One permit per peer.
     places: Semaphore,
-    /// Peers at each address.
+    /// Number of peers at each address.
     addresses: Mutex<HashMap<IpAddr, usize>>,
-    /// One permit a byte of `receive_bytes_max`.
+    /// One permit per byte of `receive_bytes_max`.
     budget: Arc<Semaphore>,
 }
 
 impl Accepting {
-    /// A place among the peers; `None` when there are too many, or too many from this address.
+    /// Takes a place among the peers; `None` when there are too many, or too many from this address.
     fn place(&self, address: Option<IpAddr>) -> Option<Place<'_>> {
         let permit = self.places.try_acquire().ok()?;
         if let Some(address) = address {
@@ -84,7 +84,7 @@ impl Accepting {
     }
 }
 
-/// A peer's place, given back when it is dropped.
+/// A peer's place, released when it is dropped.
 struct Place<'a> {
     accepting: &'a Accepting,
     address: Option<IpAddr>,
@@ -104,7 +104,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Accepts for ever and serves every peer. Dropping the future ends all connections.
+/// Accepts connections and serves every peer, without end. Dropping the future ends all connections.
 pub(crate) async fn accept<F, S>(
     listener: Listener,
     kind: SocketKind,

@@ -91,7 +91,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// Raises what is held to `bytes`.
+    /// Raises the reserved charge to `bytes`.
     fn raise(&mut self, bytes: usize) -> Result<(), Error> {
         let missing = bytes.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
         if missing == 0 {

@@ -15,21 +15,21 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::Error;
 
-/// A connection without a sign of its peer for so long is probed.
+/// Idle time after which a connection is probed.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Interval of probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
-/// Probes without an answer after which it is given up.
+/// Number of unanswered probes after which a connection is closed.
 const PROBES: u32 = 3;
 
-/// Where a socket listens or connects to.
+/// Endpoint that a socket listens on or connects to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
     /// `tcp://HOST:PORT`. A host `*` listens on all IPv4 addresses.
     Tcp {
-        /// Name or address, without brackets.
+        /// Host name or address, without brackets.
         host: String,
-        /// 0 lets the system choose, when listening.
+        /// Port; 0 lets the system choose when listening.
         port: u16,
     },
     /// `ipc://PATH`.
@@ -37,7 +37,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The TCP port, if it has one.
+    /// The TCP port; `None` for a Unix socket.
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         match self {
@@ -53,7 +53,7 @@ impl FromStr for Endpoint {
     fn from_str(text: &str) -> Result<Self, Error> {
         let refused = || Error::Endpoint(text.to_owned());
         if let Some(path) = text.strip_prefix("ipc://") {
-            // A leading `@` means Linux's abstract namespace to libzmq.
+            // In libzmq a leading `@` means Linux's abstract namespace.
             let is_path = !path.is_empty() && !path.starts_with('@');
             return if is_path { Ok(Self::Ipc(PathBuf::from(path))) } else { Err(refused()) };
         }
@@ -86,14 +86,14 @@ pub(crate) enum Stream {
 
 impl Stream {
     fn tcp(stream: TcpStream) -> Self {
-        // Without it messages only wait longer.
+        // Without this option messages are only slower.
         let _best_effort = stream.set_nodelay(true);
-        // A connection that is gone already needs no option.
+        // A connection that is already closed needs no option.
         let _gone = keep_alive(&stream);
         Self::Tcp(stream)
     }
 
-    /// The peer's address; `None` over a Unix socket, and of a connection that is gone already.
+    /// The peer's address; `None` over a Unix socket, and for a connection that is already closed.
     pub(crate) fn peer_address(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip().to_canonical()),
@@ -112,8 +112,8 @@ impl Stream {
     }
 }
 
-/// A subscriber sends nothing after its subscription: without probes it would listen for ever to a connection that a machine without
-/// power, or something on the way, has forgotten.
+/// Enables TCP keep-alive. A subscriber sends nothing after its subscription: without probes it would wait for ever on a
+/// connection whose peer lost power, or that a device on the path has dropped.
 fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepidle(stream, IDLE_MAX)?;
     sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
@@ -175,7 +175,7 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens, and says where: with the port that the system chose.
+    /// Listens, and returns the endpoint with the port that the system chose.
     pub(crate) async fn bind(endpoint: &str) -> Result<(Self, Endpoint), Error> {
         let failed = |source| Error::Bind { endpoint: endpoint.to_owned(), source };
         match endpoint.parse::<Endpoint>()? {
@@ -202,7 +202,7 @@ impl Listener {
     }
 }
 
-/// Listens at a path. A socket file that a dead process has left there is replaced.
+/// Listens at a path. A socket file that a dead process left there is replaced.
 async fn bind_path(path: &Path) -> io::Result<UnixListener> {
     let error = match UnixListener::bind(path) {
         Ok(listener) => return Ok(listener),

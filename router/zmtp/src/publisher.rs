@@ -1,6 +1,6 @@
 //! PUB: every message to every peer that has subscribed to a prefix of its first frame.
 //!
-//! [`PubSocket::send`] never waits. A peer whose queue is full loses the message, which is counted; one that takes
+//! [`PubSocket::send`] never waits. A peer whose queue is full loses the message, which is counted; a peer that reads
 //! nothing for `write_within` loses its connection.
 
 use std::collections::HashMap;
@@ -41,11 +41,11 @@ impl PubSocket {
     }
 
     /// Connects to one listening subscriber. When that connection ends the socket has no peer any more
-    /// ([`PubSocket::is_connected`]): connecting again is the caller's.
+    /// ([`PubSocket::is_connected`]); the caller has to connect again.
     ///
     /// # Errors
     ///
-    /// The peer cannot be reached, or is none.
+    /// The peer cannot be reached, or is no subscriber.
     pub async fn connect(endpoint: &str, limits: Limits) -> Result<Self, Error> {
         let connection = Connection::connect(endpoint, SocketKind::Pub, &limits).await?;
         let endpoint: Endpoint = endpoint.parse()?;
@@ -58,25 +58,25 @@ impl PubSocket {
         Ok(Self { shared, endpoint, task })
     }
 
-    /// Where it listens, with the port that the system chose, or where it is connected to.
+    /// Endpoint that the socket listens on, with the port that the system chose, or is connected to.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Whether the socket still serves: a connected one ends with its connection.
+    /// Whether the socket still has a use: a connected one ends with its connection.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         !self.task.is_finished()
     }
 
-    /// Peers with a subscription.
+    /// Number of peers with a subscription.
     #[must_use]
     pub fn subscribers(&self) -> usize {
         self.shared.lock().peers.values().filter(|peer| !peer.subscriptions.prefixes.is_empty()).count()
     }
 
-    /// What it has counted.
+    /// Counters of the socket.
     #[must_use]
     pub fn counters(&self) -> SocketCounters {
         self.shared.counters.get()
@@ -131,7 +131,7 @@ impl Shared {
     }
 }
 
-/// Prefixes that a peer has subscribed to: a multiset.
+/// A multiset of the prefixes that a peer has subscribed to.
 #[derive(Debug, Default)]
 struct Subscriptions {
     prefixes: Vec<Bytes>,
@@ -208,7 +208,7 @@ async fn serve(connection: Connection, shared: Arc<Shared>) -> Result<(), Error>
     }
 }
 
-/// Subscriptions and PINGs of a peer.
+/// Reads subscriptions and PINGs of a peer.
 async fn read(mut reader: Reader, place: &Place, queue: &QueueSender<Bytes>) -> Result<(), Error> {
     loop {
         let event = reader.next().await?;
@@ -216,7 +216,7 @@ async fn read(mut reader: Reader, place: &Place, queue: &QueueSender<Bytes>) -> 
         if let Event::Command(Command::Ping { context }) = &event {
             let pong = wire::pong(context);
             let bytes = pong.len();
-            // A peer with a full queue gets bytes as signs of life.
+            // A PONG may be dropped: a peer with a full queue receives other bytes as signs of life.
             let _full = queue.offer(pong, bytes);
         }
         if let Some(change) = wire::subscription_change(&event) {

@@ -1,10 +1,10 @@
-//! A queue with a bound on messages and a bound on bytes, one reader, and writers that never wait.
+//! A queue with a limit on messages and a limit on bytes, one reader, and writers that never wait.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// The writers' end.
+/// Sending side of a queue.
 #[derive(Debug)]
 pub struct QueueSender<T> {
     items: mpsc::Sender<Queued<T>>,
@@ -12,26 +12,26 @@ pub struct QueueSender<T> {
     bytes_max: u32,
 }
 
-/// The reader's end.
+/// Receiving side of a queue.
 #[derive(Debug)]
 pub struct QueueReceiver<T> {
     items: mpsc::Receiver<Queued<T>>,
 }
 
-/// An item out of the queue. Its bytes count as queued until it is dropped.
+/// An item taken from the queue. Its bytes count as queued until it is dropped.
 #[derive(Debug)]
 pub struct Queued<T> {
-    /// What was offered.
+    /// The queued item.
     pub item: T,
     _held: OwnedSemaphorePermit,
 }
 
-/// The queue did not take an item.
+/// Reason for which the queue refused an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// Too many messages or bytes are queued.
     Full,
-    /// The reader is gone.
+    /// The receiver was dropped.
     Closed,
 }
 
@@ -41,8 +41,8 @@ impl<T> Clone for QueueSender<T> {
     }
 }
 
-/// A queue of at most `messages_max` items and `bytes_max` bytes. An item longer than `bytes_max` is taken only when the
-/// queue is empty.
+/// Returns a queue of at most `messages_max` items and `bytes_max` bytes. An item longer than `bytes_max` is accepted only when
+/// the queue is empty.
 #[must_use]
 pub fn queue<T>(messages_max: usize, bytes_max: usize) -> (QueueSender<T>, QueueReceiver<T>) {
     let (sender, receiver) = mpsc::channel(messages_max);
@@ -68,7 +68,7 @@ impl<T> QueueSender<T> {
 }
 
 impl<T> QueueReceiver<T> {
-    /// The next item, or `None` when every sender is gone. Cancel-safe.
+    /// Returns the next item, or `None` when every sender was dropped. Cancel-safe.
     pub async fn recv(&mut self) -> Option<Queued<T>> {
         self.items.recv().await
     }

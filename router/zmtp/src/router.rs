@@ -1,7 +1,7 @@
-//! ROUTER as a server: each request is answered with a sequence of messages, on the connection that it came by.
+//! ROUTER as a server: each request is answered with a sequence of messages, on the connection that it came from.
 //!
-//! Every peer has a task of its own, so that one that does not take its replies holds up nobody else. Replies are pulled
-//! one at a time: an answer of any length costs one message of memory.
+//! Every peer has its own task, so that a peer that does not read its replies delays no other. Replies are pulled one at a time:
+//! an answer of any length costs one message of memory.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ pub struct RouterSocket {
 }
 
 impl RouterSocket {
-    /// Listens. `answer` gets the frames of a request, without an identity; it must not block for long, and neither may
-    /// its iterator.
+    /// Listens. `answer` gets the frames of a request, without an identity; neither it nor its iterator may block for
+    /// long.
     ///
     /// # Errors
     ///
@@ -47,13 +47,13 @@ impl RouterSocket {
         Ok(Self { endpoint, counters, task: tokio::spawn(accepting) })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// Endpoint that the socket listens on, with the port that the system chose.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// What it has counted.
+    /// Counters of the socket.
     #[must_use]
     pub fn counters(&self) -> SocketCounters {
         self.counters.get()
@@ -67,7 +67,7 @@ impl Drop for RouterSocket {
 }
 
 async fn serve(mut connection: Connection, answer: Answer, limits: Limits) -> Result<(), Error> {
-    // A client that only keeps a place connects again when it has a request.
+    // A client that is closed for being idle connects again when it has a request.
     while let Ok(event) = timeout(limits.idle_within, connection.reader.next()).await {
         let event = event?;
         drop(connection.reader.take_charge());

@@ -1,4 +1,4 @@
-//! SUB: connected to one publisher, or listening for many.
+//! SUB: connected to one publisher, or listening for several.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::limits::PING_EVERY;
 use crate::wire::{self, Command, Event, SocketKind};
 use crate::{Endpoint, Error, Limits};
 
-/// Messages of all peers of a listener that wait for its owner. Their bytes stay inside `receive_bytes_max`.
+/// Messages of all peers of a listener that may wait for its owner. Their bytes count against `receive_bytes_max`.
 const INBOUND_MAX: usize = 256;
 
 /// A SUB socket that is connected to one publisher.
@@ -28,14 +28,14 @@ impl SubSocket {
     ///
     /// # Errors
     ///
-    /// The publisher cannot be reached, or is none.
+    /// The publisher cannot be reached, or is no publisher.
     pub async fn connect(endpoint: &str, prefix: &[u8], limits: Limits) -> Result<Self, Error> {
         let mut connection = Connection::connect(endpoint, SocketKind::Sub, &limits).await?;
         connection.writer.write(wire::subscribe(prefix)).await?;
         Ok(Self { connection })
     }
 
-    /// The next message. Cancel-safe. While it is not called, the publisher's queue fills.
+    /// Returns the next message. Cancel-safe. Between calls the publisher's queue fills.
     ///
     /// # Errors
     ///
@@ -45,19 +45,19 @@ impl SubSocket {
     }
 }
 
-/// Something from a publisher that has connected.
+/// An event of a publisher that has connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inbound {
     /// A message.
     Message {
         /// Number of the connection; never used again.
         connection: u64,
-        /// Its frames: one at least.
+        /// Frames of the message, at least one.
         parts: Vec<Bytes>,
     },
     /// A connection has ended.
     Closed {
-        /// Its number.
+        /// Number of the connection.
         connection: u64,
     },
 }
@@ -95,19 +95,19 @@ impl SubListener {
         Ok(Self { endpoint, counters, arrived, task: tokio::spawn(accepting) })
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// Endpoint that the socket listens on, with the port that the system chose.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// What it has counted.
+    /// Counters of the socket.
     #[must_use]
     pub fn counters(&self) -> SocketCounters {
         self.counters.get()
     }
 
-    /// The next message or end of a connection; `None` never while it listens. Cancel-safe. While it is not called,
+    /// Returns the next message or end of a connection; never `None` while the socket listens. Cancel-safe. Between calls
     /// publishers wait.
     pub async fn recv(&mut self) -> Option<Inbound> {
         self.arrived.recv().await.map(|arrived| arrived.inbound)

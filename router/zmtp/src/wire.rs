@@ -1,13 +1,12 @@
-//! ZMTP 3 as bytes: a decoder that takes them cut anywhere, and encoders.
+//! ZMTP 3 as bytes: a decoder that accepts input in pieces of any size, and encoders.
 //!
 //! ```text
 //!   Greeting (64 bytes) ─▶ Flags ─▶ Length (1 or 8 bytes) ─▶ Body ─▶ Flags …
 //! ```
 //!
-//! Invariants: equal bytes give equal events, or the equal error, however they are cut. An announced length is held
-//! against [`Limits`] before memory is reserved for it, and a body's buffer has at most twice the capacity of what has
-//! come. Until the peer's READY only commands are accepted. After an error the decoder stays at it: the position of the
-//! next frame is unknown.
+//! Invariants: equal bytes give equal events, or the equal error, in whatever pieces they arrive. An announced length is checked
+//! against [`Limits`] before memory is reserved for it, and a body's buffer has at most twice the capacity of the received
+//! bytes. Until the peer's READY only commands are accepted. An error is final: the position of the next frame is unknown.
 //!
 //! Sources: RFC 23 "Framing", "Greeting", "NULL mechanism"; RFC 37 for PING, PONG, SUBSCRIBE and CANCEL.
 
@@ -17,7 +16,7 @@ use crate::limits::Limits;
 
 /// Length of a greeting: signature 10, version 2, mechanism 20, as-server 1, filler 31.
 pub const GREETING_BYTES: usize = 64;
-/// Version 3.0 is announced, so that every peer uses the message form of subscriptions; 3.1 is understood, too.
+/// Announced version 3.0, so that every peer uses the message form of subscriptions; 3.1 is understood, too.
 const VERSION: [u8; 2] = [3, 0];
 const VERSION_AT: usize = 10;
 const MECHANISM_AT: usize = 12;
@@ -36,7 +35,7 @@ const SUBSCRIBE: u8 = 1;
 /// First byte of a cancellation in message form.
 const CANCEL: u8 = 0;
 
-/// Bytes that are refused.
+/// Reason for which bytes were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// The greeting is not one.
@@ -45,7 +44,7 @@ pub enum WireError {
     /// The peer speaks an older protocol.
     #[error("the peer speaks ZMTP {0}, not 3")]
     Version(u8),
-    /// The peer wants another mechanism than NULL.
+    /// The peer requires another mechanism than NULL.
     #[error("the peer's security mechanism is not NULL")]
     Mechanism,
     /// A reserved flag is set, or a command has a successor.
@@ -56,7 +55,7 @@ pub enum WireError {
     FrameBytes {
         /// Announced length.
         announced: u64,
-        /// `frame_bytes_max`.
+        /// The limit, `frame_bytes_max`.
         limit: usize,
     },
     /// A message is too long.
@@ -70,13 +69,13 @@ pub enum WireError {
     CommandBytes {
         /// Announced length.
         announced: u64,
-        /// `command_bytes_max`.
+        /// The limit, `command_bytes_max`.
         limit: usize,
     },
     /// A command cannot be read.
     #[error("a malformed command: {0}")]
     Command(&'static str),
-    /// A message before READY.
+    /// A message came before READY.
     #[error("a message before the handshake's end")]
     Early,
 }
@@ -88,17 +87,17 @@ pub enum SocketKind {
     Pub,
     /// Subscribes.
     Sub,
-    /// Publishes, and shows subscriptions to its application.
+    /// PUB that shows subscriptions to its application.
     XPub,
-    /// Subscribes, by messages of its application.
+    /// SUB whose application subscribes by messages.
     XSub,
-    /// Asks, one request at a time.
+    /// Sends requests, one at a time.
     Req,
-    /// Answers, one request at a time.
+    /// Answers requests, one at a time.
     Rep,
-    /// Answers many.
+    /// Answers requests of several peers.
     Router,
-    /// Asks many.
+    /// Sends requests to several peers.
     Dealer,
     /// Any other kind.
     Other,
@@ -142,34 +141,34 @@ impl SocketKind {
 /// A decoded command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// The handshake's end.
+    /// End of the handshake.
     Ready {
         /// Kind of the peer's socket.
         kind: SocketKind,
     },
-    /// The peer ends the handshake, and says why.
+    /// The peer ends the handshake, with this reason.
     Error(Bytes),
-    /// A sign of life that wants an answer with the same context.
+    /// A keep-alive that must be answered with the same context.
     Ping {
-        /// At most 16 bytes.
+        /// Context of at most 16 bytes.
         context: Bytes,
     },
     /// Answer to a PING.
     Pong,
     /// Subscription to a prefix, in the form of ZMTP 3.1.
     Subscribe(Bytes),
-    /// Its end.
+    /// Cancellation of a subscription, in the form of ZMTP 3.1.
     Cancel(Bytes),
-    /// A command of a later version. Ignore it.
+    /// A command of a later version, to be ignored.
     Unknown,
 }
 
-/// A decoded unit.
+/// A decoded greeting, command or message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The peer's greeting, always first.
     Greeting {
-        /// Minor version of its ZMTP 3.
+        /// Minor version of the peer's ZMTP 3.
         minor: u8,
     },
     /// A command.
@@ -187,7 +186,7 @@ enum Phase {
     Failed(WireError),
 }
 
-/// Events out of a peer's bytes.
+/// Decodes a peer's bytes to events.
 #[derive(Debug)]
 pub struct Decoder {
     limits: Limits,
@@ -198,14 +197,14 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder at the beginning of a connection.
+    /// Returns a decoder for the beginning of a connection.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let phase = Phase::Greeting { bytes: [0; GREETING_BYTES], filled: 0 };
         Self { limits, phase, is_ready: false, parts: Vec::new(), parts_bytes: 0 }
     }
 
-    /// Takes bytes off the front of `input` until an event is complete. `None`: all of it was taken.
+    /// Consumes bytes of `input` until an event is complete. `None`: all bytes were consumed.
     ///
     /// # Errors
     ///
@@ -298,7 +297,7 @@ impl Decoder {
         }
     }
 
-    /// The announced length, if the limits allow it.
+    /// Checks an announced length against the limits.
     fn admitted(&self, flags: u8, announced: u64) -> Result<usize, WireError> {
         let limits = &self.limits;
         let length = usize::try_from(announced).unwrap_or(usize::MAX);
@@ -348,19 +347,19 @@ fn take_byte(input: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// Room for `take` more bytes: at most doubled, and never more than the frame's length.
+/// Reserves space for `take` more bytes: at most doubled, and never more than the frame's length.
 fn reserve(body: &mut Vec<u8>, take: usize, length: usize) {
     if body.capacity() - body.len() < take {
         body.reserve_exact(body.len().max(take).min(length - body.len()));
     }
 }
 
-/// Holds the byte that has just come against what may stand there.
+/// Checks the byte that has just arrived against the greeting's format.
 fn check_greeting(bytes: &[u8; GREETING_BYTES], at: usize) -> Result<(), WireError> {
     let byte = bytes[at];
     match at {
         0 if byte != 0xFF => Err(WireError::Greeting(at)),
-        // The last bit tells ZMTP 2 and 3 from the length of a version 1 frame.
+        // The last bit distinguishes ZMTP 2 and 3 from the length of a version 1 frame.
         9 if byte & 1 == 0 => Err(WireError::Greeting(at)),
         VERSION_AT if byte < VERSION[0] => Err(WireError::Version(byte)),
         MECHANISM_AT..AS_SERVER_AT if byte != NULL_MECHANISM[at - MECHANISM_AT] => Err(WireError::Mechanism),
@@ -381,7 +380,7 @@ fn parse_command(body: &Bytes) -> Result<Command, WireError> {
             Ok(Command::Error(rest.slice(1..reason_end.min(rest.len()))))
         }
         b"PING" => {
-            // Two bytes of time to live, which only a listener of silence would need.
+            // Two bytes of time to live, which a peer without its own timeout would need, are ignored.
             if rest.len() < 2 || rest.len() > 2 + PING_CONTEXT_MAX {
                 return Err(WireError::Command("a PING of a wrong length"));
             }
@@ -482,7 +481,7 @@ pub fn subscribe(prefix: &[u8]) -> Bytes {
     message(&[body.freeze()])
 }
 
-/// A message as frames. One without parts is no message, and no bytes.
+/// Encodes a message as frames. A message without parts has no bytes.
 #[must_use]
 pub fn message(parts: &[Bytes]) -> Bytes {
     let mut out = BytesMut::with_capacity(parts.iter().map(|part| part.len() + 9).sum());
@@ -497,11 +496,11 @@ pub fn message(parts: &[Bytes]) -> Bytes {
 pub enum SubscriptionChange {
     /// One more subscription to a prefix.
     Subscribe(Bytes),
-    /// One less.
+    /// One subscription less.
     Cancel(Bytes),
 }
 
-/// The change that an event of a subscriber asks for, in either form. Everything else is none.
+/// Returns the change that a subscriber's event requests, in either form; `None` for other events.
 #[must_use]
 pub fn subscription_change(event: &Event) -> Option<SubscriptionChange> {
     match event {
@@ -531,7 +530,7 @@ mod tests {
         ..Limits::SUBSCRIBER
     };
 
-    /// Events, and the error that ends them, when the bytes come in pieces of `cut`.
+    /// Decodes bytes in pieces of `cut`; returns the events, and the error that ends them.
     fn decode(bytes: &[u8], cut: usize) -> (Vec<Event>, Option<WireError>) {
         let mut decoder = Decoder::new(LIMITS);
         let (mut events, mut fed) = (Vec::new(), 0);
@@ -599,7 +598,7 @@ mod tests {
 
     #[test]
     fn a_greeting_of_libzmq_is_understood() {
-        // As libzmq 4.3.5 sends it: version 3.1, and READY of a PUB socket.
+        // As libzmq 4.3.5 sends them: version 3.1, and READY of a PUB socket.
         let mut bytes = greeting();
         bytes[8] = 1;
         bytes[11] = 1;

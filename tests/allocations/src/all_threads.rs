@@ -1,5 +1,6 @@
-//! Counts of all threads together, for benchmarks: two atomic additions for an allocation and one for what is given
-//! back. They are part of what a benchmark times, so nothing is counted that no benchmark reports.
+//! Allocation counts of all threads together, for benchmarks: two atomic additions per allocation and one per
+//! deallocation. These additions are part of the measured time, so only values that a benchmark reports are
+//! counted.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -12,25 +13,25 @@ pub struct CountingAllThreads {
 }
 
 impl CountingAllThreads {
-    /// To be the program's `#[global_allocator]`.
+    /// Creates the allocator, to be the program's `#[global_allocator]`.
     #[allow(clippy::new_without_default, reason = "a static needs a constant function")]
     pub const fn new() -> Self {
         Self { allocations: AtomicU64::new(0), live_bytes: AtomicI64::new(0) }
     }
 
-    /// Blocks that were asked for since the program began.
+    /// Returns the number of blocks allocated since the program began.
     pub fn allocations(&self) -> u64 {
         self.allocations.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the blocks that are out: asked for and not given back. What the allocator adds to a block is not in it.
+    /// Returns the bytes of live blocks: allocated and not freed, without the allocator's own overhead.
     pub fn live_bytes(&self) -> i64 {
         self.live_bytes.load(Ordering::Relaxed)
     }
 }
 
-// SAFETY: every call is handed to the system's allocator unchanged, and what it returns is returned. The counters are
-// part of the allocator itself: counting neither allocates nor unwinds.
+// SAFETY: every call is forwarded to the system's allocator unchanged, and its result is returned. The
+// counters are part of the allocator itself: counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllThreads {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -43,7 +44,8 @@ unsafe impl GlobalAlloc for CountingAllThreads {
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.live_bytes.fetch_sub(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller promises that `alloc` returned the block for this layout; it had it from the system's.
+        // SAFETY: the caller promises that `alloc` returned the block for this layout; `alloc` got it from
+        // the system's allocator.
         unsafe { System.dealloc(block, layout) }
     }
 }

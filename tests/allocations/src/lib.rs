@@ -1,4 +1,4 @@
-//! Global allocators that count, for the tests and benchmarks that promise no allocation.
+//! Counting global allocators, for tests and benchmarks that promise no allocation.
 //!
 //! ```
 //! use tests_allocations::{Counting, count};
@@ -11,19 +11,21 @@
 //! assert_eq!(count(|| drop(std::hint::black_box(Box::new(1)))).allocations, 1, "a planted box is counted");
 //! ```
 //!
-//! * [`Counting`] counts for each thread on its own: what the test's other threads do is not in its numbers, and tests
-//!   of one program may run side by side. [`count`] runs a closure and returns the [`Counts`] of the time in between.
-//! * [`CountingAllThreads`] counts what all threads do together.
+//! * [`Counting`] counts for each thread separately: other threads of the test do not affect its numbers, and
+//!   tests of one program may run concurrently. [`count`] runs a closure and returns the [`Counts`] of that
+//!   time.
+//! * [`CountingAllThreads`] counts all threads together.
 //!
-//! Both hand every call to the system's allocator. A block that is asked for is one allocation, whether zeroed or not
-//! and whether or not the system had one. A block that grows or shrinks is one allocation and one deallocation, even
-//! where the system could have left it in its place: both allocators leave `realloc` and `alloc_zeroed` to the trait,
-//! which makes them of `alloc` and `dealloc`. A counted program is therefore no measure of how fast large blocks grow.
+//! Both forward every call to the system's allocator. Each allocated block counts as one allocation, whether
+//! zeroed or not and whether or not the system had one. A block that grows or shrinks is one allocation and
+//! one deallocation, even if the system could have resized it in place: both allocators leave `realloc` and
+//! `alloc_zeroed` to the trait, which implements them with `alloc` and `dealloc`. A counted program therefore
+//! does not measure the speed of growing large blocks.
 //!
-//! Not counted is memory that does not come from the global allocator: stacks, mappings, the system's allocator named
-//! by name, and what C libraries take from `malloc`. A count of 0 also says nothing of an allocation that the compiler
-//! removed or that was made before the closure, so a test warms up first what is made lazily, and plants a box to see
-//! that its own way of counting works.
+//! Memory that does not come from the global allocator is not counted: stacks, mappings, the system's
+//! allocator called by name, and `malloc` calls of C libraries. A count of 0 also does not show an allocation
+//! that the compiler removed or that was made before the closure. A test therefore first triggers lazy
+//! initialisation, and plants a box to verify that its own counting works.
 
 mod all_threads;
 mod thread;

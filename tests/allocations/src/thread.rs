@@ -1,4 +1,4 @@
-//! Counts of each thread on its own, in a plain cell: no atomic operation, nothing shared.
+//! Allocation counts of each thread separately, in a plain cell: no atomic operation, no shared state.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,21 +8,22 @@ thread_local! {
     static COUNTS: Cell<Counts> = const { Cell::new(Counts::NONE) };
 }
 
-/// What a thread has asked of the allocator, since it began or between two moments.
+/// Allocator calls of a thread, since it began or between two moments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks that were asked for.
+    /// Number of allocated blocks.
     pub allocations: u64,
-    /// Blocks that were given back, no matter which thread had asked for them.
+    /// Number of freed blocks, no matter which thread allocated them.
     pub deallocations: u64,
-    /// Bytes of the blocks that were asked for; giving back subtracts nothing.
+    /// Bytes of allocated blocks; freeing subtracts nothing.
     pub allocated_bytes: u64,
 }
 
 impl Counts {
     const NONE: Self = Self { allocations: 0, deallocations: 0, allocated_bytes: 0 };
 
-    /// Of the calling thread since it began. All are 0 where [`Counting`] is not the program's allocator.
+    /// Returns the counts of the calling thread since it began. All are 0 if [`Counting`] is not the
+    /// program's allocator.
     pub fn of_this_thread() -> Self {
         COUNTS.with(Cell::get)
     }
@@ -36,11 +37,12 @@ impl Counts {
     }
 }
 
-/// What the calling thread asks of the allocator while `work` runs; what `work` owns is dropped within.
+/// Counts the allocator calls of the calling thread while `work` runs, including the drop of the values that
+/// `work` owns.
 ///
 /// # Panics
 ///
-/// If [`Counting`] is not the program's global allocator: everything would allocate nothing.
+/// If [`Counting`] is not the program's global allocator: every count would be 0.
 pub fn count(work: impl FnOnce()) -> Counts {
     let before = Counts::of_this_thread();
     drop(black_box(Box::new(1_u8)));
@@ -55,7 +57,7 @@ pub fn count(work: impl FnOnce()) -> Counts {
 pub struct Counting;
 
 fn add(change: impl FnOnce(&mut Counts)) {
-    // A thread that is ending may have no counts any more; nothing is counted there.
+    // An exiting thread may have lost its counts; its calls are not counted.
     let _ending = COUNTS.try_with(|cell| {
         let mut counts = cell.get();
         change(&mut counts);
@@ -63,8 +65,8 @@ fn add(change: impl FnOnce(&mut Counts)) {
     });
 }
 
-// SAFETY: every call is handed to the system's allocator unchanged, and what it returns is returned. Counting neither
-// allocates, since the cell is a constant without a destructor, nor unwinds, since it wraps.
+// SAFETY: every call is forwarded to the system's allocator unchanged, and its result is returned. Counting
+// neither allocates, since the cell is a constant without a destructor, nor unwinds, since it wraps.
 unsafe impl GlobalAlloc for Counting {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -79,7 +81,8 @@ unsafe impl GlobalAlloc for Counting {
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         add(|counts| counts.deallocations = counts.deallocations.wrapping_add(1));
-        // SAFETY: the caller promises that `alloc` returned the block for this layout; it had it from the system's.
+        // SAFETY: the caller promises that `alloc` returned the block for this layout; `alloc` got it from
+        // the system's allocator.
         unsafe { System.dealloc(block, layout) }
     }
 }

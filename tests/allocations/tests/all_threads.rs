@@ -1,4 +1,5 @@
-//! What all threads do is counted together. One test: a second one beside it would be counted too.
+//! Allocations of all threads are counted together. There is a single test, because a second, concurrent one
+//! would be counted too.
 
 #![forbid(unsafe_code)]
 

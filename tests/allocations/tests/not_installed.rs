@@ -1,4 +1,4 @@
-//! Without the allocator everything would allocate nothing, so counting refuses.
+//! `count` panics if the counting allocator is not installed, because every count would be 0.
 
 #![forbid(unsafe_code)]
 

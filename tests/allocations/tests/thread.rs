@@ -1,4 +1,4 @@
-//! What is counted for a thread, and what is not.
+//! Allocations that are counted for a thread, and those that are not.
 
 #![forbid(unsafe_code)]
 
@@ -34,13 +34,13 @@ fn each_thread_has_its_own() {
     });
     let (theirs, made) = spawned.join().expect("a thread");
     assert!(theirs.allocations > 1000, "{theirs:?}");
-    // A box is given back by whoever drops it.
+    // The deallocation counts for the thread that drops the box.
     assert_eq!(count(move || drop(made)), counts(0, 1001, 0));
     let ours = count(|| {
         let other = thread::spawn(|| count(|| drop(black_box(Box::new(1_u8)))));
         assert_eq!(other.join().expect("a thread"), counts(1, 1, 1));
         (0..1000).for_each(|_| drop(black_box(Box::new(1_u8))));
     });
-    // Those that start a thread are this one's.
+    // Starting a thread allocates on the starting thread.
     assert!((1000..1100).contains(&ours.allocations), "{ours:?}");
 }

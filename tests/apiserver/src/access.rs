@@ -1,4 +1,4 @@
-//! Role-based access control of calls, and a record of the calls that were made.
+//! Role-based access control of calls, and a record of all calls.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 pub struct Rule {
     /// API groups; the core group is empty.
     pub groups: Vec<String>,
-    /// Resources, with their subresource as `deployments/scale`.
+    /// Resources, with their subresource, like `deployments/scale`.
     pub resources: Vec<String>,
-    /// Names of objects; empty is all.
+    /// Names of objects; empty: all objects.
     pub names: Vec<String>,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verbs: Vec<String>,
@@ -20,7 +20,7 @@ pub struct Rule {
 pub(crate) struct Call {
     pub(crate) verb: &'static str,
     pub(crate) group: String,
-    /// With its subresource.
+    /// Resource with its subresource.
     pub(crate) resource: String,
     pub(crate) namespace: String,
     pub(crate) name: Option<String>,
@@ -28,13 +28,13 @@ pub(crate) struct Call {
 
 #[derive(Debug, Default)]
 pub(crate) struct Access {
-    /// `None` allows everything.
+    /// Rules for all calls; `None` allows everything.
     pub(crate) rules: Option<Vec<Rule>>,
     pub(crate) seen: BTreeSet<String>,
 }
 
 impl Access {
-    /// Notes a call; whether it is allowed.
+    /// Records a call; returns whether it is allowed.
     pub(crate) fn admits(&mut self, call: &Call) -> bool {
         let group = if call.group.is_empty() { "core" } else { &call.group };
         self.seen.insert(format!("{} {group} {}", call.verb, call.resource));
@@ -48,7 +48,7 @@ impl Rule {
         has(&self.groups, &call.group)
             && has(&self.resources, &call.resource)
             && has(&self.verbs, call.verb)
-            // Objects that are to be created, and lists, have no name that a rule could restrict.
+            // Calls that create or list objects have no name that a rule could restrict.
             && (self.names.is_empty() || call.name.as_deref().is_some_and(|name| has(&self.names, name)))
     }
 }

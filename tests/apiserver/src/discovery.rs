@@ -1,5 +1,5 @@
-//! What an API server says that it serves: versions, groups and resources ("Kubernetes API Concepts", "API Discovery"; here the
-//! older, unaggregated form, which clients take as well).
+//! Discovery of the API server's versions, groups and resources ("Kubernetes API Concepts", "API Discovery";
+//! here the older, unaggregated form, which clients accept as well).
 
 use axum::extract::Path;
 use axum::http::StatusCode;
@@ -28,7 +28,7 @@ const RESOURCES: [(&str, &str, &str, &str); 15] = [
 
 const VERBS: [&str; 7] = ["create", "delete", "get", "list", "patch", "update", "watch"];
 
-/// Group, version and plural of a kind, as the API's paths name them.
+/// Returns group, version and plural of a kind, as the API's paths name them.
 #[must_use]
 pub fn resource_of(version: &str, kind: &str) -> Option<(&'static str, &'static str)> {
     let (group, version) = version.split_once('/').unwrap_or(("", version));
@@ -74,7 +74,7 @@ fn answer(value: &Value) -> Response {
     ([(axum::http::header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-/// Routes that need no right.
+/// Returns the routes that need no right.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> [(&'static str, MethodRouter<S>); 5] {
     let version = json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0", "platform": "linux/amd64"});
     [

@@ -1,22 +1,22 @@
 //! Faults of an API server, drawn from a seed.
 
-/// How often what goes wrong. Each number is out of 1,000.
+/// Frequency of each fault, in 1,000 cases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
     /// A request is answered with 500.
     pub fail: u32,
     /// A request is answered with 429.
     pub throttle: u32,
-    /// A watch ends before a change is told.
+    /// A watch ends before a change is sent.
     pub cut: u32,
-    /// A watch is told that its version is gone, before a change.
+    /// A watch reports that its version has expired, before a change.
     pub expire: u32,
-    /// A change is told twice.
+    /// A change is sent twice.
     pub repeat: u32,
 }
 
 impl Faults {
-    /// Everything goes wrong now and then.
+    /// Returns the configuration with all faults enabled at a low frequency.
     #[must_use]
     pub fn all() -> Self {
         Self { fail: 50, throttle: 20, cut: 60, expire: 30, repeat: 50 }
@@ -32,7 +32,7 @@ impl Draw {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// Whether something happens that does so in so many of 1,000 cases.
+    /// Returns true in this many of 1,000 cases.
     pub(crate) fn hits(&mut self, of_thousand: u32) -> bool {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,16 +1,17 @@
 //! A double of Kubernetes' API server for tests: namespaced objects to get, list and watch, with seeded faults.
 //!
-//! It behaves as "Kubernetes API Concepts" (kubernetes.io, "Efficient detection of changes", "Resource versions",
-//! "Retrieving large results sets in chunks") says: each change has the next resource version; a list is a state at one
-//! version; a watch tells every change after a version, then bookmarks; a version that has left the window of kept
-//! changes is answered with 410; objects that begin or cease to match a selector are told as added or deleted.
+//! The double follows "Kubernetes API Concepts" (kubernetes.io, "Efficient detection of changes", "Resource
+//! versions", "Retrieving large results sets in chunks"): each change has the next resource version; a list
+//! is the state at one version; a watch sends every change after a version, then bookmarks; a version outside
+//! the window of kept changes is answered with 410; objects that start or cease to match a selector are sent
+//! as added or deleted.
 //!
-//! Writes are those of one object with its `scale` and `status`; calls can be held to the rules of a Role.
+//! Writes cover one object with its `scale` and `status`; calls can be restricted by the rules of a Role.
 //!
 //! Reading order: `store` (objects and their changes), `selector`, `faults`, `access` (rules of a Role), `writes`, `server`
 //! (HTTP).
 //!
-//! Left out: other content types than JSON, authentication, ownership of fields, controllers.
+//! Not implemented: content types other than JSON, authentication, ownership of fields, controllers.
 
 #![forbid(unsafe_code)]
 

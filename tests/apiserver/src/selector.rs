@@ -11,12 +11,12 @@ enum Requirement {
     OneOf(String, Vec<String>),
 }
 
-/// A label selector, as `app=vllm,tier!=test,gpu,!spot,zone in (a, b)`.
+/// A label selector, like `app=vllm,tier!=test,gpu,!spot,zone in (a, b)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
 impl Selector {
-    /// Reads a selector; `None` when it is none.
+    /// Parses a selector; `None` if the text is none.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut requirements = Vec::new();
@@ -32,7 +32,7 @@ impl Selector {
         Some(Self(requirements))
     }
 
-    /// Whether an object has such labels.
+    /// Whether the labels of an object match.
     #[must_use]
     pub fn matches(&self, object: &Value) -> bool {
         let label = |name: &str| object["metadata"]["labels"][name].as_str();

@@ -1,4 +1,4 @@
-//! The HTTP side: get, list, watch and writes of namespaced objects.
+//! HTTP side: get, list, watch and writes of namespaced objects.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,16 +23,16 @@ use crate::selector::Selector;
 use crate::store::{ChangeKind, Store};
 use crate::writes;
 
-/// Interval between two bookmarks of a watch on which nothing happens. Kubernetes sends one a minute.
+/// Interval between two bookmarks of an idle watch. Kubernetes sends one a minute.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
     store: Mutex<Store>,
     access: Mutex<Access>,
     faults: Mutex<(Faults, Draw)>,
-    /// The latest version, for watches that wait.
+    /// The latest version, for waiting watches.
     version: watch::Sender<u64>,
-    /// Counts up to end every watch.
+    /// Counter whose changes end every watch.
     cut: watch::Sender<u64>,
     is_down: std::sync::atomic::AtomicBool,
 }
@@ -62,7 +62,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ApiServer {
-    /// One without a port, whose faults are drawn from this seed: see [`Self::router`].
+    /// Creates a server without a port, whose faults are drawn from this seed: see [`Self::router`].
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let shared = Arc::new(Shared {
@@ -76,24 +76,24 @@ impl ApiServer {
         Self { shared, listening: None }
     }
 
-    /// One on a port of this machine. To be called within a Tokio runtime.
+    /// Creates a server on a port of this machine. Must be called within a Tokio runtime.
     pub async fn start(seed: u64) -> std::io::Result<Self> {
         let mut server = Self::new(seed);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let routes = server.router();
         let serving = tokio::spawn(async move {
-            // It ends with its task.
+            // The server ends with its task.
             let _ended = axum::serve(listener, routes).await;
         });
         server.listening = Some((address, serving));
         Ok(server)
     }
 
-    /// Its routes, as a service that a client can use without a port: with Tokio's time paused, a run of minutes takes
-    /// milliseconds and equal seeds are equal runs.
+    /// Returns the routes, as a service that a client can use without a port: with Tokio's time paused, a run
+    /// of minutes takes milliseconds, and equal seeds give equal runs.
     pub fn router(&self) -> Router {
-        // The core group has a path of its own; all others name themselves.
+        // The core group has a path of its own; all other paths contain the group.
         let core = "/api/{version}/namespaces/{namespace}/{resource}";
         let group = "/apis/{group}/{version}/namespaces/{namespace}/{resource}";
         let mut router = Router::new();
@@ -109,19 +109,19 @@ impl ApiServer {
         router.with_state(Arc::clone(&self.shared))
     }
 
-    /// Its address; empty without a port.
+    /// Returns the server's address; empty without a port.
     #[must_use]
     pub fn url(&self) -> String {
         self.listening.as_ref().map(|(address, _)| format!("http://{address}")).unwrap_or_default()
     }
 
-    /// A kubeconfig for it, with this namespace.
+    /// Returns a kubeconfig for the server, with this namespace.
     #[must_use]
     pub fn kubeconfig(&self, namespace: &str) -> String {
         kubeconfig(&self.url(), namespace)
     }
 
-    /// Changes objects, and tells those who watch.
+    /// Changes objects, and sends the changes to watches.
     pub fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         let (changed, version) = {
             let mut store = lock(&self.shared.store);
@@ -131,18 +131,18 @@ impl ApiServer {
         changed
     }
 
-    /// Holds callers to these rules from now on. Without rules every call is allowed.
+    /// Restricts callers to these rules from now on. Without rules every call is allowed.
     pub fn allow(&self, rules: Vec<crate::Rule>) {
         lock(&self.shared.access).rules = Some(rules);
     }
 
-    /// The kinds of calls so far, each once: `get apps deployments/scale`, for example.
+    /// Returns the kinds of calls so far, each once: `get apps deployments/scale`, for example.
     #[must_use]
     pub fn calls(&self) -> Vec<String> {
         lock(&self.shared.access).seen.iter().cloned().collect()
     }
 
-    /// Goes wrong so often from now on.
+    /// Sets the frequencies of faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         lock(&self.shared.faults).0 = faults;
     }
@@ -152,14 +152,15 @@ impl ApiServer {
         self.shared.cut.send_modify(|count| *count += 1);
     }
 
-    /// Answers nothing but 503 from now on, and ends every watch; or the opposite.
+    /// If `is_down`, answers every request with 503 from now on, and ends every watch; otherwise ends that
+    /// state.
     pub fn set_down(&self, is_down: bool) {
         self.shared.is_down.store(is_down, std::sync::atomic::Ordering::SeqCst);
         self.cut_watches();
     }
 }
 
-/// A kubeconfig for a double that listens at this URL.
+/// Returns a kubeconfig for a server at this URL.
 #[must_use]
 pub fn kubeconfig(url: &str, namespace: &str) -> String {
     json!({
@@ -180,7 +181,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// A failure in the form of `metav1.Status`.
+/// Returns a failure in the form of `metav1.Status`.
 fn status(code: StatusCode, reason: &str, message: &str) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message,
         "reason": reason, "code": code.as_u16()})
@@ -198,7 +199,7 @@ fn expired(version: &str) -> Value {
     status(StatusCode::GONE, "Expired", &format!("too old resource version: {version}"))
 }
 
-/// The parts of a path that a call may have.
+/// Parameters of a call's path.
 #[derive(Deserialize)]
 struct Place {
     #[serde(default)]
@@ -273,7 +274,7 @@ async fn call(
 }
 
 impl Shared {
-    /// What a request is answered with instead.
+    /// Returns the answer of an injected fault, if one is drawn.
     fn fault(&self) -> Option<Response> {
         if self.is_down.load(std::sync::atomic::Ordering::SeqCst) {
             return Some(failure(
@@ -295,7 +296,8 @@ impl Shared {
     }
 }
 
-/// Labels and, of fields, the name: what the callers of this double use.
+/// Filters by labels and, of the fields, by name: other field selectors are not used by callers of this
+/// double.
 fn filter(parameters: &Parameters) -> Option<impl Fn(&Value) -> bool + Send + 'static> {
     let labels = Selector::parse(&parameters.label_selector)?;
     let name = match parameters.field_selector.as_str() {
@@ -327,7 +329,8 @@ fn list_or_watch(
     let mut metadata = json!({"resourceVersion": store.version().to_string()});
     if let Some(limit) = parameters.limit.filter(|limit| *limit > 0 && items.len() > *limit) {
         items.truncate(limit);
-        // A token of this double is a position: changes between two pages may show or hide an object, as no real one does.
+        // The token of this double is a position: unlike in a real server, changes between two pages may show
+        // or hide an object.
         metadata["continue"] = json!((from + limit).to_string());
     }
     let kind = items.first().and_then(|item| item["kind"].as_str()).unwrap_or("Pod");
@@ -367,7 +370,8 @@ fn watch_response(
             if asked.is_empty() || asked == "0" { Some(store.version()) } else { asked.parse().ok() };
         match version {
             Some(version) if store.since(version).is_some() => version,
-            // Servers answer with an error in the stream; that the request itself may be refused is what the documents say.
+            // Real servers answer with an error in the stream; according to the documents, the request itself
+            // may be refused as well.
             _ if lock(&shared.faults).1.hits(500) => {
                 return json_response(StatusCode::GONE, &expired(asked));
             }
@@ -395,7 +399,7 @@ fn watch_response(
 }
 
 impl<F: Fn(&Value) -> bool> Watching<F> {
-    /// The next lines of the watch; `None` at its end.
+    /// Returns the next lines of the watch; `None` at its end.
     async fn next(&mut self) -> Option<String> {
         loop {
             if self.is_over {
@@ -420,7 +424,7 @@ impl<F: Fn(&Value) -> bool> Watching<F> {
         format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
     }
 
-    /// Lines of the changes since the last ones.
+    /// Returns the lines of the changes since the last call.
     fn lines(&mut self) -> String {
         let store = lock(&self.shared.store);
         let (faults, draw) = &mut *lock(&self.shared.faults);

@@ -4,32 +4,33 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-/// Changes that can be asked for again, unless a test says otherwise. etcd's default compaction keeps five minutes.
+/// Number of changes that are kept, unless a test sets another one. etcd's default compaction keeps five
+/// minutes.
 const WINDOW: usize = 10_000;
 
-/// What happened to an object.
+/// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is new.
+    /// The object was created.
     Added,
-    /// It has other content.
+    /// The object's content changed.
     Modified,
-    /// It is gone; the change holds its last state.
+    /// The object was deleted; the change holds its last state.
     Deleted,
 }
 
 /// A change of an object.
 #[derive(Debug, Clone)]
 pub struct Change {
-    /// Its resource version.
+    /// Resource version of the change.
     pub version: u64,
-    /// What happened.
+    /// Kind of the change.
     pub kind: ChangeKind,
-    /// `pods`, `inferencepools`, …
+    /// Resource of the object: `pods`, `inferencepools`, …
     pub resource: String,
-    /// The object as it is after the change; of a deletion with the deletion's version.
+    /// The object after the change; for a deletion, with the deletion's version.
     pub object: Value,
-    /// The object as it was before.
+    /// The object before the change; `None` if it was created.
     pub before: Option<Value>,
 }
 
@@ -56,13 +57,13 @@ fn name(resource: &str, object: &Value) -> Name {
 }
 
 impl Store {
-    /// The latest resource version.
+    /// Returns the latest resource version.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Keeps only so many changes from now on.
+    /// Keeps only this many changes from now on.
     pub fn keep_changes(&mut self, window: usize) {
         self.window = window;
         self.forget();
@@ -73,7 +74,7 @@ impl Store {
         self.changes.drain(..surplus);
     }
 
-    /// Adds or replaces an object, and gives it a resource version; the object with it.
+    /// Adds or replaces an object with a new resource version; returns the object with that version.
     pub fn put(&mut self, resource: &str, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -83,7 +84,7 @@ impl Store {
         object
     }
 
-    /// Removes an object; whether it was there.
+    /// Deletes an object; returns whether it existed.
     pub fn delete(&mut self, resource: &str, namespace: &str, name: &str) -> bool {
         let key = (resource.to_owned(), namespace.to_owned(), name.to_owned());
         let Some(before) = self.objects.remove(&key) else { return false };
@@ -100,26 +101,26 @@ impl Store {
         self.forget();
     }
 
-    /// Forgets all objects without a change being told, as a restored backup does; what is put from now on is new.
+    /// Drops all objects without recording changes, as a restored backup does; objects added later are new.
     pub fn lose_everything(&mut self) {
         self.objects.clear();
         self.changes.clear();
         self.version += 1_000;
     }
 
-    /// An object.
+    /// Returns an object.
     #[must_use]
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<&Value> {
         self.objects.get(&(resource.to_owned(), namespace.to_owned(), name.to_owned()))
     }
 
-    /// The objects of a namespace, in the order of their names.
+    /// Returns the objects of a namespace, in the order of their names.
     pub fn list<'a>(&'a self, resource: &'a str, namespace: &'a str) -> impl Iterator<Item = &'a Value> {
         let is_there = move |(of, space, _): &Name| of == resource && space == namespace;
         self.objects.iter().filter(move |(name, _)| is_there(name)).map(|(_, object)| object)
     }
 
-    /// The changes after a version, or `None` when some of them are forgotten.
+    /// Returns the changes after a version, or `None` if some of them are no longer kept.
     #[must_use]
     pub fn since(&self, version: u64) -> Option<impl Iterator<Item = &Change>> {
         let oldest_kept = self.changes.front().map_or(self.version + 1, |change| change.version);

@@ -1,8 +1,8 @@
 //! Get, create, update, patch and delete of one object, and of its `scale` and `status`.
 //!
-//! An update or patch that names a resource version is refused with 409 when the object has another one ("Kubernetes API
-//! Concepts", "Updates to existing resources"). Patches are JSON merge patches (RFC 7396) and, simplified, server-side apply:
-//! what is applied is merged, and made when it is not there.
+//! An update or patch with a resource version is refused with 409 if the object has another version
+//! ("Kubernetes API Concepts", "Updates to existing resources"). Patches are JSON merge patches (RFC 7396)
+//! and simplified server-side apply: the applied object is merged into the existing one, or created.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::access::Call;
 use crate::store::Store;
 
-/// Why a call is refused, in the words of `metav1.Status`.
+/// Reason for which a call is refused, in the form of `metav1.Status`.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: StatusCode,
@@ -22,7 +22,7 @@ fn refusal(code: StatusCode, reason: &'static str, message: impl Into<String>) -
     Refusal { code, reason, message: message.into() }
 }
 
-/// Merges a patch into a value by RFC 7396.
+/// Merges a patch into a value according to RFC 7396.
 pub(crate) fn merge(value: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *value = patch.clone();
@@ -40,7 +40,7 @@ pub(crate) fn merge(value: &mut Value, patch: &Value) {
     }
 }
 
-/// Carries a call out; the object that answers it.
+/// Carries out a call; returns the object of the answer.
 pub(crate) fn carry_out(
     store: &mut Store,
     call: &Call,
@@ -111,7 +111,7 @@ pub(crate) fn carry_out(
                     object["metadata"]["uid"] = known["metadata"]["uid"].clone();
                 }
             }
-            // An update without a difference makes no new version.
+            // An update without a difference creates no new version.
             let object = if object == known { known } else { store.put(resource, object) };
             Ok(if subresource == Some("scale") { scale(&object) } else { object })
         }
@@ -126,12 +126,12 @@ fn scale(object: &Value) -> Value {
         .flatten()
         .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()))
         .collect();
-    // LeaderWorkerSet says in its status which pods count.
+    // LeaderWorkerSet reports the selector of its counted pods in its status.
     let selector =
         object["status"]["hpaPodSelector"].as_str().map_or_else(|| labels.join(","), str::to_owned);
     json!({
         "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": object["metadata"],
-        // Zero is left out, as the real server's `omitempty` does.
+        // Zero is omitted, as by the real server's `omitempty`.
         "spec": match object["spec"]["replicas"].as_u64().unwrap_or(1) {
             0 => json!({}),
             replicas => json!({"replicas": replicas}),

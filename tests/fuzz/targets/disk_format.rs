@@ -1,4 +1,4 @@
-//! Whatever lies on a disk: no panic, and what is read is written back equal.
+//! Pages from a disk with arbitrary content: no panic, and a page that is read is written back equal.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use kvstore_disk::format::{
     decode_segment_header, encode_record, encode_segment_header, parse_record, seal_page,
 };
 
-/// As a page: cut or filled up.
+/// Returns the data as a page: truncated or zero-filled.
 fn page_of(data: &[u8]) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     let len = data.len().min(PAGE_BYTES);
@@ -15,8 +15,8 @@ fn page_of(data: &[u8]) -> [u8; PAGE_BYTES] {
     page
 }
 
-/// The same page with the checksum that a fuzzer cannot guess: `seal_page` puts it there, and what it writes beside
-/// is what the fuzzer chose, read back from a page that is whole.
+/// Returns the page with a valid checksum, which a fuzzer cannot guess: `seal_page` writes the checksum and
+/// the other header fields, whose fuzzed values are read back from a valid page.
 fn sealed(mut page: [u8; PAGE_BYTES]) -> [u8; PAGE_BYTES] {
     let mut blank = [0; PAGE_BYTES];
     let kind = if page[0] & 1 == 0 {

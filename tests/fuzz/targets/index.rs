@@ -1,4 +1,4 @@
-//! The index against plain maps: operations from bytes, every look-up compared.
+//! The index against plain maps: operations from bytes, with every look-up compared.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use router_radix::{Index, IndexConfig, Tier};
 const MEMBERS: usize = 3;
 const PREFIXES: usize = 200;
 
-/// Prefix `at` comes after `parent(at)`: long runs, and a fork now and then.
+/// Prefix `at` follows `parent(at)`: long runs, and an occasional fork.
 fn parent(at: usize) -> Option<usize> {
     match at {
         0 => None,

@@ -1,7 +1,8 @@
-//! JSON schemas out of arbitrary bytes, those that are accepted compiled and followed for some tokens: nothing panics (a
-//! release build aborts on a panic), nothing takes long, and whatever a mask allows is accepted.
+//! JSON schemas from arbitrary bytes; accepted schemas are compiled and followed for some tokens: no panic (a
+//! release build aborts on a panic), bounded time, and every token that a mask allows is accepted.
 //!
-//! Bytes choose keywords and their values, right ones and wrong ones. An input that is JSON is taken as it is.
+//! The bytes choose keywords and their values, valid and invalid ones. An input that is JSON is used as it
+//! is.
 
 #![no_main]
 
@@ -118,7 +119,7 @@ const NUMBERS: [&str; 22] = [
     "5e-324",
 ];
 
-/// The bytes that choose; zeros when they are used up.
+/// The bytes that make the choices; zeros after their end.
 struct Choices<'a>(std::slice::Iter<'a, u8>);
 
 impl Choices<'_> {

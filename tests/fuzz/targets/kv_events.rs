@@ -1,4 +1,5 @@
-//! Whatever bytes come: no panic, an error that says where, and no event lost behind an odd one.
+//! Arbitrary bytes as KV events: no panic, errors with their position, and no event lost after an invalid
+//! one.
 
 #![no_main]
 
@@ -7,7 +8,7 @@ use router_events::wire::{KvEvent, decode};
 /// `AllBlocksCleared`, in the array form.
 const CLEARED: [u8; 18] = *b"\x91\xB0AllBlocksCleared";
 
-/// A batch of three events, the middle one made of any bytes.
+/// Returns a batch of three events, with arbitrary bytes in the middle.
 fn around(odd: &[u8]) -> Vec<u8> {
     [&[0x92, 0xCB, 0, 0, 0, 0, 0, 0, 0, 0, 0x93][..], &CLEARED, odd, &CLEARED].concat()
 }
@@ -26,8 +27,8 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             }
         }
     }
-    // As one event between two good ones. If the bytes are one whole value, the batch is whole, and whatever is odd
-    // about the middle one, both others are there.
+    // Decoded as one event between two valid ones. If the bytes are one complete value, the batch is complete
+    // and contains both valid events, however invalid the middle one is.
     let payload = around(data);
     if let Ok(batch) = decode(&payload) {
         assert_eq!(batch.events.len() + batch.skipped + batch.broken.len(), 3);
@@ -37,9 +38,9 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Whether a batch that ends with these bytes ends with them.
+/// Whether these bytes are exactly one value at the end of a batch.
 fn is_one_value(bytes: &[u8]) -> bool {
-    // An unknown event of one field: it is skipped if it is whole, and nothing may follow it.
+    // An unknown event of one field: it is skipped if it is complete, and no bytes may follow it.
     let mut payload = vec![0x92, 0xCB, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x92, 0xA1, b'?'];
     payload.extend_from_slice(bytes);
     let is_complete = decode(&payload).is_ok();

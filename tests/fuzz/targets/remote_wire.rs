@@ -1,4 +1,4 @@
-//! Messages between pool nodes and their clients: never a panic, and what decodes encodes to the same bytes.
+//! Messages between pool nodes and their clients: no panic, and decoded values encode to the same bytes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| kvstore_remote::fuzz_wire(bytes));

@@ -1,5 +1,5 @@
-//! Requests out of arbitrary bytes: equal commands however the bytes are cut, within the limits, and little memory
-//! for what was only declared.
+//! Requests from arbitrary bytes: the same commands however the bytes are split, within the limits, and
+//! little memory for lengths that are only declared.
 
 #![no_main]
 

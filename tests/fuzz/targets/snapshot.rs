@@ -1,16 +1,17 @@
-//! Whatever bytes come as a snapshot or as TensorRT-LLM's events: no panic, and what is read is written back equal.
+//! Arbitrary bytes as a snapshot or as TensorRT-LLM's events: no panic, and data that is read is written back
+//! equal.
 
 #![no_main]
 
 use router_events::snapshot::{decode, encode};
 use router_events::trtllm::Decoder;
 
-/// xxh3 of nothing that a fuzzer could guess: the checksum is put in place for it.
+/// Inserts the xxh3 checksum, which a fuzzer cannot guess.
 fn with_checksum(data: &[u8]) -> Vec<u8> {
     let mut bytes = encode(&[]);
     bytes.truncate(8);
     bytes.extend(data);
-    // The writer knows how: an error names the right sum.
+    // The decoder's error contains the right checksum.
     match decode(&[&bytes[..], &[0; 8]].concat()) {
         Err(router_events::snapshot::SnapshotError::Checksum { found, .. }) => {
             bytes.extend(found.to_le_bytes())

@@ -1,4 +1,5 @@
-//! Bytes of a TCP peer, cut anywhere, through the real receive code: no panic, nothing outside of the slots.
+//! Bytes of a TCP peer, split at arbitrary positions, through the real receive code: no panic, no write
+//! outside the slots.
 #![no_main]
 
 use std::cell::RefCell;

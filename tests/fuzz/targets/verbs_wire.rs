@@ -1,4 +1,4 @@
-//! What an RDMA peer says: the handshake's frames, and the pieces of messages.
+//! Messages of an RDMA peer: the frames of the handshake, and the pieces of messages.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

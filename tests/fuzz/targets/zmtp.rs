@@ -1,5 +1,5 @@
-//! A ZMQ peer's bytes: equal events, or the equal error, however the bytes are cut; within the limits; and little memory
-//! for what was only announced. What was decoded can be encoded and decoded again.
+//! Bytes of a ZMQ peer: the same events, or the same error, however the bytes are split; within the limits;
+//! and little memory for lengths that are only announced. Decoded values can be encoded and decoded again.
 
 #![no_main]
 
@@ -35,7 +35,7 @@ fn decode(bytes: &[u8], cut: usize) -> (Vec<Event>, Option<WireError>) {
             }
         }
         assert!(input.is_empty() && decoder.held_bytes() <= 2 * fed);
-        // A command may come between two frames of a message.
+        // A command may occur between two frames of a message.
         assert!(decoder.held_bytes() <= LIMITS.message_bytes_max + LIMITS.command_bytes_max);
     }
     (events, None)
@@ -43,7 +43,7 @@ fn decode(bytes: &[u8], cut: usize) -> (Vec<Event>, Option<WireError>) {
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let Some((&first, rest)) = input.split_first() else { return };
-    // Most inputs begin after a sound handshake, which is too long to be guessed.
+    // Most inputs start after a valid handshake, which is too long to be guessed.
     let head: Vec<u8> = match first % 4 {
         0 => Vec::new(),
         1 => wire::greeting().to_vec(),

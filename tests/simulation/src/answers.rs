@@ -1,4 +1,4 @@
-//! Requests and answers of each surface of the API. Answers are brought to one form and compared with the reference.
+//! Requests and answers of each API surface. Answers are normalised and compared with the reference.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::catalog::Exchange;
 use crate::client::Outcome;
 use crate::model::MODEL_NAME;
 
-/// A surface of the API.
+/// An API surface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Surface {
@@ -29,7 +29,7 @@ impl Surface {
         }
     }
 
-    /// The request for an exchange.
+    /// Returns the request body for an exchange.
     pub(crate) fn body(self, exchange: &Exchange, streams: bool) -> Value {
         let (messages, most) = (&exchange.messages, exchange.tokens_max);
         match self {
@@ -50,8 +50,8 @@ impl Surface {
     }
 }
 
-/// Whether a body is an error as clients of a surface expect it. Engines' own errors are passed on as they are, and some kinds
-/// of engine have the message at the top.
+/// Whether a body is an error in the format that clients of a surface expect. Engines' own errors are relayed
+/// unchanged, and some engines have the message at the top level.
 pub(crate) fn is_error(surface: Surface, content: &[u8]) -> bool {
     let Ok(body) = serde_json::from_slice::<Value>(content) else { return false };
     match surface {
@@ -62,28 +62,28 @@ pub(crate) fn is_error(surface: Surface, content: &[u8]) -> bool {
     }
 }
 
-/// An answer, or as much of it as has come.
+/// An answer, or the part of it that has arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,
-    /// Has its end, as the surface marks it.
+    /// Whether the end marker of the surface has arrived.
     is_done: bool,
     has_error: bool,
     ids: Vec<Value>,
     beginnings: usize,
-    /// In the words of chat completions.
+    /// Finish reasons, in the terms of chat completions.
     finish_reasons: Vec<String>,
     usage: Option<(u64, u64)>,
     /// Tokens of the prompt that were cached.
     pub(crate) cached: Option<u64>,
     is_after_end: bool,
-    /// Has more than the one choice, block or item that was asked for, or says another thing at its end.
+    /// Whether there is more than the requested choice, block or item, or the end contradicts the content.
     has_surplus: bool,
     malformed: Option<String>,
 }
 
 impl Answer {
-    /// An answer that is no stream.
+    /// Parses an answer that is no stream.
     pub(crate) fn of_whole(surface: Surface, content: &[u8]) -> Self {
         let mut answer = Self::default();
         let Ok(body) = serde_json::from_slice::<Value>(content) else {
@@ -115,10 +115,10 @@ impl Answer {
         answer
     }
 
-    /// The events of a stream, as far as they have come.
+    /// Parses the events of a stream, as far as they have arrived.
     pub(crate) fn of_stream(surface: Surface, content: &[u8]) -> Self {
         let mut answer = Self::default();
-        // A line without its end may be half a line.
+        // The last line may be incomplete.
         let lines = content.split(|byte| *byte == b'\n');
         let count = lines.clone().count();
         for line in lines.take(count.saturating_sub(1)) {
@@ -167,7 +167,7 @@ impl Answer {
         self.finish_reasons.push(reason.to_owned());
     }
 
-    /// Takes a usage, in the words of any surface.
+    /// Adds a usage, in the format of any surface.
     fn count(&mut self, usage: &Value) {
         let of = |names: [&str; 2]| names.iter().find_map(|name| usage[name].as_u64());
         let (prompt, completion) =
@@ -231,13 +231,13 @@ impl Answer {
         }
     }
 
-    /// Why a part of an answer is not the beginning of the reference's.
+    /// Returns the reason why a partial answer is no prefix of the reference, if it is none.
     pub(crate) fn other_beginning(&self, exchange: &Exchange) -> Option<String> {
         (!exchange.answer.starts_with(&self.text))
             .then(|| format!("an answer begins with {:?} for {:?}", self.text, exchange.answer))
     }
 
-    /// Outcome of an answer whose HTTP body is complete.
+    /// Returns the outcome of an answer whose HTTP body is complete.
     pub(crate) fn judge(&self, exchange: &Exchange) -> Outcome {
         if let Some(other) = self.other_beginning(exchange) {
             return Outcome::Wrong(other);

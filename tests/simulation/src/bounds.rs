@@ -1,4 +1,5 @@
-//! Levels that are looked at while a cluster works: a count that was taken back twice is far beyond all that a run can have.
+//! Plausibility checks of levels while a cluster runs: a count that was decremented twice underflows far
+//! beyond any valid value.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -11,31 +12,31 @@ use tokio::time::sleep;
 use crate::client;
 use crate::rest::{GATEWAY_LEVELS, STORE_LEVELS, WORKER_LEVELS, level_of};
 
-/// Time between two rounds of reads.
+/// Interval between two rounds of reads.
 const EVERY: Duration = Duration::from_millis(700);
-/// Requests that a gateway lets in before others wait.
+/// Gauge of the requests that a gateway admits before further ones wait.
 const RUNNING_MAX: &str = "kvasir_gateway_running_requests_max";
-/// More than any count of a run: a request may be in several places, and be tried several times.
+/// Above any count of a run: a request may be counted in several places, and be retried several times.
 const COUNT_MAX: u64 = 10_000;
-/// More than any number of tokens or bytes.
+/// Above any number of tokens or bytes of a run.
 const AMOUNT_MAX: u64 = 1 << 30;
 
-/// Addresses whose levels are read, and the key of an administrator.
+/// Addresses whose levels are read, and an administrator's key.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Watched {
     pub(crate) gateways: Vec<SocketAddr>,
     pub(crate) workers: Vec<SocketAddr>,
     pub(crate) stores: Vec<SocketAddr>,
     pub(crate) key: Option<&'static str>,
-    /// Most requests that a gateway may work on at a time; others wait.
+    /// Most requests in progress on a gateway; further ones wait.
     pub(crate) requests_max: u32,
 }
 
-/// The first level that was out of bounds, if any was.
+/// The first level that was out of bounds, if any.
 pub(crate) type Finding = Rc<RefCell<Option<String>>>;
 
 impl Watched {
-    /// Looks at everything again and again, for ever.
+    /// Reads all levels periodically. Never returns.
     pub(crate) async fn watch(self, finding: Finding) {
         loop {
             sleep(EVERY).await;
@@ -76,9 +77,9 @@ impl Watched {
         }
     }
 
-    /// The first impossible count in a gateway's status.
+    /// Returns the first impossible count in a gateway's status.
     fn beyond(&self, status: &Value) -> Option<String> {
-        // A worker that has not joined says nothing of its requests.
+        // A worker that has not joined reports no requests.
         let count = |value: &Value| if value.is_null() { 0 } else { value.as_u64().unwrap_or(u64::MAX) };
         let (active, waiting) = (count(&status["active"]), count(&status["waiting"]));
         if waiting > active || active > COUNT_MAX {

@@ -1,4 +1,4 @@
-//! Questions, and the answers of an engine without faults: the reference of every token.
+//! Questions with the answers of an engine without faults, which are the reference for every token.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,14 +14,14 @@ use tools_mocker::{Mock, MockConfig};
 
 use crate::model::MODEL_NAME;
 
-/// Conversations that clients have.
+/// Number of conversations of the clients.
 pub(crate) const CONVERSATIONS: usize = 16;
-/// Turns of each.
+/// Turns of each conversation.
 pub(crate) const TURNS: usize = 3;
-/// Tokens of an answer, at most, by the turn.
+/// Most tokens of an answer, by turn.
 const ANSWER_TOKENS: [usize; TURNS] = [12, 24, 40];
 
-/// The folder of the model, in that of a run.
+/// Folder of the model, within the folder of a run.
 pub(crate) const MODEL: &str = "model";
 
 /// One question with its answer.
@@ -37,24 +37,24 @@ pub(crate) struct Exchange {
     pub(crate) tokens: Vec<u32>,
 }
 
-/// All of them, of each kind of engine.
+/// All exchanges, for each kind of engine.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Catalog {
-    /// As mock engines answer: `mocks[conversation][turn]`.
+    /// Answers of mock engines: `mocks[conversation][turn]`.
     pub(crate) mocks: Vec<Vec<Exchange>>,
-    /// As the reference engine does.
+    /// Answers of the reference engine.
     pub(crate) workers: Vec<Vec<Exchange>>,
 }
 
-/// Configuration that all mock engines share.
+/// Returns the configuration that all mock engines share.
 pub(crate) fn engine_config() -> Result<MockConfig> {
-    // An output that ends by itself now and then has continuations that end as well.
+    // If an output sometimes ends by itself, its continuations end as well.
     let tokenizer = ModelText::from_folder(Path::new(MODEL)).context("the model's folder")?;
     Ok(MockConfig { eos_one_in: 64, tokenizer, ..MockConfig::tiny()? })
 }
 
 fn first_message(conversation: usize) -> String {
-    // Two in four share their beginning with another one: blocks that several conversations have.
+    // Two in four share their prefix with another conversation, so that conversations have blocks in common.
     let shared = ["alpha ", "beta ", "gamma ", "delta "][conversation % 4];
     format!(
         "{} Question {conversation}: {}?",
@@ -63,7 +63,7 @@ fn first_message(conversation: usize) -> String {
     )
 }
 
-/// Asks engines without faults for everything, on the real system: in a process that ends with it.
+/// Asks engines without faults every question, on the real system, in a process that exits afterwards.
 pub(crate) fn build() -> Result<Catalog> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -74,7 +74,7 @@ pub(crate) fn build() -> Result<Catalog> {
     })
 }
 
-/// Starts a worker with the reference engine, alone and without tiers.
+/// Starts a worker with the reference engine, without peers and tiers.
 async fn start_worker() -> Result<SocketAddr> {
     let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     std::fs::write(

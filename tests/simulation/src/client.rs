@@ -1,4 +1,5 @@
-//! A client of the API: asks once, reads as it is told to, and says how the exchange ended.
+//! A client of the API: sends one request, reads with the given behaviour, and reports how the exchange
+//! ended.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,53 +13,54 @@ use crate::catalog::Exchange;
 use crate::kernel::{self, Nanos};
 use crate::model::MODEL_NAME;
 
-/// How a client behaves.
+/// Behaviour of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientBehaviour {
-    /// What it shows to be let in.
+    /// API key of the client; `None`: no key.
     pub(crate) key: Option<&'static str>,
     pub(crate) surface: Surface,
     pub(crate) streams: bool,
-    /// Goes away after so many milliseconds.
+    /// Milliseconds after which the client disconnects; `None`: it stays.
     pub(crate) leaves_after: Option<u64>,
-    /// Pauses so many milliseconds between two reads.
+    /// Pause between two reads, in milliseconds.
     pub(crate) pause: u64,
 }
 
-/// How an exchange ended.
+/// Outcome of an exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As the reference says.
+    /// The answer equals the reference.
     Right,
-    /// Refused with this status and a proper error.
+    /// Refused with this status and a well-formed error.
     Refused(u16),
-    /// A stream that began rightly and ended with an error event.
+    /// A stream with a correct beginning that ended with an error event.
     Broken,
-    /// The connection could not be made, or was cut before the end.
+    /// The connection could not be made, or was closed before the end of the answer.
     Cut,
-    /// The client went away.
+    /// The client disconnected.
     Left,
-    /// The exchange had not ended after as long as clients wait.
+    /// The exchange had not ended within the time that clients wait.
     GaveUp,
-    /// Something that must never be.
+    /// An outcome that must never occur, with its description.
     Wrong(String),
 }
 
-/// An exchange that is over.
+/// A finished exchange.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) surface: Surface,
     pub(crate) outcome: Outcome,
-    /// When, in simulated time.
+    /// End of the exchange, in simulated time.
     pub(crate) at: Nanos,
-    /// Tokens of the prompt that the engine had in its cache, where a right answer says so.
+    /// Prompt tokens that were in the engine's cache, if a correct answer reports them.
     pub(crate) cached: Option<u64>,
 }
 
-/// How long clients wait for the end. An answer that the gateway still works on comes sooner, or ends with an error.
+/// Longest time that clients wait for the end. A gateway that is still working ends the answer earlier, or
+/// reports an error.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Asks, and compares what comes with the reference.
+/// Sends the request, and compares the answer with the reference.
 pub(crate) async fn ask(
     address: SocketAddr,
     exchange: &Exchange,
@@ -80,7 +82,7 @@ pub(crate) async fn ask(
     Ended { surface: behaviour.surface, outcome, at: kernel::now(), cached }
 }
 
-/// Sends the request and reads to the end; false when there is none.
+/// Sends the request and reads to the end; returns false if there is none.
 async fn talk(
     address: SocketAddr,
     exchange: &Exchange,
@@ -114,7 +116,7 @@ fn authorization(key: Option<&str>) -> String {
     key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"))
 }
 
-/// An answer without its end must be a beginning of the right one.
+/// An incomplete answer must be a prefix of the reference.
 fn judge_part(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, end: Outcome) -> Outcome {
     let Some((head, content)) = split(bytes) else { return end };
     if behaviour.streams && head.starts_with("HTTP/1.1 200") {
@@ -131,7 +133,7 @@ fn split(bytes: &[u8]) -> Option<(String, &[u8])> {
     Some((String::from_utf8_lossy(&bytes[..end]).into_owned(), &bytes[end + 4..]))
 }
 
-/// The content of a chunked body, and whether it has its end.
+/// Returns the content of a chunked body, and whether it has its end.
 fn dechunk(mut content: &[u8]) -> (Vec<u8>, bool) {
     let mut whole = Vec::new();
     loop {
@@ -188,7 +190,7 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
     answer.judge(exchange)
 }
 
-/// Sends a request of its own to an engine, whatever comes of it.
+/// Sends a request directly to an engine and ignores the outcome.
 pub(crate) async fn nudge(address: SocketAddr, text: &str) {
     let body = json!({"model": MODEL_NAME, "prompt": text, "max_tokens": 1}).to_string();
     let request = format!(
@@ -201,11 +203,11 @@ pub(crate) async fn nudge(address: SocketAddr, text: &str) {
         stream.write_all(request.as_bytes()).await.ok()?;
         stream.read_to_end(&mut Vec::new()).await.ok()
     };
-    // A lost event is found by the check of the index that follows.
+    // A lost event is detected by the following check of the index.
     let _answered = tokio::time::timeout(Duration::from_secs(30), exchange).await;
 }
 
-/// Gets a page; `None` when there is no answer with status 200 in time.
+/// Gets a page; `None` without an answer of status 200 in time.
 pub(crate) async fn get(address: SocketAddr, path: &str, key: Option<&str>) -> Option<String> {
     let request =
         format!("GET {path} HTTP/1.1\r\nhost: node\r\n{}connection: close\r\n\r\n", authorization(key));

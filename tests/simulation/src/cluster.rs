@@ -1,4 +1,4 @@
-//! The nodes of a simulated cluster and the files that tell who is there: started, stopped, and made to fail.
+//! The nodes of a simulated cluster and the files that list them: started, stopped, and made to fail.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -19,13 +19,13 @@ use crate::nodes::{
 };
 use crate::plan::{EngineKind, EnginePlan, Link, Node, Plan, Role, Tiers};
 
-/// A node and the process that runs it now.
+/// A node and its present process.
 struct Member {
     host: HostId,
     process: ProcessId,
     stop: Option<StopHandle>,
     is_frozen: bool,
-    /// Since it started, the process was stopped for a while, or its disk had faults.
+    /// Whether the process was frozen for a while, or its disk had faults, since its start.
     was_hindered: bool,
     termination: Option<Termination>,
 }
@@ -33,15 +33,15 @@ struct Member {
 /// A process that was told to stop.
 #[derive(Debug, Clone, Copy)]
 enum Termination {
-    /// The process has time to end, and is killed then.
+    /// The process has time to end, and is killed at `kill_at`.
     Draining { since: Nanos, kill_at: Nanos },
-    /// The process has ended, and the next one starts then.
+    /// The process has ended, and the next one starts at `restart_at`.
     Ended { restart_at: Nanos },
 }
 
-/// What a process may take beyond its time for draining.
+/// Time beyond its drain that a process may take to end.
 const ENDS_AFTER_DRAIN: Nanos = 20 * SECOND;
-/// How long after the end of a process the next one starts.
+/// Time between the end of a process and the start of the next one.
 const RESTARTS_AFTER: Nanos = SECOND / 2;
 
 impl Member {
@@ -64,14 +64,14 @@ impl Member {
         self.process = started.process;
         (self.is_frozen, self.was_hindered) = (false, false);
         self.termination = None;
-        // The receiver belongs to a process that is gone: closing the channel would wake a task of it.
+        // The receiver belongs to a dead process: closing the channel would wake one of its tasks.
         std::mem::forget(std::mem::replace(&mut self.stop, started.stop));
     }
 }
 
 struct Gateway {
     member: Member,
-    /// State of each engine in this gateway's file of workers.
+    /// State of each engine in this gateway's workers file.
     lists: Vec<Listed>,
     writes: usize,
 }
@@ -86,9 +86,9 @@ pub(crate) enum Listed {
 struct Engine {
     member: Member,
     plan: EnginePlan,
-    /// Set by the engine's own process once it listens.
+    /// Set by the engine's own process when it listens.
     mock: Arc<Mutex<Option<Arc<Mock>>>>,
-    /// Runs another model than its own.
+    /// Whether the engine runs a different model.
     is_other_model: bool,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Cluster {
     engines: Vec<Engine>,
     stores: Vec<Member>,
     controls: Vec<Member>,
-    /// The API server, and the Deployment whose pods the engines are.
+    /// The API server, if the engines are pods of a Deployment.
     api: Option<Member>,
     deployment: Option<Deployment>,
     usual: LinkFaults,
@@ -108,16 +108,16 @@ pub(crate) struct Cluster {
     counts: ClusterCounts,
 }
 
-/// What has happened to the processes of a cluster.
+/// Counts of process events in a cluster.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ClusterCounts {
-    /// Processes that ended before their time to drain was over.
+    /// Processes that ended before their drain time was over.
     pub(crate) drained: u64,
-    /// Processes that were killed because they had not.
+    /// Processes that were killed because their drain time was over.
     pub(crate) killed_draining: u64,
-    /// Pods that were made since control services wanted more.
+    /// Pods that were created because control services raised the replicas.
     pub(crate) scaled_up: u64,
-    /// Pods that went since they wanted fewer.
+    /// Pods that were deleted because control services lowered the replicas.
     pub(crate) scaled_down: u64,
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn faults_of(link: Link) -> LinkFaults {
 }
 
 impl Cluster {
-    /// Starts everything. `client` is the host of the scenario itself.
+    /// Starts all nodes. `client` is the host of the scenario itself.
     pub(crate) fn start(plan: &Plan, client: HostId) -> Result<Self> {
         let mut cluster = Self {
             client,
@@ -204,7 +204,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The API server with a Deployment, its first pods, and the control services that scale it.
+    /// Starts the API server with a Deployment, its first pods, and the control services that scale it.
     fn start_control_plane(&mut self, plan: &Plan, gateways: &[HostId]) -> Result<()> {
         let server = Arc::new(ApiServer::new(plan.seed));
         let addresses =
@@ -230,11 +230,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts and stops engines as the Deployment says.
+    /// Starts and stops engines to match the Deployment.
     fn reconcile(&mut self) -> Result<()> {
         let Some(mut deployment) = self.deployment.take() else { return Ok(()) };
         let is_idle = |engine: usize| {
-            // A stopped engine may hold its locks.
+            // A frozen engine may hold locks.
             if self.engines[engine].member.is_frozen {
                 return false;
             }
@@ -264,19 +264,20 @@ impl Cluster {
         }
     }
 
-    /// Engines that gateways are to know: all, or those that are pods.
+    /// Returns the engines that gateways should know: all, or those that are pods.
     pub(crate) fn wanted_engines(&self) -> Vec<usize> {
         let is_wanted =
             |engine: &usize| self.deployment.as_ref().is_none_or(|deployment| deployment.is_staying(*engine));
         (0..self.engines.len()).filter(is_wanted).collect()
     }
 
-    /// Whether engines come and go.
+    /// Whether control services scale the engines.
     fn is_scaled(&self) -> bool {
         self.deployment.is_some()
     }
 
-    /// How many engines run, leaving ones included, and how many are wanted, where control services decide that.
+    /// Returns the number of running engines, leaving ones included, and the wanted number, if control
+    /// services decide it.
     pub(crate) fn scale(&self) -> Result<Option<(usize, u64)>> {
         let Some(deployment) = &self.deployment else { return Ok(None) };
         let runs = (0..self.engines.len()).filter(|engine| deployment.is_pod(*engine)).count();
@@ -293,11 +294,11 @@ impl Cluster {
         member.adopt(nodes::start_engine(member.host, number, plan, *is_other_model, Arc::clone(mock)));
     }
 
-    /// Writes a gateway's list of workers.
+    /// Writes a gateway's workers file.
     fn write_list(&mut self, number: usize) -> Result<()> {
         let gateway = &mut self.gateways[number];
         gateway.writes += 1;
-        // Each state of the file has a length of its own: times of real files are not simulated.
+        // Each state of the file has a different length: modification times of real files are not simulated.
         let mut text = format!("#{}\n", "-".repeat(gateway.writes));
         for (engine, listed) in self.engines.iter().zip(&gateway.lists) {
             if *listed == Listed::Out {
@@ -305,7 +306,7 @@ impl Cluster {
             }
             let address = kernel::host_address(engine.member.host);
             writeln!(text, "[[worker]]\nurl = \"http://{address}:{ENGINE_PORT}\"")?;
-            // Workers say their role themselves.
+            // Workers report their role themselves.
             match (engine.plan.kind, engine.plan.role) {
                 (EngineKind::Worker, _) | (_, Role::Both) => {}
                 (_, Role::Prefill) => writeln!(text, "role = \"prefill\"")?,
@@ -354,7 +355,7 @@ impl Cluster {
         self.engines[number].mock.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Everything whose levels can be looked at.
+    /// Returns the addresses of everything whose levels can be read.
     pub(crate) fn watched(&self, requests_max: u32) -> Watched {
         let workers = if self.is_reference { 0..self.engines.len() } else { 0..0 };
         Watched {
@@ -366,12 +367,12 @@ impl Cluster {
         }
     }
 
-    /// The key of a tenant, where clients need one.
+    /// Returns the key of a tenant, if clients need one.
     pub(crate) fn key(&self, tenant: u8) -> Option<&'static str> {
         self.has_keys.then(|| nodes::key(tenant))
     }
 
-    /// The key by which gateways tell their state.
+    /// Returns the key with which gateways return their state.
     pub(crate) fn administrators_key(&self) -> Option<&'static str> {
         self.has_keys.then(nodes::administrators_key)
     }
@@ -396,7 +397,7 @@ impl Cluster {
         SocketAddr::from((kernel::host_address(self.stores[number].host), STORE_HTTP_PORT))
     }
 
-    /// Sockets that a node has open.
+    /// Returns the open sockets of a node.
     pub(crate) fn sockets(&self, node: Node) -> Vec<String> {
         self.member(node).map_or_else(Vec::new, |member| kernel::open_sockets(member.process))
     }
@@ -438,7 +439,7 @@ impl Cluster {
             if let Some(mock) = &mock {
                 mock.unregister();
             }
-            // Dropping the mock would run code of a process that was killed.
+            // Dropping the mock would run code of a killed process.
             std::mem::forget(mock);
         }
         if let Some(member) = self.member_mut(node) {
@@ -451,8 +452,8 @@ impl Cluster {
         }
     }
 
-    /// Tells a process to stop. It is killed when it is there after so many milliseconds; in any case, another one
-    /// starts in its place ([`Self::supervise`]).
+    /// Tells a process to stop. It is killed if it still runs after `kill_after` milliseconds; in any case, a
+    /// new process replaces it ([`Self::supervise`]).
     pub(crate) fn terminate(&mut self, node: Node, kill_after: u64) {
         let Some(member) = self.member_mut(node).filter(|member| member.is_alive()) else { return };
         if member.termination.is_some() {
@@ -462,12 +463,12 @@ impl Cluster {
         member.termination = Some(Termination::Draining { since, kill_at: since + kill_after * MILLISECOND });
         match &member.stop {
             Some(stop) => stop.terminate(),
-            // Mock engines end at once, as most engines do.
+            // Mock engines exit at once, as most engines do.
             None => self.kill(node, false),
         }
     }
 
-    /// Does what is due for processes that were told to stop, and for a Deployment.
+    /// Carries out the due steps of stopping processes, and reconciles the Deployment.
     pub(crate) fn supervise(&mut self) -> Result<()> {
         self.reconcile()?;
         let now = kernel::now();
@@ -497,7 +498,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether [`Self::supervise`] has something to do now and then.
+    /// Whether [`Self::supervise`] must be called periodically.
     pub(crate) fn needs_supervision(&self) -> bool {
         self.is_scaled() || self.is_restarting()
     }
@@ -509,7 +510,7 @@ impl Cluster {
             .any(|node| self.member(node).is_some_and(|member| member.termination.is_some()))
     }
 
-    /// Starts an engine anew, with another model or with its own.
+    /// Restarts an engine with another model or with its own.
     pub(crate) fn change_model(&mut self, engine: u8, is_other_model: bool) {
         let number = usize::from(engine);
         if self.engines[number].is_other_model == is_other_model {
@@ -520,7 +521,7 @@ impl Cluster {
         self.start_engine(number);
     }
 
-    /// Starts a process again that has ended.
+    /// Restarts the process of a node, which has ended.
     pub(crate) fn restart(&mut self, node: Node) {
         if self.member(node).is_none_or(Member::is_alive) {
             return;
@@ -547,7 +548,7 @@ impl Cluster {
                 let member = &mut self.controls[usize::from(number)];
                 member.adopt(nodes::start_control(member.host, number));
             }
-            // The API server is frozen or cut off, never stopped.
+            // The API server is only frozen or cut off, never stopped.
             Node::Api => {}
         }
     }
@@ -586,7 +587,7 @@ impl Cluster {
         kernel::jump_clock(self.host(node), millis * MILLISECOND as i64);
     }
 
-    /// Says of an engine in all lists of workers that it is there, drains, or is gone.
+    /// Sets the state of an engine in all workers files: present, draining, or absent.
     pub(crate) fn set_listed(&mut self, engine: u8, state: Listed) -> Result<()> {
         for number in 0..self.gateways.len() {
             if self.gateways[number].lists[usize::from(engine)] != state {
@@ -607,7 +608,7 @@ impl Cluster {
         [Node::Client].into_iter().chain(members).collect()
     }
 
-    /// Everything that is wrong is put right again. Processes that were told to stop still take their time.
+    /// Ends all faults. Processes that were told to stop still take their time.
     pub(crate) fn heal(&mut self) -> Result<()> {
         let nodes = self.nodes();
         for (index, a) in nodes.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Engines that are pods of a Deployment: what Kubernetes' controllers do with it, over a double of the API server.
+//! Engines that are pods of a Deployment: the behaviour of Kubernetes' controllers, over a double of the API
+//! server.
 
 use std::sync::Arc;
 
@@ -8,25 +9,26 @@ use tests_apiserver::ApiServer;
 
 use crate::kernel::{Nanos, SECOND};
 
-/// Namespace of everything.
+/// Namespace of all objects.
 pub(crate) const NAMESPACE: &str = "llm";
-/// Name of the Deployment; those of its pods begin with it.
+/// Name of the Deployment, and prefix of its pods' names.
 pub(crate) const NAME: &str = "decode";
 /// Label `app` of the pods.
 pub(crate) const APP: &str = "vllm";
 
-/// How long a pod is kept at least after its deletion was asked for, so that gateways hear of it first.
+/// Shortest time between the request to delete a pod and its removal, so that gateways learn of the deletion
+/// first.
 const LEAVES_AFTER: Nanos = 2 * SECOND;
-/// A pod that still has requests is removed this long after its deletion was asked for.
+/// Time after which a pod that still has requests is removed.
 const GRACE: Nanos = 30 * SECOND;
 /// Every timestamp of an object; no decision depends on it.
 const DATE: &str = "2026-01-01T00:00:00Z";
 
-/// A pod, which is the engine of the same number.
+/// A pod, which is the engine of the same index.
 #[derive(Debug, Clone)]
 struct Pod {
     name: String,
-    /// When its deletion was asked for.
+    /// Time at which its deletion was requested; `None`: it stays.
     leaving_since: Option<Nanos>,
 }
 
@@ -39,16 +41,16 @@ pub(crate) struct Orders {
 
 pub(crate) struct Deployment {
     server: Arc<ApiServer>,
-    /// By the number of the engine.
+    /// Pods by index of the engine.
     pods: Vec<Option<Pod>>,
     addresses: Vec<String>,
     pods_created: usize,
-    /// Fewest and most pods that there may be.
+    /// Lower and upper bound of the replicas.
     replicas_min_max: (u64, u64),
 }
 
 impl Deployment {
-    /// A Deployment that says that there are to be so many pods, of which there are none yet.
+    /// Creates a Deployment with this many replicas and no pods yet.
     pub(crate) fn new(server: Arc<ApiServer>, replicas: u8, addresses: Vec<String>) -> Self {
         let object = json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": NAMESPACE, "name": NAME, "uid": NAME},
@@ -64,7 +66,7 @@ impl Deployment {
         Arc::clone(&self.server)
     }
 
-    /// Whether the engine is a pod that is not about to go.
+    /// Whether the engine is a pod that is not being deleted.
     pub(crate) fn is_staying(&self, engine: usize) -> bool {
         self.pods[engine].as_ref().is_some_and(|pod| pod.leaving_since.is_none())
     }
@@ -74,7 +76,7 @@ impl Deployment {
         self.pods[engine].is_some()
     }
 
-    /// Pods that there are to be.
+    /// Returns the replicas of the Deployment.
     pub(crate) fn replicas(&self) -> Result<u64> {
         self.server.change(|store| {
             let deployment = store.get("deployments", NAMESPACE, NAME).context("the Deployment is gone")?;
@@ -82,8 +84,8 @@ impl Deployment {
         })
     }
 
-    /// Goes one step towards what the Deployment says; an error when that is out of its bounds. `is_idle` tells whether an engine
-    /// has no request.
+    /// Takes one step towards the replicas of the Deployment; returns an error if they are out of bounds.
+    /// `is_idle` tells whether an engine has no request.
     pub(crate) fn reconcile(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Result<Orders> {
         let replicas = self.replicas()?;
         let (fewest, most) = self.replicas_min_max;
@@ -104,7 +106,7 @@ impl Deployment {
         places
     }
 
-    /// Asks for the deletion of pods, those in the last places first.
+    /// Requests the deletion of pods, those with the highest indices first.
     fn mark_surplus(&mut self, count: usize, now: Nanos) {
         for _ in 0..count {
             let last = (0..self.pods.len()).rev().find(|engine| self.is_staying(*engine));

@@ -1,4 +1,4 @@
-//! Plans, drawn from seeds. Another order of the draws gives every seed another meaning.
+//! Plans drawn from seeds. A change in the order of draws changes the plan of every seed.
 
 use crate::answers::Surface;
 use crate::catalog::{CONVERSATIONS, TURNS};
@@ -7,7 +7,7 @@ use crate::plan::{
     Action, EngineKind, EnginePlan, Link, Node, Plan, Role, Step, Tiers, UPDATE_BACK, UPDATE_GAP,
 };
 
-/// Kinds of faults, each of which a run has or lacks.
+/// Kinds of faults; a run has some of them and lacks the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FaultKind {
     Kill,
@@ -43,7 +43,7 @@ impl FaultKind {
         match self {
             Self::Misbehave => !plan.is_reference(),
             Self::ChangeModel => !plan.is_reference() && plan.controls == 0,
-            // Pods are not listed in files, and their Deployment decides which of them are there.
+            // Pods are not listed in files, and their Deployment decides which of them run.
             Self::RollingUpdate => plan.controls == 0,
             Self::Disk => plan.tiers.has_disk(),
             _ => true,
@@ -81,7 +81,7 @@ fn draw_mocks(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
         _ => vec![Role::Both; random.between(1, 4) as usize],
     };
     let all_events = !random.one_in(4);
-    // Blocks go from one engine to another of the same kind only.
+    // Blocks move only between engines of the same kind.
     let kind = if random.one_in(4) { EngineKind::Sglang } else { EngineKind::Vllm };
     let recomputes = random.one_in(2);
     let are_pairs = roles.iter().any(|role| *role != Role::Both);
@@ -102,7 +102,7 @@ fn draw_mocks(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
     (roles.into_iter().map(engine).collect(), Tiers { host_kib: 0, disk_kib: 0, stores: 0 })
 }
 
-/// Engines of which some compute prompts and others go on with them.
+/// Returns the roles of engines, some of which prefill while others decode.
 fn draw_pairs(random: &mut Random) -> Vec<Role> {
     match random.below(3) {
         0 => vec![Role::Prefill, Role::Decode],
@@ -133,7 +133,7 @@ fn draw_workers(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Draws the plan of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x706c_616e);
         let gateways = *random.pick(&[1, 1, 2]);
@@ -161,12 +161,12 @@ impl Plan {
         if random.one_in(4) && !plan.is_reference() && !plan.has_pairs() {
             plan.controls = random.between(1, 2) as u8;
             plan.replicas = random.between(1, plan.engines.len() as u64) as u8;
-            // The control service has no key of an administrator.
+            // The control service has no administrator's key.
             plan.tenants = 0;
         }
         let lasts = *random.pick(&[4_000, 15_000, 60_000]);
         plan.draw_questions(&mut random, lasts);
-        // One run in eight has no faults: everything must succeed then.
+        // One run in eight has no faults: every request must then succeed.
         if !random.one_in(8) {
             plan.draw_faults(&mut random, lasts);
         }
@@ -181,12 +181,12 @@ impl Plan {
         let count = *random.pick(&[6, 15, 30]);
         let (leaves, slow) = (random.one_in(2), random.one_in(3));
         let has_surfaces = random.one_in(3);
-        // Few conversations come back often: their blocks are found in tiers.
+        // With few conversations, each returns often: its blocks are found in tiers.
         let conversations = *random.pick(&[CONVERSATIONS as u64, 4]);
         let mut turns = [0; CONVERSATIONS];
         let mut times: Vec<u64> = (0..count).map(|_| random.below(lasts)).collect();
         if random.one_in(3) {
-            // All at once.
+            // All requests arrive within 50 ms.
             times.iter_mut().for_each(|at| *at %= 50);
         }
         times.sort_unstable();
@@ -261,7 +261,8 @@ impl Plan {
 
     fn draw_misbehaviour(&self, random: &mut Random) -> &'static str {
         match *random.pick(&MISBEHAVIOURS) {
-            // A prefill server of SGLang takes no request by itself, by which the loss of its last event could be seen.
+            // An SGLang prefill server takes no direct request, which would reveal the loss of its last
+            // event.
             "drop_events" if self.has_pairs() && self.engines[0].kind == EngineKind::Sglang => "slow",
             kind => kind,
         }
@@ -302,11 +303,11 @@ impl Plan {
                 slow_ms: *random.pick(&[0, 0, 5, 300, 5_000]),
                 fail_one_in: *random.pick(&[0, 0, 20, 2]),
                 rot_one_in: *random.pick(&[0, 10, 2, 1]),
-                // Disks are read now and then only.
+                // Disks are read rarely, so their faults last longer.
                 lasts: duration * 20,
             },
             FaultKind::Terminate => {
-                // One time in three what has to drain gets less time than it may take.
+                // In one case of three, the process gets less time than its drain may take.
                 let kill_after = if random.one_in(3) { duration } else { duration + 90_000 };
                 Action::Terminate { node: self.node(random), kill_after }
             }
@@ -327,7 +328,8 @@ impl Plan {
         }
     }
 
-    /// A rolling update of the engines: each one drains, is told to stop, and comes back before the next one is touched.
+    /// Draws a rolling update of the engines: each one drains, is told to stop, and is back before the next
+    /// one is stopped.
     fn update_one_by_one(&mut self, begins: u64, drains_for: u64) {
         for engine in 0..self.engines.len() as u8 {
             let lasts = drains_for + UPDATE_BACK;

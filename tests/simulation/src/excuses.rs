@@ -1,6 +1,6 @@
-//! Ends of exchanges and cached tokens that a plan's faults explain.
+//! Outcomes of exchanges and numbers of cached tokens that the faults of a plan explain.
 //!
-//! A fault explains every end that comes after its beginning, wherever it is; only being told to stop is compared with the
+//! A fault explains every outcome after its beginning, wherever it occurs; only a stop is matched to the
 //! gateway and the times of the exchange.
 
 use std::collections::BTreeMap;
@@ -11,25 +11,25 @@ use crate::kernel::{MILLISECOND, Nanos};
 use crate::nodes::DRAIN;
 use crate::plan::{Action, Node, Plan, Step};
 
-/// A connection made this long before its gateway is told to stop counts as accepted, in milliseconds.
+/// Time before its gateway's stop within which a new connection counts as accepted, in milliseconds.
 const ACCEPTED_WITHIN: u64 = 1_000;
 
-/// A gateway is back so long after it was to be killed at the latest, in milliseconds.
+/// Longest time from the end of a gateway's `kill_after` until it is back, in milliseconds.
 const BACK_WITHIN: u64 = 10_000;
 
-/// Blocks of an engine that no run fills.
+/// Blocks of an engine that exceed the need of any run.
 const ENOUGH_BLOCKS: usize = 4096;
 const BLOCK_TOKENS: u64 = 16;
 
 pub(crate) struct Excuses {
     steps: Vec<Step>,
-    /// Nothing that happens is felt by a client.
+    /// Whether no fault of the plan affects a client.
     interrupts_nothing: bool,
-    /// An engine may have computed the beginning of an answer that another one gave.
+    /// Whether several engines may have computed parts of one answer.
     may_repeat: bool,
-    /// There is one engine, which has room for all blocks, and no fault.
+    /// Whether there is one engine, with space for all blocks, and no fault.
     forgets_nothing: bool,
-    /// When the first step was due at the earliest.
+    /// Earliest time at which the first step was due.
     began: Nanos,
 }
 
@@ -38,7 +38,7 @@ impl Excuses {
         Self {
             steps: plan.steps.clone(),
             interrupts_nothing: plan.interrupts_nothing(),
-            // A decode worker counts what came from its prefill worker.
+            // A decode worker reports tokens from its prefill worker as cached.
             may_repeat: plan.is_reference() && plan.has_pairs()
                 || plan.steps.iter().any(|step| match step.action {
                     Action::Ask { .. } | Action::Jump { .. } => false,
@@ -51,17 +51,17 @@ impl Excuses {
         }
     }
 
-    /// Steps that had begun by then.
+    /// Returns the steps that had begun by `then`.
     fn before(&self, then: Nanos) -> impl Iterator<Item = &Step> {
         self.steps.iter().filter(move |step| self.began + step.at * MILLISECOND <= then)
     }
 
-    /// Whether several engines may have had a part in an answer.
+    /// Whether several engines may have computed parts of one answer.
     pub(crate) fn may_repeat(&self) -> bool {
         self.may_repeat
     }
 
-    /// Whether the faults explain how the exchange of a step ended.
+    /// Whether the faults explain the outcome of a step's exchange.
     pub(crate) fn explain(&self, number: usize, ended: &Ended) -> bool {
         let Some(Step { at, action: Action::Ask { gateway: asked, .. } }) = self.steps.get(number) else {
             return false;
@@ -73,13 +73,13 @@ impl Excuses {
             Outcome::Right | Outcome::Left => true,
             Outcome::Wrong(_) => false,
             _ if self.interrupts_nothing => false,
-            // Something on the way to this gateway, or the gateway itself.
+            // A fault on the path to this gateway, or of the gateway itself.
             Outcome::Cut => self.before(ended.at).any(|step| match &step.action {
                 Action::Kill { node, .. } | Action::Freeze { node, .. } => *node == gateway,
                 Action::Cut { a, b, .. } | Action::Partition { a, b, .. } | Action::Degrade { a, b, .. } => {
                     joins(a, b)
                 }
-                // What is there when it is told to stop ends as if nothing had happened, within the time for it.
+                // Requests that a gateway has when it is told to stop end normally, within its drain time.
                 Action::Terminate { node, kill_after } => {
                     let drains_for = (*kill_after).min(DRAIN.as_millis() as u64);
                     let was_late =
@@ -89,19 +89,20 @@ impl Excuses {
                 }
                 _ => false,
             }),
-            // The gateway's machine lost power, or the connection was forgotten: the client gets no reset.
+            // The gateway's machine lost power, or the connection was dropped silently: the client gets no
+            // reset.
             Outcome::GaveUp => any(&|action| match action {
                 Action::Kill { node, silently, .. } => *silently && *node == gateway,
                 Action::Cut { a, b, silently } => *silently && joins(a, b),
                 _ => false,
             }),
-            // The mock engine's injected error, passed on.
+            // The mock engine's injected error, relayed.
             Outcome::Refused(500) => any(&|action| match action {
                 Action::Misbehave { kind, .. } => kind == "error",
                 _ => false,
             }),
             Outcome::Refused(status) => {
-                // A gateway that has just started knows no workers as long as nobody tells it of them.
+                // A restarted gateway knows no workers until the API server answers.
                 let finds_none =
                     any(&|action| matches!(action, Action::Terminate { node: Node::Gateway(_), .. }))
                         && any(&Action::hits_api_server);
@@ -111,8 +112,9 @@ impl Excuses {
         }
     }
 
-    /// Fewest tokens of the prompt of a step that must have been cached: those that one engine, which forgets nothing, has got
-    /// from requests of the same tenant that had ended rightly. `right` has the ends of such requests by their steps.
+    /// Returns the fewest prompt tokens of a step that must have been cached: those that a single engine,
+    /// which forgets nothing, has from finished correct requests of the same tenant. `right` has the ends of
+    /// such requests by their steps.
     pub(crate) fn cached_min(
         &self,
         number: usize,
@@ -130,7 +132,8 @@ impl Excuses {
         self.shared(step, earlier, catalog).saturating_sub(1) / BLOCK_TOKENS * BLOCK_TOKENS
     }
 
-    /// Most tokens that the prompt of a step has in common with those of steps of its tenant, their answers included.
+    /// Returns the most tokens that the prompt of a step has in common with earlier steps of its tenant,
+    /// their answers included.
     fn shared<'a>(
         &self,
         step: &Step,
@@ -153,8 +156,8 @@ impl Excuses {
             .unwrap_or(0)
     }
 
-    /// Most tokens of the prompt of a step that an engine can have had in its cache, if that is known: those that requests
-    /// of the same tenant have left there.
+    /// Returns the most prompt tokens of a step that an engine can have had in its cache, if known: those
+    /// that requests of the same tenant have left there.
     pub(crate) fn cached_max(&self, number: usize, ended: &Ended, catalog: &[Vec<Exchange>]) -> Option<u64> {
         if self.may_repeat {
             return None;

@@ -1,4 +1,5 @@
-//! The whole system on a simulated kernel: a seed is a cluster's life, and an equal seed is an equal life.
+//! The whole system on a simulated kernel: a seed determines the run of a cluster, and equal seeds give equal
+//! runs.
 
 mod answers;
 mod bounds;
@@ -29,55 +30,55 @@ use plan::Plan;
 use rest::SELDOM_WORKED;
 use runner::{Runner, Verdict, Watching};
 
-/// Runs clusters of Kvasir on a simulated kernel, under faults that a seed draws.
+/// Runs clusters of Kvasir on a simulated kernel, with faults that a seed draws.
 #[derive(Parser)]
 struct Arguments {
-    /// How many seeds.
+    /// Number of seeds.
     #[arg(long, default_value_t = 100)]
     seeds: u64,
-    /// The first of them.
+    /// First seed.
     #[arg(long, default_value_t = 1)]
     first: u64,
-    /// One seed alone, told as a story.
+    /// Run only this seed, and print its steps.
     #[arg(long)]
     seed: Option<u64>,
-    /// One plan alone, told as a story: a file that a failure was written to.
+    /// Run only the plan in this file, to which a failure was saved, and print its steps.
     #[arg(long, value_name = "FILE", conflicts_with = "seed")]
     plan: Option<PathBuf>,
-    /// All plans of a folder, those that ever failed, or one file's.
+    /// Run all plans of a folder, which contains earlier failures, or the plan of one file.
     #[arg(long, value_name = "PATH")]
     plans: Option<PathBuf>,
-    /// Runs at a time (default: one for each processor).
+    /// Concurrent runs (default: one for each processor).
     #[arg(long)]
     jobs: Option<usize>,
-    /// With one seed or plan: prints each step of the kernel.
+    /// With one seed or plan: print each step of the kernel.
     #[arg(long)]
     trace: bool,
-    /// With one seed or plan: prints what nodes log at this level.
+    /// With one seed or plan: print the nodes' log at this level.
     #[arg(long)]
     log: Option<tracing::Level>,
-    /// Prints the reference's answers.
+    /// Print the answers of the reference.
     #[arg(long)]
     catalog: bool,
-    /// Goes on after a failure, and shrinks none.
+    /// Continue after a failure, without shrinking.
     #[arg(long)]
     keep_going: bool,
-    /// Stops at a failure without shrinking it.
+    /// Stop at a failure without shrinking it.
     #[arg(long)]
     no_shrink: bool,
-    /// Runs each seed twice, and fails where the traces differ.
+    /// Run each seed twice, and fail if the traces differ.
     #[arg(long)]
     twice: bool,
-    /// Prints a hash over the traces of all seeds.
+    /// Print a hash over the traces of all seeds.
     #[arg(long)]
     hash: bool,
-    /// Fails when a part of the system did nothing in all these runs.
+    /// Fail if a part of the system was not exercised in any run.
     #[arg(long)]
     reaches_all: bool,
-    /// Changes an answer of the reference: every run that asks for it must fail.
+    /// Change an answer of the reference: every run that asks for it must fail.
     #[arg(long)]
     plant_wrong_answer: bool,
-    /// Writes the first failing plan, shrunk, to this file.
+    /// Write the first failing plan, shrunk, to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 }
@@ -120,7 +121,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     }
 }
 
-/// The one plan that is wanted, if it is one.
+/// Returns the plan to run alone, if the arguments name one.
 fn alone(arguments: &Arguments) -> Result<Option<Plan>> {
     match (&arguments.plan, arguments.seed) {
         (Some(file), _) => read(file).map(Some),
@@ -168,7 +169,7 @@ impl Totals {
                 self.passed += 1;
                 self.simulated_nanos += summary.simulated_nanos;
                 self.turns += summary.turns;
-                // Runs end in any order, so that their hashes are added.
+                // Runs end in any order, so their hashes are summed.
                 self.hash = self.hash.wrapping_add(summary.hash.wrapping_mul(plan.seed | 1));
                 for (sums, counts) in [(&mut self.ends, summary.ends), (&mut self.worked, summary.worked)] {
                     for (name, count) in counts {
@@ -221,7 +222,7 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
     Ok(totals.failed.is_empty())
 }
 
-/// Runs between two words of progress.
+/// Runs between two progress messages.
 const PROGRESS_EVERY: u64 = 1000;
 
 fn report_totals(arguments: &Arguments, totals: &Totals, seconds: f64, jobs: usize) {
@@ -241,7 +242,7 @@ fn report_totals(arguments: &Arguments, totals: &Totals, seconds: f64, jobs: usi
     }
 }
 
-/// A failure, shrunk and told as a story.
+/// Shrinks a failure and prints its steps.
 fn tell_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &str) -> Result<()> {
     println!("shrinking the {} steps of seed {}", plan.steps.len(), plan.seed);
     let (plan, reason) = shrink::shrink(runner, plan, reason)?;

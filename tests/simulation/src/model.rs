@@ -1,7 +1,9 @@
-//! The model of a simulated cluster: a transformer of a few thousand weights, and a tokenizer with a token for each byte.
+//! The model of a simulated cluster: a transformer of a few thousand weights, and a tokenizer with one token
+//! per byte.
 //!
-//! Text that goes through tokens, back to text and through tokens again is the same tokens, so that an answer that is continued
-//! elsewhere is the reference's. An engine's answer depends on all of its KV cache: one wrong block gives another answer.
+//! Converting tokens to text and back gives the same tokens, so an answer that is continued on another engine
+//! equals the reference. An engine's answer depends on its whole KV cache: one wrong block changes the
+//! answer.
 
 use std::path::Path;
 
@@ -17,9 +19,9 @@ const HEADS: usize = 2;
 const HEAD: usize = 16;
 const VOCABULARY: usize = 512;
 const EOS: u64 = 1;
-/// Name by which clients ask for it.
+/// Model name in requests.
 pub(crate) const MODEL_NAME: &str = "tiny";
-/// Longest sequence.
+/// Longest sequence, in tokens.
 pub(crate) const CONTEXT: usize = 2048;
 
 /// Writes the model's folder.
@@ -53,14 +55,14 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
     std::fs::write(folder.join("model.safetensors"), weights()).context("the weights")
 }
 
-/// Random weights, in the form of safetensors: a header in JSON behind its length, then all numbers.
+/// Returns random weights as safetensors: the length of a JSON header, the header, then all numbers.
 fn weights() -> Vec<u8> {
     let mut random = Random::new(7);
     let (mut header, mut data) = (Map::new(), Vec::new());
     let mut add = |name: &str, shape: &[usize], scale: f32| {
         let begin = data.len();
         for _ in 0..shape.iter().product() {
-            // Of a uniform distribution with this deviation; norms are ones.
+            // Uniform distribution with this standard deviation; norms are ones.
             let unit = (random.below(1 << 24) as f32 / (1 << 23) as f32 - 1.0) * 3_f32.sqrt();
             let value = if scale == 0.0 { 1.0 } else { unit * scale };
             data.extend_from_slice(&value.to_le_bytes());

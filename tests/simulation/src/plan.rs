@@ -1,31 +1,31 @@
-//! A cluster's life: who is there, who asks what, and what goes wrong when. Times without a unit in their
+//! Plan of a run: the nodes, the requests, and the faults with their times. Times without a unit in their
 //! name are milliseconds.
 
 use serde::{Deserialize, Serialize};
 
 use crate::answers::Surface;
 
-/// Everything that one run does. A plan of a seed can be cut down to fewer steps and run again.
+/// All steps of one run. The plan of a seed can be reduced to fewer steps and run again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) gateways: u8,
     pub(crate) engines: Vec<EnginePlan>,
-    /// Gateways tell each other what they have sent where.
+    /// Whether gateways exchange the destinations of their requests.
     pub(crate) peers: bool,
-    /// Tenants with keys, up to 3; 0 when the gateways let everybody in.
+    /// Tenants with keys, up to 3; 0: gateways admit all clients.
     #[serde(default)]
     pub(crate) tenants: u8,
-    /// Control services; with any, engines are pods of a Deployment, which they scale.
+    /// Number of control services; if above 0, engines are pods of a Deployment that they scale.
     #[serde(default)]
     pub(crate) controls: u8,
-    /// Its pods at the start.
+    /// Pods of the Deployment at the start.
     #[serde(default)]
     pub(crate) replicas: u8,
-    /// Requests inside a gateway at a time.
+    /// Most requests in progress on a gateway.
     pub(crate) requests_max: u32,
     pub(crate) link: Link,
-    /// Of workers; mock engines have none.
+    /// Tiers of workers; mock engines have none.
     pub(crate) tiers: Tiers,
     pub(crate) steps: Vec<Step>,
 }
@@ -34,17 +34,17 @@ pub(crate) struct Plan {
 pub(crate) struct EnginePlan {
     pub(crate) kind: EngineKind,
     pub(crate) role: Role,
-    /// KV blocks.
+    /// KV blocks of the engine.
     pub(crate) blocks: usize,
-    /// Microseconds of a step, and of a prompt token.
+    /// Time of a step, and of a prompt token, in microseconds.
     pub(crate) step_us: u64,
     pub(crate) token_us: u64,
-    /// Publishes KV events.
+    /// Whether the engine publishes KV events.
     pub(crate) events: bool,
-    /// A decode engine computes the blocks itself that it does not get, instead of failing the request.
+    /// Whether a decode engine computes missing blocks itself, instead of failing the request.
     #[serde(default)]
     pub(crate) recomputes: bool,
-    /// Says when it has started, so that a restart is seen by that.
+    /// Whether the engine reports its start time, which reveals a restart.
     #[serde(default)]
     pub(crate) tells_start: bool,
 }
@@ -53,15 +53,15 @@ pub(crate) struct EnginePlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum EngineKind {
-    /// A mock with vLLM's surface.
+    /// A mock with vLLM's API.
     Vllm,
-    /// A mock with SGLang's.
+    /// A mock with SGLang's API.
     Sglang,
     /// Kvasir's worker with the reference engine, its data plane and tiers.
     Worker,
 }
 
-/// Which phases it takes.
+/// Phases that the engine computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
@@ -70,13 +70,13 @@ pub(crate) enum Role {
     Decode,
 }
 
-/// Where workers keep blocks beside their pools.
+/// Tiers of workers in addition to their pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tiers {
-    /// KiB of host memory and of disk of each worker; 0 is none.
+    /// Host memory and disk of each worker, in KiB; 0: no such tier.
     pub(crate) host_kib: usize,
     pub(crate) disk_kib: usize,
-    /// Stores that workers share.
+    /// Number of stores that workers share.
     pub(crate) stores: u8,
 }
 
@@ -97,10 +97,10 @@ impl Tiers {
 /// Delay, loss and rate of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Link {
-    /// Longest delay in microseconds.
+    /// Longest delay, in microseconds.
     pub(crate) delay_us: u64,
     pub(crate) lose_one_in: u64,
-    /// Bytes per second; 0 is without end.
+    /// Bytes per second; 0: unlimited.
     pub(crate) rate: u64,
     pub(crate) split_one_in: u64,
 }
@@ -126,7 +126,7 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    /// Whether no request passes through it.
+    /// Whether no request passes through the node.
     pub(crate) fn is_aside(self) -> bool {
         matches!(self, Self::Control(_) | Self::Api)
     }
@@ -147,29 +147,30 @@ pub(crate) enum Action {
         #[serde(default)]
         surface: Surface,
     },
-    /// The process ends, and another one starts after so many milliseconds.
+    /// The process is killed, and a new one starts after this many milliseconds.
     Kill { node: Node, silently: bool, back_after: u64 },
-    /// The process gets SIGTERM, and SIGKILL after so many milliseconds if it is there still; then another one starts.
+    /// The process gets SIGTERM, and SIGKILL if it still runs after this many milliseconds; then a new one
+    /// starts.
     Terminate { node: Node, kill_after: u64 },
-    /// An engine starts again with another model, and for a time has that.
+    /// An engine restarts with another model, and has it for a time.
     ChangeModel { engine: u8, lasts: u64 },
-    /// The process is stopped for a time.
+    /// The process is frozen for a time.
     Freeze { node: Node, lasts: u64 },
-    /// Nothing gets through between two nodes for a time.
+    /// The link between two nodes is down for a time.
     Partition { a: Node, b: Node, lasts: u64 },
-    /// The link between two nodes is bad for a time.
+    /// The link between two nodes is degraded for a time.
     Degrade { a: Node, b: Node, link: Link, lasts: u64 },
     /// Connections between two nodes are cut.
     Cut { a: Node, b: Node, silently: bool },
     /// The wall clock of a node jumps by so many milliseconds.
     Jump { node: Node, millis: i64 },
-    /// An engine misbehaves for a time, in the mock engine's own words.
+    /// An engine has a fault for a time, in the mock engine's terms.
     Misbehave { engine: u8, kind: String, probability_percent: u8, millis: u64, tokens: usize, lasts: u64 },
-    /// The disk of an engine or a store misbehaves for a time.
+    /// The disk of an engine or a store has faults for a time.
     Disk { node: Node, slow_ms: u64, fail_one_in: u64, rot_one_in: u64, lasts: u64 },
     /// The API server ends all watches.
     CutWatches,
-    /// An engine leaves the list of workers for a time.
+    /// An engine is removed from the workers files for a time.
     Leave { engine: u8, drains: bool, lasts: u64 },
 }
 
@@ -178,7 +179,7 @@ impl Action {
         !matches!(self, Self::Ask { .. })
     }
 
-    /// Whether a request may pass through what it hits.
+    /// Whether a request may pass through the affected node or link.
     pub(crate) fn is_felt(&self) -> bool {
         match self {
             Self::Ask { .. } | Self::CutWatches => false,
@@ -196,7 +197,7 @@ impl Action {
         }
     }
 
-    /// Whether gateways may not hear of pods because of it.
+    /// Whether gateways may miss changes of pods because of the action.
     pub(crate) fn hits_api_server(&self) -> bool {
         match self {
             Self::Freeze { node, .. } => *node == Node::Api,
@@ -205,14 +206,14 @@ impl Action {
         }
     }
 
-    /// Whether a gateway may have to refuse a request, or break its stream, because of it.
+    /// Whether a gateway may have to refuse a request, or break its stream, because of the action.
     pub(crate) fn fails_requests(&self) -> bool {
-        // What is inside a gateway that is told to stop ends rightly, and what comes later finds nobody.
+        // Requests in a gateway that is told to stop end normally, and later ones find no listener.
         self.is_felt() && !matches!(self, Self::Terminate { node: Node::Gateway(_), .. })
     }
 }
 
-/// Milliseconds within which an engine that was stopped is back, and until the next one is touched.
+/// Milliseconds within which a stopped engine is back, and until the next one is stopped.
 pub(crate) const UPDATE_BACK: u64 = 4_000;
 pub(crate) const UPDATE_GAP: u64 = 3_000;
 
@@ -222,12 +223,12 @@ impl Plan {
         self.engines.iter().any(|engine| engine.kind == EngineKind::Worker)
     }
 
-    /// Whether some engines compute prompts and others go on with them.
+    /// Whether some engines prefill and others decode.
     pub(crate) fn has_pairs(&self) -> bool {
         self.engines.iter().any(|engine| engine.role != Role::Both)
     }
 
-    /// Whether clients feel nothing of what happens.
+    /// Whether no action of the plan affects a client.
     pub(crate) fn interrupts_nothing(&self) -> bool {
         if self.controls > 0 {
             self.hits_only_control_plane()
@@ -236,13 +237,13 @@ impl Plan {
         }
     }
 
-    /// Whether no request passes through what is hit.
+    /// Whether no request passes through the affected nodes and links.
     fn hits_only_control_plane(&self) -> bool {
         self.steps.iter().all(|step| !step.action.is_felt())
     }
 
-    /// Whether engines that can stand in for each other drain, are stopped, and come back, one after another, and nothing else
-    /// happens.
+    /// Whether the only faults are drains, stops and returns, one after another, of engines that can replace
+    /// each other.
     fn is_rolling_update(&self) -> bool {
         if self.engines.len() < 2 || self.has_pairs() {
             return false;

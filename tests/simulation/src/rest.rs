@@ -1,4 +1,5 @@
-//! A healed cluster at rest: nothing of a request is left anywhere, and each index holds what engines hold.
+//! State of a healed cluster at rest: no trace of a request is left, and each index matches the engines'
+//! blocks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use crate::cluster::Cluster;
 use crate::kernel::{self, report};
 use crate::plan::Node;
 
-/// Within this a healed cluster comes to rest.
+/// Time within which a healed cluster comes to rest.
 const RESTS_WITHIN: Duration = Duration::from_secs(240);
 
 /// Counts by name.
 pub(crate) type Counts = BTreeMap<String, u64>;
 
-/// Counters of workers by which a reader sees what runs have reached.
+/// Counters of workers that show which parts a run exercised.
 const WORKED: [&str; 14] = [
     "kvasir_transfer_completed_total",
     "kvasir_transfer_incomplete_total",
@@ -36,16 +37,16 @@ const WORKED: [&str; 14] = [
     "kvasir_disk_log_recovered_blocks_total",
 ];
 
-/// Those of them that a thousand runs may do without.
+/// Counters that may stay 0 over a thousand runs.
 pub(crate) const SELDOM_WORKED: [&str; 1] = ["kvasir_transfer_leases_expired_total"];
 
-/// Looks at a cluster that has nothing to do.
+/// Checks of a cluster without requests.
 pub(crate) struct Observer<'a> {
     pub(crate) cluster: &'a Cluster,
 }
 
 impl Observer<'_> {
-    /// Waits until nothing of a request is left anywhere, and the index knows what engines hold.
+    /// Waits until no trace of a request is left, and the index matches the engines' blocks.
     pub(crate) async fn await_rest(&self) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -130,7 +131,7 @@ impl Observer<'_> {
             for level in WORKER_LEVELS {
                 match level_of(&metrics, level) {
                     Some(0) => {}
-                    // Without tiers there is no such level.
+                    // Without tiers these levels do not exist.
                     None if level.starts_with("kvasir_host_") && !self.cluster.tiers().has_host() => {}
                     None if level.starts_with("kvasir_remote_") && !self.cluster.tiers().has_stores() => {}
                     other => left.push(format!("worker {number}: {level} {other:?}")),
@@ -158,7 +159,7 @@ impl Observer<'_> {
         held: &BTreeMap<String, (usize, u64)>,
         left: &mut Vec<String>,
     ) {
-        // The question for the status is none of the requests.
+        // The status query itself is not counted.
         for level in ["active", "waiting"] {
             if status[level].as_u64() != Some(0) {
                 left.push(format!("gateway {gateway}: {level} {}", status[level]));
@@ -193,7 +194,7 @@ impl Observer<'_> {
         }
     }
 
-    /// How often parts of the system did what they are for.
+    /// Returns the counters that show which parts of the system were exercised.
     pub(crate) async fn worked(&self) -> Counts {
         let mut worked = Counts::new();
         worked.extend(WORKED.map(|name| (name.to_owned(), 0)));
@@ -243,7 +244,8 @@ pub(crate) const GATEWAY_LEVELS: [&str; 5] = [
 pub(crate) const STORE_LEVELS: [&str; 3] =
     ["kvasir_pool_leases", "kvasir_pool_fenced_slots", "kvasir_pool_verifying_blocks"];
 
-/// A level in a text of metrics, over all its labels; far too much where one is negative.
+/// Returns the sum of a level over all its labels in a text of metrics; a negative value counts as far too
+/// high.
 pub(crate) fn level_of(metrics: &str, name: &str) -> Option<u64> {
     let values = metrics.lines().filter_map(|line| {
         let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;

@@ -1,4 +1,5 @@
-//! Runs seeds: each in a process of its own, which is the simulation, as many at a time as there are processors.
+//! Runs seeds, each in its own process, which is the simulation; by default as many at a time as there are
+//! processors.
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -18,7 +19,7 @@ use crate::model;
 use crate::nodes::KUBECONFIG;
 use crate::plan::Plan;
 
-/// Real time after which a run hangs: a thread that never gives its turn away.
+/// Real time after which a run counts as hung: a thread never yields.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
 /// Result of a run.
@@ -35,16 +36,16 @@ enum Line {
     Failed(String),
 }
 
-/// How runs are watched.
+/// Output of a run that is watched.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Watching {
     pub(crate) prints_trace: bool,
     pub(crate) tells: bool,
-    /// Prints logs of nodes at this level.
+    /// Level at which the nodes' logs are printed.
     pub(crate) log: Option<tracing::Level>,
 }
 
-/// A run under way.
+/// A run in progress.
 struct Run {
     process: libc::pid_t,
     result: std::fs::File,
@@ -74,25 +75,25 @@ pub(crate) struct Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // Remains of a folder in memory do no harm.
+        // A remaining folder in memory is harmless.
         std::fs::remove_dir_all(&self.folder).ok();
     }
 }
 
 impl Runner {
-    /// The reference's answers.
+    /// Returns the reference's answers.
     pub(crate) fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// Changes an answer of the reference, which no engine will give.
+    /// Replaces an answer of the reference with one that no engine will give.
     pub(crate) fn plant_wrong_answer(&mut self) {
         for exchanges in [&mut self.catalog.mocks, &mut self.catalog.workers] {
             exchanges[3][0].answer.insert_str(0, "not the reference's ");
         }
     }
 
-    /// Makes the folder, in memory if there is such a place, and asks the reference.
+    /// Creates the folder, in memory if possible, and computes the reference.
     pub(crate) fn new() -> Result<Self> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
@@ -105,7 +106,7 @@ impl Runner {
     }
 }
 
-/// Asks the reference in a process of its own: what it leaves behind in its process must not be in those of runs.
+/// Computes the reference in its own process, whose leftover state must not be in the processes of runs.
 fn build_catalog(folder: &Path) -> Result<Catalog> {
     let (reader, writer) = pipe()?;
     // SAFETY: this process has one thread, so that the child finds no lock taken.
@@ -155,7 +156,7 @@ impl Run {
         self.began.elapsed() > HANGS_AFTER
     }
 
-    /// Waits for the end, or makes it when the run hangs.
+    /// Waits for the end of the run, or kills it if it hangs.
     fn finish(mut self) -> Result<Verdict> {
         let hung = self.hangs();
         if hung {
@@ -211,13 +212,13 @@ fn become_run(
     let writer = move || -> Box<dyn std::io::Write> {
         if quiet { Box::new(std::io::sink()) } else { Box::new(std::io::stderr()) }
     };
-    // Telling the time takes none: a run that is watched is the run that was not.
+    // Log timestamps use simulated time, so that a watched run equals an unwatched one.
     let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_timer(SimulatedTime);
     log.with_writer(writer).init();
     life::live(plan, catalog, watching.prints_trace, watching.tells)
 }
 
-/// The simulated time of a line of the log.
+/// Simulated time for log lines.
 struct SimulatedTime;
 
 impl FormatTime for SimulatedTime {
@@ -226,7 +227,7 @@ impl FormatTime for SimulatedTime {
     }
 }
 
-/// Turns are passed on fastest on one processor.
+/// Pins a run to one processor, on which threads hand over fastest.
 fn pin(place: usize) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: a set of processors is plain bits.
@@ -238,7 +239,8 @@ fn pin(place: usize) {
 }
 
 impl Runner {
-    /// Runs plans, as many at a time as there are places, and tells each verdict as it comes, until it is told to stop.
+    /// Runs plans, as many at a time as there are places, and passes on each verdict, until it is told to
+    /// stop.
     pub(crate) fn run_all(
         &self,
         plans: impl IntoIterator<Item = Plan>,

@@ -1,4 +1,4 @@
-//! Cuts a failing plan down: as few steps as still fail, and as few nodes.
+//! Reduces a failing plan to the fewest steps and nodes that still fail.
 
 use anyhow::Result;
 
@@ -11,8 +11,8 @@ pub(crate) fn kind_of(reason: &str) -> &str {
     &reason[..end]
 }
 
-/// The smallest plan found that fails in the way that this one does, and its reason. Delta debugging (Zeller and Hildebrandt,
-/// IEEE TSE 2002) over the steps.
+/// Returns the smallest plan found that fails in the same way as `plan`, with its reason. Delta debugging
+/// (Zeller and Hildebrandt, IEEE TSE 2002) over the steps.
 pub(crate) fn shrink(runner: &Runner, plan: &Plan, reason: &str) -> Result<(Plan, String)> {
     let (mut best, mut best_reason) = (plan.clone(), reason.to_owned());
     let mut tries = 0;
@@ -39,7 +39,7 @@ pub(crate) fn shrink(runner: &Runner, plan: &Plan, reason: &str) -> Result<(Plan
         }
         chunk /= 2;
     }
-    // Clients that behave, as far as it fails with them.
+    // Replaces clients with well-behaved ones, as long as the plan still fails.
     for index in 0..best.steps.len() {
         let mut candidate = best.clone();
         if let Action::Ask { leaves_after, pause, .. } = &mut candidate.steps[index].action {
@@ -54,5 +54,5 @@ pub(crate) fn shrink(runner: &Runner, plan: &Plan, reason: &str) -> Result<(Plan
     Ok((best, best_reason))
 }
 
-/// Runs that shrinking takes at most.
+/// Most runs of one shrinking.
 const TRIES_MAX: usize = 150;

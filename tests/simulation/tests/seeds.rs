@@ -1,8 +1,8 @@
-//! Simulated clusters, a few of them: more in CI and by hand (`README.md`).
+//! A few simulated clusters; CI and manual runs use more (`README.md`).
 
 use std::process::Command;
 
-/// Runs the simulator; its output, and whether it was content.
+/// Runs the simulator; returns its output, and whether it succeeded.
 fn simulate(arguments: &[&str]) -> (String, bool) {
     let run = Command::new(env!("CARGO_BIN_EXE_kvasir-simulation")).args(arguments).output();
     let run = run.expect("the simulator");
@@ -35,7 +35,7 @@ fn what_ever_failed_passes() {
     assert!(told.contains(&format!("{plans} seeds passed, 0 failed")), "{told}");
 }
 
-/// The oracles and the shrinking themselves: a plan that asks for an answer that nobody gives.
+/// Tests the oracles and the shrinking: a plan that expects an answer that no engine gives.
 #[test]
 fn a_wrong_answer_is_found_shrunk_and_told() {
     let folder = std::env::temp_dir().join(format!("kvasir-simulation-test-{}", std::process::id()));

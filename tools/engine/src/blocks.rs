@@ -1,9 +1,9 @@
-//! The blocks of a worker: which slots hold them, what goes to the store behind the pool, and what the events say.
+//! The blocks of a worker: their slots, their copies in the store behind the pool, and the KV events about them.
 //!
 //! Owned by the scheduler and used on its thread only. With `offload_at_once` a block is copied to the store as soon
-//! as it is complete, so that its slot is free the moment that it is needed; otherwise it goes when a slot is needed,
-//! and the pool waits for the copy. A block's removal is told after the store has it, so that nobody thinks it gone in
-//! between.
+//! as it is complete, so that its slot is free the moment that it is needed; otherwise it is copied when a slot is needed,
+//! and the pool waits for the copy. A block's removal is published after the store has it, so that a subscriber never sees
+//! it as gone in between.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,14 +20,14 @@ use router_radix::Tier;
 use crate::KvPool;
 use crate::sequence::Sequence;
 
-/// How long an eviction waits for the copy into the store before blocks are dropped instead: several time slices of a
+/// Longest wait of an eviction for the copy into the store, before blocks are dropped instead: several time slices of a
 /// busy machine, so that only a store that cannot keep up loses blocks.
 const OFFLOAD_WAIT_MAX: Duration = Duration::from_millis(100);
-/// How long a store that could not keep up is not waited for again.
+/// Time for which a store that could not keep up is not waited for again.
 const SLOW_FOR: Duration = Duration::from_secs(1);
 
-/// What the event stream needs to know about a block that is held in the pool or in host memory. What is on the disk
-/// only is known to the store.
+/// Data for the events of a block that is held in the pool or in host memory. The store has the data of blocks that are only
+/// on disk.
 #[derive(Debug)]
 struct Facts {
     parent: Option<BlockIdentity>,
@@ -36,27 +36,27 @@ struct Facts {
     extras: Vec<String>,
     on_device: bool,
     on_host: bool,
-    /// The events say that it is there.
+    /// Whether the block was published as stored.
     is_told: bool,
-    /// It is being copied to the store while it stays in the pool.
+    /// Whether the block is being copied to the store while it stays in the pool.
     is_copied: bool,
-    /// Copies on their way to the store, whose removal from the pool is told when they are there.
+    /// Copies to the store that are in flight and whose removal from the pool is published when they are complete.
     removals_owed: u32,
     tenant: TenantId,
 }
 
-/// See the module's documentation.
+/// Blocks of a worker; see the module's documentation.
 pub(crate) struct Blocks {
     pub(crate) kv: KvPool,
     pub(crate) catalog: PoolCatalog,
     pub(crate) store: Option<Arc<Store>>,
     offload_at_once: bool,
-    /// Events carry token ids, not routing hashes.
+    /// Whether events carry token ids instead of routing hashes.
     event_tokens: bool,
-    /// What happened since the last publication.
+    /// Events since the last publication.
     pub(crate) events: Vec<KvEvent>,
     facts: HashMap<BlockIdentity, Facts>,
-    /// Until then the store is not waited for: it could not keep up.
+    /// Time before which evictions do not wait for the store, because it could not keep up.
     slow_until: Option<Instant>,
 }
 
@@ -80,7 +80,7 @@ impl Blocks {
         }
     }
 
-    /// Tells of the blocks that the disk has kept from an earlier process, each after its parent.
+    /// Publishes the blocks that the disk has kept from an earlier process, each after its parent.
     pub(crate) fn survived(&mut self, survivors: Vec<Survivor>) {
         for Survivor { identity, description } in survivors {
             let Some((tokens, extras)) = decode_meta(&description.meta) else { continue };
@@ -100,7 +100,7 @@ impl Blocks {
         }
     }
 
-    /// A free slot, made by evicting if need be; the evicted block goes to the host tier.
+    /// Returns a free slot, made by evicting if necessary; the evicted block moves to the host tier.
     pub(crate) fn acquire(&mut self) -> Option<SlotRef> {
         let mut tier_is_slow = self.slow_until.is_some_and(|until| Instant::now() < until);
         loop {
@@ -109,12 +109,12 @@ impl Blocks {
             }
             let (identity, slot) = self.catalog.evict()?;
             if tier_is_slow {
-                // One block lost costs less than the engine standing still.
+                // Losing one block costs less than stalling the engine.
                 self.left_device(identity);
                 continue;
             }
             self.offload(identity, slot);
-            // The slot comes free when its copy is made: microseconds, on the tier's own thread.
+            // The slot becomes free when the copy is complete: microseconds, on the tier's own thread.
             let started = Instant::now();
             while self.kv.slots().free_count() == 0 && started.elapsed() < OFFLOAD_WAIT_MAX {
                 std::thread::yield_now();
@@ -131,13 +131,13 @@ impl Blocks {
         if on_host || !self.queue_offload(identity, slot) {
             self.left_device(identity);
         } else if let Some(facts) = self.facts.get_mut(&identity) {
-            // "Removed" is told once "stored" of the host tier has been: nobody shall think it gone.
+            // "Removed" is published after the host tier's "stored", so that the block never seems to be gone.
             facts.on_device = false;
             facts.removals_owed += 1;
         }
     }
 
-    /// Whether the store took it.
+    /// Queues a block's copy to the store. Returns whether the store accepted it.
     fn queue_offload(&self, identity: BlockIdentity, slot: SlotRef) -> bool {
         let (Some(store), Some(facts)) = (&self.store, self.facts.get(&identity)) else { return false };
         let description = Description {
@@ -149,7 +149,7 @@ impl Blocks {
         store.offload(Offload { identity, description, slot }).is_ok()
     }
 
-    /// What the store keeps with these blocks of a sequence, so that what other nodes have of them is described as its own.
+    /// Metadata that the store keeps with these blocks of a sequence, so that copies on other nodes have the same description.
     pub(crate) fn metas(&self, sequence: &Sequence, blocks: Range<usize>) -> Vec<Arc<[u8]>> {
         let block_tokens = self.kv.block_tokens();
         let meta = |block: usize| {
@@ -161,7 +161,7 @@ impl Blocks {
     }
 
     pub(crate) fn acquire_many(&mut self, count: usize) -> Option<Vec<SlotRef>> {
-        // Asked first: a request that cannot be met must not empty the cache in trying.
+        // Checked first: a request that cannot be met must not empty the cache.
         let free = self.kv.slots().free_count();
         if free + self.catalog.evictable(count.saturating_sub(free)) < count {
             return None;
@@ -169,15 +169,15 @@ impl Blocks {
         (0..count).map(|_| self.acquire()).collect()
     }
 
-    /// Appends complete blocks to a sequence and makes them known.
+    /// Appends complete blocks to a sequence and registers them.
     pub(crate) fn adopt(&mut self, sequence: &mut Sequence, slots: Vec<SlotRef>) {
         sequence.table.extend(slots);
         sequence.computed = sequence.table.len() * self.kv.block_tokens();
         self.register(sequence);
     }
 
-    /// Makes a sequence's newly completed blocks known. Where somebody else was first, theirs is used: equal
-    /// identity means equal bytes, whoever computed them.
+    /// Registers a sequence's newly completed blocks in the catalog. A block that is registered already replaces the sequence's
+    /// copy: equal identity means equal bytes, whichever request computed them.
     pub(crate) fn register(&mut self, sequence: &mut Sequence) {
         let block_tokens = self.kv.block_tokens();
         let complete = sequence.computed / block_tokens;
@@ -203,7 +203,7 @@ impl Blocks {
                 tokens: tokens.into(),
                 extras: if block == 0 { sequence.extras.clone() } else { Vec::new() },
                 on_device: false,
-                // It may have come from there just now, known to the store alone.
+                // The block may have just come from host memory, known to the store alone.
                 on_host: self.store.as_ref().is_some_and(|store| store.is_on_host(&identity)),
                 is_told: false,
                 is_copied: false,
@@ -223,7 +223,7 @@ impl Blocks {
         }
     }
 
-    /// The store has the block in one more tier.
+    /// Records that the store has the block in one more tier.
     pub(crate) fn stored(&mut self, identity: BlockIdentity, medium: Medium) {
         let Some(facts) = self.facts.get_mut(&identity) else { return };
         match medium {
@@ -237,11 +237,11 @@ impl Blocks {
         }
     }
 
-    /// An offload is over, whether it worked or not.
+    /// Records that an offload has ended, whether it succeeded or not.
     pub(crate) fn offloaded(&mut self, identity: BlockIdentity) {
         if let Some(facts) = self.facts.get_mut(&identity) {
             if facts.removals_owed > 0 {
-                // One physical copy has gone; the block may have been computed again meanwhile.
+                // The pool's copy is gone; the block may have been computed again meanwhile.
                 facts.removals_owed -= 1;
                 self.events.push(removed_event(identity, Tier::Device));
             }
@@ -250,7 +250,7 @@ impl Blocks {
         self.forget_if_gone(identity);
     }
 
-    /// A tier of the store holds the block no more.
+    /// Records that a tier of the store no longer holds the block.
     pub(crate) fn removed(&mut self, identity: BlockIdentity, medium: Medium) {
         match medium {
             Medium::Host => {
@@ -265,7 +265,7 @@ impl Blocks {
         }
     }
 
-    /// Evicts everything that nobody uses, without keeping it anywhere.
+    /// Evicts every unused block without offloading it.
     pub(crate) fn clear(&mut self) {
         while let Some((identity, _slot)) = self.catalog.evict() {
             self.left_device(identity);
@@ -290,8 +290,8 @@ impl Blocks {
     }
 }
 
-/// A block with its tokens and what keeps its tenant apart, or with the hash of both that the gateway looks for: neither
-/// what was said nor a tenant's salt is then in the event.
+/// Event of a stored block with its tokens and its tenant's extra keys, or with the hash of both that the gateway looks up:
+/// the event then contains neither text nor a tenant's salt.
 fn stored_event(identity: BlockIdentity, facts: &Facts, tier: Tier, with_tokens: bool) -> KvEvent {
     let stored = Stored {
         hashes: vec![identity.short()],
@@ -300,7 +300,7 @@ fn stored_event(identity: BlockIdentity, facts: &Facts, tier: Tier, with_tokens:
         tier,
         ..Stored::default()
     };
-    // As vLLM does: what keeps a tenant apart belongs to the first block of a chain.
+    // As in vLLM, the extra keys belong to the first block of a chain.
     let extras = if facts.parent.is_none() { &facts.extras[..] } else { &[] };
     if with_tokens {
         let extras = extras.iter().map(|extra| (0, extra.clone())).collect();
@@ -314,8 +314,8 @@ fn removed_event(identity: BlockIdentity, tier: Tier) -> KvEvent {
     KvEvent::Removed(Removed { hashes: vec![identity.short()], tier, group: None })
 }
 
-/// What the store keeps with a block, so that events can tell of it after a restart: how many tokens, the tokens, and
-/// each extra with its length, all as little-endian u32 where they are numbers.
+/// Encodes the metadata that the store keeps with a block, for events after a restart: the number of tokens, the tokens, and
+/// each extra with its length; numbers are little-endian u32.
 fn encode_meta(tokens: &[u32], extras: &[String]) -> Vec<u8> {
     let mut meta = Vec::with_capacity(4 + tokens.len() * 4);
     meta.extend((tokens.len() as u32).to_le_bytes());

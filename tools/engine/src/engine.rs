@@ -20,28 +20,28 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Goal, RemotePrefill, Sequence, Start};
 use crate::{Choice, EngineConfig, EngineError, EngineStats, KvPool};
 
-/// Requests that may wait for the engine's thread to look at them. Cancellations and notices are at most a few
-/// for each request, and must never wait: two threads that wait for each other would stand still for good.
+/// Largest number of submitted requests that the engine's thread has not taken yet. Cancellations and notices are at most a
+/// few per request, and must never wait: two threads that wait for each other would be deadlocked.
 const SUBMITTED_MAX: u64 = 16_384;
-/// When blocks are held elsewhere and nothing can run, the engine looks again after this time.
+/// Time after which the engine tries again when no request can run because blocks are held elsewhere.
 const BLOCKED_RECHECK: Duration = Duration::from_millis(20);
 
-/// What the engine is asked to do.
+/// A request to the engine.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// How to sample. `n` is the caller's business.
+    /// Sampling parameters. `n` is ignored; the caller submits each choice.
     pub sampling: Sampling,
-    /// Keeps its cache apart: salt and the like.
+    /// Salt and other keys that separate the request's cached blocks.
     pub extras: Vec<String>,
     /// Compute the prompt's blocks and push them under this transfer instead of generating.
     pub push_to: Option<u64>,
     /// Fetch the prompt's blocks: transfer and address of the sender's data plane.
     pub fetch_from: Option<(u64, String)>,
-    /// How long its blocks are to be retained in the store; zero: as long as those of any other.
+    /// Time for which the request's blocks are retained in the store; zero: no longer than any other's.
     pub retain_for: Duration,
-    /// Keeps the output within a schema; made by [`EngineHandle::compile_grammar`] behind the same resumed tokens.
+    /// Grammar that keeps the output within a schema; compiled by [`EngineHandle::compile_grammar`] after the same resumed tokens.
     pub grammar: Option<Grammar>,
 }
 
@@ -50,17 +50,17 @@ pub struct Request {
 pub struct Output {
     /// Tokens of this piece.
     pub tokens: Vec<u32>,
-    /// Text that is complete now.
+    /// Text completed by this piece.
     pub text: String,
-    /// Log-probabilities of the token, when asked for.
+    /// Chosen token with log-probabilities, when requested.
     pub choice: Option<Choice>,
-    /// Set on the last piece.
+    /// Reason of the end, on the last piece.
     pub finish: Option<Finish>,
-    /// Prompt tokens that were found in a cache of this worker.
+    /// Prompt tokens that were cached at this worker.
     pub cached_tokens: usize,
 }
 
-/// Why a request was not taken.
+/// Reason for which a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The queue is full.
@@ -85,26 +85,26 @@ pub(crate) enum Message {
 pub struct Services {
     /// Moves blocks between workers.
     pub transfer: Option<TransferService>,
-    /// Keeps blocks outside of the pool.
+    /// Stores blocks outside of the pool.
     pub store: Option<Arc<Store>>,
-    /// What it has kept from an earlier process.
+    /// Blocks that the store has kept from an earlier process.
     pub survivors: Vec<Survivor>,
     /// Publishes KV events.
     pub events: Option<EventSink>,
 }
 
-/// Way in for the notices of the other parts, which exist before the engine does.
+/// Sender of notices from the other parts, which exist before the engine does.
 #[derive(Clone)]
 pub struct EngineInbox(Sender<Message>);
 
 impl EngineInbox {
-    /// Hands over what the transfer service reports.
+    /// Passes a notice of the transfer service to the engine.
     pub fn transfer_notice(&self, notice: Notice) {
         // An engine that has stopped needs no notices.
         let _stopped = self.0.send(Message::Transfer(notice));
     }
 
-    /// Hands over what the store reports.
+    /// Passes a report of the store to the engine.
     pub fn store_moved(&self, moved: Moved) {
         let _stopped = self.0.send(Message::Store(moved));
     }
@@ -130,7 +130,7 @@ impl Engine {
         Self { inbox, sender }
     }
 
-    /// The way in for notices.
+    /// Returns a sender for notices.
     #[must_use]
     pub fn inbox(&self) -> EngineInbox {
         EngineInbox(self.sender.clone())
@@ -233,20 +233,20 @@ impl EngineHandle {
         self.shared.context_tokens
     }
 
-    /// One more than the largest token id.
+    /// Number of token ids: the largest id plus one.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         self.shared.vocabulary
     }
 
-    /// What it counts.
+    /// Counters of the engine.
     #[must_use]
     pub fn stats(&self) -> &Arc<EngineStats> {
         &self.shared.stats
     }
 
-    /// The grammar of an output, behind the last tokens of a prompt when those are an interrupted run's output. Waits while
-    /// [`GRAMMARS_MAX`](tools_grammar::GRAMMARS_MAX) requests have one.
+    /// Compiles the grammar of an output, after the last tokens of a prompt when these are an interrupted run's output. Waits
+    /// while [`GRAMMARS_MAX`](tools_grammar::GRAMMARS_MAX) requests have one.
     pub async fn compile_grammar(
         &self,
         output: &Arc<StructuredOutput>,
@@ -255,7 +255,7 @@ impl EngineHandle {
         self.shared.compiler.compile(output, resumed).await
     }
 
-    /// Requests that have a grammar, and requests that wait for one.
+    /// Number of requests that have a grammar, and of requests that wait for one.
     #[must_use]
     pub fn grammars(&self) -> [usize; 2] {
         self.shared.compiler.counts()
@@ -270,7 +270,7 @@ impl EngineHandle {
         let mut sampling = request.sampling;
         sampling.max_tokens = Some(limit);
         let seed = sampling.seed.unwrap_or_else(random_seed);
-        // One piece for each token and the last one: the engine never waits for a slow reader.
+        // Capacity for one piece per token and the final one: the engine never waits for a slow reader.
         let (output, pieces) = mpsc::channel(limit + 2);
         let extras: Vec<&str> = request.extras.iter().map(String::as_str).collect();
         let sequence = Sequence::new(Start {
@@ -307,16 +307,16 @@ impl EngineHandle {
         self.thread.0.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Drops every cached block that nobody uses.
+    /// Drops every cached block that no request uses.
     pub fn clear_cache(&self) {
         let _stopped = self.sender.send(Message::ClearCache);
     }
 
-    /// Stops the thread and waits for it. Requests inside are abandoned.
+    /// Stops the thread and waits for it. Requests in the engine are abandoned.
     pub fn stop(self) {
         let _stopped = self.sender.send(Message::Stop);
         if let Some(thread) = Arc::into_inner(self.thread).and_then(|joiner| joiner.0) {
-            // A panic there has been printed.
+            // A panic of the thread was printed by its hook.
             let _panicked = thread.join();
         }
     }
@@ -328,7 +328,7 @@ fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// The pieces of one request as they come. Dropping it cancels the request.
+/// Receiver of the pieces of one request. Dropping it cancels the request.
 pub struct Generation {
     id: u64,
     pieces: mpsc::Receiver<Output>,
@@ -337,7 +337,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// The next piece; `None` when the engine is gone or the last piece has been taken.
+    /// Returns the next piece; `None` when the engine has stopped or the last piece was returned.
     pub async fn next(&mut self) -> Option<Output> {
         if self.ended {
             return None;

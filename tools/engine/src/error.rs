@@ -1,14 +1,16 @@
+//! Errors of the reference engine.
+
 use std::path::{Path, PathBuf};
 
-/// What can stop an engine from starting.
+/// Errors of an engine's start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A file of the model folder cannot be used.
     #[error("{}: {reason}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
     /// A tensor is missing or has another shape.
@@ -17,7 +19,7 @@ pub enum EngineError {
     /// The block layout that follows from the model cannot be used.
     #[error("{0}")]
     Layout(#[from] kvstore_block::LayoutError),
-    /// The KV pool cannot be made.
+    /// The KV pool cannot be allocated.
     #[error("KV pool: {0}")]
     Memory(#[from] dataplane_memory::MemoryError),
     /// A thread could not be started.

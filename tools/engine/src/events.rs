@@ -1,7 +1,7 @@
 //! Publishes KV events as vLLM does: ZMQ PUB with `[topic, sequence, payload]`, and a ROUTER that replays.
 //!
-//! The engine's thread numbers and encodes a batch and hands it to a bounded queue; it never waits. A batch
-//! that does not fit is dropped, and the gap in the numbers tells every subscriber.
+//! The engine's thread numbers and encodes a batch and pushes it to a bounded queue; it never waits. A batch
+//! that does not fit is dropped, and subscribers find the gap in the numbers.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 /// Batches that may wait for the publishing task.
 const QUEUE_BATCHES: usize = 8192;
 
-/// The engine's end.
+/// Sending side, owned by the engine's thread.
 pub struct EventSink {
     queue: mpsc::Sender<(u64, Bytes)>,
     next: u64,
@@ -37,7 +37,7 @@ impl EventSink {
     }
 }
 
-/// Where the sockets ended up.
+/// Addresses of the bound sockets.
 #[derive(Debug, Clone)]
 pub struct PublisherAddresses {
     /// `tcp://…` of the PUB socket.
@@ -49,7 +49,7 @@ pub struct PublisherAddresses {
 /// The sockets and the publishing task. Dropping it ends them.
 pub struct EventPublisher {
     addresses: PublisherAddresses,
-    /// Replays go on when the engine has ended.
+    /// Kept, so that replays continue after the engine has ended.
     _server: Arc<EventServer>,
     task: JoinHandle<()>,
 }
@@ -75,7 +75,7 @@ impl EventPublisher {
         Ok((Self { addresses, _server: server, task }, EventSink { queue, next: 0 }))
     }
 
-    /// Where subscribers connect.
+    /// Addresses for subscribers.
     #[must_use]
     pub fn addresses(&self) -> &PublisherAddresses {
         &self.addresses

@@ -1,12 +1,11 @@
 //! The reference engine: a decoder-only transformer on the CPU that behaves like a real engine.
 //!
-//! It exists so that the whole appliance can be run, measured and tested without a GPU, against true
-//! attention over true KV blocks. Correct first: its log-probabilities agree with vLLM and `transformers` on
-//! the same weights, and its output does not depend on how requests were batched, chunked, cached, moved or
-//! resumed, bit for bit. Everything rests on that last property, so it is worth stating why it holds: each
-//! output row of every matrix product is summed in one fixed order whatever the batch, attention is computed
-//! per row over exactly the row's own prefix, and keys and values are rounded to the cache's element type
-//! before anybody reads them.
+//! Runs, measures and tests the whole appliance without a GPU, with true attention over true KV blocks.
+//! Correctness comes first: log-probabilities agree with vLLM and `transformers` on the same weights, and the output does not
+//! depend on how requests were batched, chunked, cached, moved or resumed, bit for bit. All comparisons rest on the last
+//! property, which holds because: each output row of every matrix product is summed in one fixed order whatever the batch,
+//! attention is computed per row over exactly the row's own prefix, and keys and values are rounded to the cache's element
+//! type before they are read.
 //!
 //! Reading order: [`model`] (weights and the forward pass), `kv` (paged slots), `sampler`, `sequence`,
 //! `blocks`, `scheduler` and `engine` (continuous batching on one thread), `events`, [`server`] (vLLM's HTTP surface).

@@ -1,7 +1,7 @@
-//! From logits to a token.
+//! Samples a token from logits.
 //!
-//! Randomness is a function of (seed, position in the sequence), not of a generator's state: a request that
-//! is resumed on another worker from prompt + tokens so far draws the same numbers as if nothing had happened.
+//! Randomness is a function of (seed, position in the sequence), not of a generator's state: a request that is resumed on
+//! another worker from prompt and tokens so far draws the same numbers as in an uninterrupted run.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A chosen token with its log-probability and the most likely alternatives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// The token.
+    /// The chosen token.
     pub token: u32,
-    /// Its log-probability before temperature and penalties.
+    /// Log-probability of the token before temperature and penalties.
     pub logprob: f32,
-    /// The most likely tokens, best first, as many as were asked for.
+    /// The most likely tokens, best first, as many as requested.
     pub top: Vec<(u32, f32)>,
 }
 
-/// What was seen so far, for the penalties.
+/// Tokens so far, for the penalties.
 #[derive(Debug, Default)]
 pub(crate) struct History<'a> {
     pub(crate) prompt: &'a [u32],
@@ -50,7 +50,7 @@ pub fn choose(
     Choice { token, logprob: raw[token as usize] - normaliser, top }
 }
 
-/// Forbids tokens, unless nothing else is left: a grammar may ask for one of them.
+/// Bans tokens, unless no other is left: a grammar may require one of them.
 fn suppress(logits: &mut [f32], tokens: &[u32]) {
     let before: Vec<f32> =
         tokens.iter().map(|&token| logits.get(token as usize).copied().unwrap_or_default()).collect();
@@ -115,7 +115,7 @@ fn argmax(logits: &[f32]) -> u32 {
 fn draw(logits: &[f32], sampling: &Sampling, seed: u64, position: u64) -> u32 {
     let mut order: Vec<u32> =
         (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
-    // Ties by id, so that the order is total.
+    // Ties are ordered by id, so that the order is total.
     order.sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
     if sampling.top_k > 0 {
         order.truncate(sampling.top_k as usize);
@@ -152,7 +152,7 @@ fn draw(logits: &[f32], sampling: &Sampling, seed: u64, position: u64) -> u32 {
     order[weights.len() - 1]
 }
 
-/// A number in [0, 1) that depends on nothing but its arguments.
+/// A pseudo-random number in [0, 1) that is a function of its arguments only.
 fn uniform(seed: u64, position: u64) -> f64 {
     (xxh3_64_with_seed(&position.to_le_bytes(), seed) >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -1,12 +1,12 @@
-//! Continuous batching over paged blocks: what runs in the next step, and where its keys and values live.
+//! Continuous batching over paged blocks: selects the requests of each step, and manages their blocks.
 //!
-//! A request waits, may fetch blocks (from another worker, or from the store's tiers), runs until it is finished,
-//! and may be preempted in between when blocks run out; then it starts over, with whatever of its prefix is
-//! still cached. In a step, every request that generates gets its one token first; what is left of the token
-//! budget goes to prompts, first come first served, in chunks.
+//! A request waits, may fetch blocks (from another worker, or from the store's tiers), runs until it is finished, and may be
+//! preempted in between when blocks run out; then it starts over, with the part of its prefix that is still cached. In a
+//! step, every request that generates gets its one token first; the rest of the token budget goes to prompts, first come
+//! first served, in chunks.
 //!
-//! All of it runs on one thread. Blocks are held by reference: a block of the catalog that nobody else refers
-//! to can be evicted, anything else cannot, so no state needs to say who uses what.
+//! Everything runs on one thread. Blocks are held by reference: a block of the catalog without other references can be
+//! evicted, any other cannot, so no separate record of users is needed.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -28,7 +28,7 @@ use crate::sampler::choose;
 use crate::sequence::{Goal, RemotePrefill, Sequence};
 use crate::{EngineConfig, EngineStats, KvPool};
 
-/// How often cached slots that no request uses are counted while requests run.
+/// Interval at which cached slots that no request uses are counted while requests run.
 pub(crate) const EVICTABLE_EVERY: Duration = Duration::from_millis(100);
 
 pub(crate) struct Scheduler {
@@ -40,30 +40,30 @@ pub(crate) struct Scheduler {
     sink: Option<EventSink>,
     stats: Arc<EngineStats>,
     waiting: VecDeque<Sequence>,
-    /// Waiting for blocks of another worker, by transfer.
+    /// Sequences that wait for blocks of another worker, by transfer.
     fetching_remote: HashMap<u64, Sequence>,
-    /// Prompts that are computed and not yet handed over, by transfer. Their requests end with the hand-over, so
-    /// that a client's hang-up reaches them until then.
+    /// Prompts that are computed and not yet handed over, by transfer. Their requests end with the hand-over; until then a
+    /// client's disconnect cancels them.
     handing_over: HashMap<u64, Sequence>,
-    /// Waiting for blocks of the store's tiers, by sequence.
+    /// Sequences that wait for blocks of the store's tiers, by sequence.
     fetching_store: HashMap<u64, Sequence>,
     running: Vec<Sequence>,
-    /// The last step could compute nothing, although requests run.
+    /// Whether the last step computed nothing although requests run.
     is_stalled: bool,
     evictable_counted: Instant,
 }
 
-/// What became of a sequence whose blocks might be somewhere else.
+/// Result of trying to fetch a sequence's blocks.
 enum Fetch {
-    /// It can run: there is nothing to fetch, or not now.
+    /// There is nothing to fetch, or not now; the sequence can run.
     Unneeded(Box<Sequence>),
-    /// It comes back when its blocks are here.
+    /// The fetch has started; the sequence returns when its blocks have arrived.
     Started,
-    /// There are no slots for what it must fetch; it has to wait.
+    /// There are no slots for the blocks to fetch; the sequence has to wait.
     NoRoom(Box<Sequence>),
 }
 
-/// Part of a running sequence that is in the present step.
+/// Part of a running sequence that is computed in the present step.
 struct Scheduled {
     index: usize,
     count: usize,
@@ -103,14 +103,14 @@ impl Scheduler {
         !self.running.is_empty() && !self.is_stalled
     }
 
-    /// Requests wait, but only something outside can let them run.
+    /// Whether requests wait that only an external event can let run.
     pub(crate) fn is_blocked(&self) -> bool {
         self.is_stalled || !self.waiting.is_empty()
     }
 
     // --- messages ---
 
-    /// A submitted request has been taken out of the inbox.
+    /// Counts a submitted request that was taken out of the inbox.
     pub(crate) fn taken(&self) {
         self.stats.submitted.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
     }
@@ -155,7 +155,7 @@ impl Scheduler {
         self.blocks.catalog.touch(&sequence.identities[..sequence.registered]);
     }
 
-    /// Tells the other leg's worker, through the data plane, that this one is not coming.
+    /// Notifies the other leg's worker, through the data plane, that this leg was dropped.
     fn drop_legs(&self, sequence: &Sequence) {
         if let Goal::Prefill { transfer } = sequence.goal {
             self.command(Command::Cancel { transfer });
@@ -164,7 +164,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether another request waits for this transfer already. Its sender must not be told of this one: it would stop.
+    /// Whether another request waits for this transfer already. Its sender must not be notified of this one: it would stop.
     fn is_expected(&self, remote: &RemotePrefill) -> bool {
         self.fetching_remote.contains_key(&remote.transfer)
     }
@@ -186,8 +186,8 @@ impl Scheduler {
         self.running.push(sequence);
     }
 
-    /// A transfer that we pushed is over: its request is, too, even if it is still being computed (the decode
-    /// worker does not want it any more).
+    /// Ends the request of a transfer that this worker pushed and that has ended, even if it is still being computed: the decode
+    /// worker does not need it any more.
     fn handed_over(&mut self, transfer: u64) {
         let is_it = |sequence: &Sequence| sequence.goal == Goal::Prefill { transfer };
         let sequence = match self.handing_over.remove(&transfer) {
@@ -217,7 +217,7 @@ impl Scheduler {
             Moved::Removed { identity, medium } => self.blocks.removed(identity, medium),
             Moved::Offloaded { identity } => self.blocks.offloaded(identity),
             Moved::Prepared { request, blocks: _ } => {
-                // What came is in host memory now, and found there when the request is admitted again.
+                // The fetched blocks are in host memory now, and found there when the request is admitted again.
                 let Some(sequence) = self.fetching_store.remove(&request) else { return };
                 self.waiting.push_front(sequence);
             }
@@ -242,7 +242,7 @@ impl Scheduler {
     fn command(&self, command: Command) {
         let Some(transfer) = &self.transfer else { return };
         let mut command = command;
-        // The transfer thread always drains its queue, so this ends soon.
+        // The transfer thread always drains its queue, so this loop ends soon.
         while let Err(back) = transfer.submit(command) {
             assert!(!transfer.has_stopped(), "the transfer thread has ended: its panic is above");
             command = back;
@@ -281,8 +281,8 @@ impl Scheduler {
                         && self.fetching_remote.is_empty()
                         && self.fetching_store.is_empty();
                     if is_alone {
-                        // Nothing that ends would make room (a peer may hold slots in quarantine): compute it
-                        // here, in as many slots as there are.
+                        // No running request would free enough slots (a peer may hold slots in quarantine): the prompt is computed here, in the
+                        // available slots.
                         self.drop_legs(&sequence);
                         sequence.remote = None;
                     }
@@ -300,7 +300,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts a fetch where one promises something.
+    /// Starts a fetch if another worker or the store may have blocks.
     fn fetch(&mut self, mut sequence: Sequence, wanted: usize) -> Fetch {
         let found = sequence.table.len();
         if let Some(remote) = sequence.remote.take().filter(|remote| !self.is_expected(remote)) {
@@ -350,14 +350,14 @@ impl Scheduler {
                 if store.prepare(prepare).is_err() {
                     return Fetch::Unneeded(Box::new(sequence));
                 }
-                // It is admitted anew when the answers are there; until then it holds no slots.
+                // The sequence is admitted again when the answers have arrived; until then it holds no slots.
                 sequence.release_blocks();
                 self.fetching_store.insert(request, sequence);
                 return Fetch::Started;
             }
         };
         sequence.store_tried = true;
-        // Without slots for them, computing needs the ones that there are anyway.
+        // Without free slots there is no fetch: computing needs the present ones anyway.
         let Some(targets) = self.blocks.acquire_many(blocks).filter(|targets| !targets.is_empty()) else {
             return Fetch::Unneeded(Box::new(sequence));
         };
@@ -378,12 +378,12 @@ impl Scheduler {
 
     // --- steps ---
 
-    /// Admits, computes one batch, and publishes what changed.
+    /// Admits requests, computes one batch, and publishes the changes.
     pub(crate) fn step(&mut self) {
         self.admit();
         let started = Instant::now();
         let scheduled = self.schedule();
-        // Every slot is held by others: transfers end on their own thread. Most send a message then; the rest is noticed in time.
+        // All slots are in use by transfers, which end on their own thread. Most send a message then; the rest is found by the recheck.
         self.is_stalled = scheduled.is_empty() && !self.running.is_empty();
         if !scheduled.is_empty() {
             self.compute(&scheduled);
@@ -416,8 +416,7 @@ impl Scheduler {
         scheduled
     }
 
-    /// Gives a sequence the blocks for `count` more tokens, preempting younger ones if need be. False when it
-    /// has to wait.
+    /// Gives a sequence the blocks for `count` more tokens, preempting younger sequences if necessary. False when it has to wait.
     fn make_room(&mut self, index: usize, count: usize, scheduled: &[Scheduled]) -> bool {
         let needed = (self.running[index].computed + count).div_ceil(self.blocks.kv.block_tokens());
         while self.running[index].table.len() < needed {
@@ -462,7 +461,7 @@ impl Scheduler {
                 rows: if generates { Rows::Last } else { Rows::None },
             });
         }
-        // What computing costs decides whether a tier is worth asking.
+        // The measured cost of computing decides whether fetching from a tier is worth it.
         let prompt_tokens: usize = scheduled.iter().map(|part| part.count).filter(|&count| count > 1).sum();
         let context = items.iter().map(|item| item.start).max().unwrap_or(0);
         let started = Instant::now();
@@ -504,14 +503,14 @@ impl Scheduler {
         self.running = running;
     }
 
-    /// Its blocks stay where they are; its user may go on later.
+    /// Ends a sequence. Its blocks stay in the catalog, since a conversation may continue.
     fn finished(&mut self, sequence: &Sequence) {
         let known = &sequence.identities[..sequence.registered];
         self.blocks.catalog.touch(known);
         if let Some(store) = &self.blocks.store {
             store.went_idle(known);
             if !sequence.retain_for.is_zero() {
-                // A hint: the store counts what it does not take.
+                // The retention is a hint: the store counts requests that it does not accept.
                 let _full = store.retain(known, sequence.retain_for);
             }
         }
@@ -570,7 +569,7 @@ impl Scheduler {
         stopped || ended || complete || out_of_room
     }
 
-    /// Pushes cached blocks of prefill requests and ends those that are done.
+    /// Pushes computed blocks of prefill requests and ends those that are complete.
     fn finish_prefills(&mut self) {
         let block_tokens = self.blocks.kv.block_tokens();
         let layers = self.model.config().layers as u16;
@@ -595,7 +594,7 @@ impl Scheduler {
                 continue;
             }
             let mut sequence = self.running.remove(index);
-            // The transfer layer holds the blocks now.
+            // The transfer layer holds references to the blocks now.
             sequence.table.clear();
             self.handing_over.insert(transfer, sequence);
             self.command(Command::PushEnd { transfer });
@@ -622,7 +621,7 @@ impl Scheduler {
     }
 }
 
-/// Cuts off an output whose grammar reached a limit of its compiler. This is `Length` and not `Abort`: the engine is healthy,
+/// Ends an output whose grammar reached a limit of its compiler. The reason is `Length` and not `Abort`: the engine is healthy,
 /// and another one would reach the same limit.
 fn cut_off(sequence: &mut Sequence, error: &StepError) {
     tracing::warn!(%error, tokens = sequence.generated(), "the grammar of an output reached a limit: cut off");

@@ -13,19 +13,19 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::engine::Output;
 
-/// What a sequence is for.
+/// Purpose of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Goal {
     /// Generate tokens.
     Generate,
     /// Compute the prompt's whole blocks and push them to another worker.
     Prefill {
-        /// The transfer.
+        /// Number of the transfer.
         transfer: u64,
     },
 }
 
-/// Where the prompt's blocks could come from instead of being computed.
+/// Prefill worker from which the prompt's blocks can be fetched instead of being computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemotePrefill {
     pub(crate) transfer: u64,
@@ -42,13 +42,13 @@ pub(crate) struct Sequence {
     pub(crate) seed: u64,
     pub(crate) extras: Vec<String>,
     pub(crate) goal: Goal,
-    /// How long its blocks are to be retained in the store; zero: as long as those of any other.
+    /// Time for which the blocks are retained in the store; zero: no longer than any other's.
     pub(crate) retain_for: Duration,
-    /// Taken when the fetch starts, so that it is tried once.
+    /// Source of the prompt's blocks; taken when the fetch starts, so that it is tried once.
     pub(crate) remote: Option<RemotePrefill>,
-    /// The store has been asked for this node's blocks.
+    /// Whether the store was asked for this node's blocks.
     pub(crate) store_tried: bool,
-    /// And for those of others.
+    /// Whether the store was asked for other nodes' blocks.
     pub(crate) others_asked: bool,
     chain: IdentityChain,
     pub(crate) identities: Vec<BlockIdentity>,
@@ -58,15 +58,15 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     /// Leading blocks that the catalog knows.
     pub(crate) registered: usize,
-    /// Leading blocks already given to the transfer layer.
+    /// Leading blocks already passed to the transfer layer.
     pub(crate) pushed: usize,
     /// Prompt tokens found cached at first admission.
     pub(crate) cached_tokens: usize,
-    /// Set by a preemption: cached blocks may then be the sequence's own.
+    /// Whether the sequence was preempted: cached blocks may then be its own.
     pub(crate) was_preempted: bool,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stop: StopStrings,
-    /// Masks tokens that would leave the output's schema. It has accepted every output token so far, resumed ones included.
+    /// Grammar that masks tokens outside the output's schema. It has accepted every output token so far, resumed ones included.
     pub(crate) grammar: Option<Grammar>,
     pub(crate) output: mpsc::Sender<Output>,
     pub(crate) arrived: Instant,
@@ -121,12 +121,12 @@ impl Sequence {
         }
     }
 
-    /// Whoever keeps the cache apart by a salt is a tenant.
+    /// Tenant of the request: each cache salt is one.
     pub(crate) fn tenant(&self) -> TenantId {
         self.extras.first().map_or(TenantId(0), |salt| TenantId(xxh3_64(salt.as_bytes()) as u32))
     }
 
-    /// Whole blocks before the last token, which is always computed here: its logits are wanted.
+    /// Number of whole blocks before the last token, which is always computed here, since its logits are needed.
     pub(crate) fn reusable_blocks(&self, block_tokens: usize) -> usize {
         (self.tokens.len() - 1) / block_tokens
     }
@@ -139,7 +139,7 @@ impl Sequence {
         }
     }
 
-    /// Identities of the first `blocks` blocks, all of whose tokens are known.
+    /// Computes the identities of the first `blocks` blocks, all of whose tokens are known.
     pub(crate) fn identify(&mut self, blocks: usize, block_tokens: usize) {
         while self.identities.len() < blocks {
             let at = self.identities.len() * block_tokens;
@@ -152,13 +152,13 @@ impl Sequence {
         }
     }
 
-    /// Names the prompt's whole blocks: both legs of a hand-off compute it, and no other request's does. Call
-    /// after `identify` of those blocks.
+    /// Identity of the prompt's whole blocks: equal in both legs of a hand-off, and different for every other request's blocks.
+    /// Call after `identify` of these blocks.
     pub(crate) fn content(&self) -> [u8; 16] {
         self.content.unwrap_or_default()
     }
 
-    /// Output so far, that of an interrupted run included.
+    /// Position at which the output starts, that of an interrupted run included.
     pub(crate) fn output_start(&self) -> usize {
         self.prompt_len.saturating_sub(self.sampling.resumed_tokens)
     }
@@ -167,7 +167,7 @@ impl Sequence {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Forgets all computation; what the catalog knows stays there.
+    /// Releases all blocks and the computed state; blocks in the catalog stay there.
     pub(crate) fn release_blocks(&mut self) {
         self.table.clear();
         self.computed = 0;
@@ -175,7 +175,7 @@ impl Sequence {
         self.store_tried = false;
     }
 
-    /// Sends to the client. A receiver that is gone has been dropped, and its cancellation is on its way.
+    /// Sends to the client. An error means that the receiver was dropped, whose cancellation is on its way.
     pub(crate) fn send(&self, output: Output) {
         let _cancelled = self.output.try_send(output);
     }

@@ -1,4 +1,4 @@
-//! What the engine counts. Written by the engine thread, read by `/metrics`.
+//! Counters of the engine. Written by the engine thread, read by `/metrics`.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -28,7 +28,7 @@ impl Histogram {
         state.sum += seconds;
     }
 
-    /// In Prometheus' text form; `labels` without braces.
+    /// Renders the histogram in Prometheus' text form; `labels` without braces.
     pub(crate) fn render(&self, name: &str, help: &str, labels: &str, out: &mut String) {
         use std::fmt::Write;
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -45,10 +45,10 @@ impl Histogram {
     }
 }
 
-/// Counters and levels.
+/// Counters and gauges of the engine.
 #[derive(Debug, Default)]
 pub struct EngineStats {
-    /// Handed over and not yet looked at.
+    /// Submitted requests that the engine's thread has not taken yet.
     pub(crate) submitted: AtomicU64,
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,

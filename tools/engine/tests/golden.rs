@@ -70,8 +70,8 @@ fn log_probabilities_agree_with_independent_implementations() {
         let golden: Json = serde_json::from_str(&golden).expect("JSON");
         for set in golden["sets"].as_array().expect("sets") {
             let source = set["source"].as_str().expect("source");
-            // In bf16 vLLM itself is up to 0.029 away from the exact values on these weights (it rounds its
-            // activations after every step, we do not), so not every single value can be within 2e-2 of it.
+            // In bf16 vLLM itself is up to 0.029 away from the exact values on these weights (it rounds its activations after every step,
+            // this engine does not), so not every single value can be within 2e-2 of it.
             let (kv_f32, most, all) =
                 if source.ends_with("float32") { (true, 1e-4, 1e-4) } else { (false, 2e-2, 4e-2) };
             let model = Model::from_folder(&folder(name)).expect("loads").with_kv_f32(kv_f32);
@@ -85,7 +85,7 @@ fn log_probabilities_agree_with_independent_implementations() {
             );
             assert!(p95 < most && worst < all, "{name} against {source}: p95 {p95}, largest {worst}");
         }
-        // What a bf16 cache costs, against exact values: this is our own error, and all of it is within 2e-2.
+        // Error of a bf16 cache against exact values: this engine's own error, all of it within 2e-2.
         let exact = golden["sets"].as_array().expect("sets").iter().find(|set| set["source"] == "hf-float32");
         let model = Model::from_folder(&folder(name)).expect("loads").with_kv_f32(false);
         let worst = compare(&model, exact.expect("a float32 set")).pop().expect("values");
@@ -109,7 +109,7 @@ fn older_configuration_files_mean_the_same() {
     std::fs::remove_dir_all(&scratch).expect("tidy up");
 }
 
-/// The property that everything else rests on: chunks and company change no bit.
+/// Invariant: neither chunking nor batching with other requests changes a bit.
 #[test]
 fn chunks_and_company_change_no_bit() {
     let model = Model::tiny(7);

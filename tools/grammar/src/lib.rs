@@ -1,15 +1,15 @@
 //! Constrained decoding: keeps an output within a JSON schema.
 //!
-//! A schema becomes a grammar (`llguidance`). Before each draw the grammar says which tokens may come next, and the logits of
-//! all others become minus infinity. Its state is a function of schema and output, so a request that goes on elsewhere feeds
-//! its tokens so far to a fresh grammar and draws what it would have drawn.
+//! A schema becomes a grammar (`llguidance`). Before each draw the grammar determines the allowed tokens, and the logits of
+//! all others become minus infinity. Its state is a function of schema and output, so a request that continues on another
+//! worker feeds its tokens so far to a new grammar and draws the same tokens.
 //!
-//! JSON is written on one line (`{"a": 1, "b": [2, 3]}`): where a grammar allows blanks, a model may write nothing else.
+//! JSON is written on one line (`{"a": 1, "b": [2, 3]}`): where a grammar allows blanks, a model may write only blanks.
 //!
-//! Bounds: `GRAMMARS_MAX` requests have a grammar at a time, `WAITING_MAX` wait for a place. A grammar has at most
+//! Limits: `GRAMMARS_MAX` requests have a grammar at a time, `WAITING_MAX` wait for a place. A grammar has at most
 //! `GRAMMAR_SYMBOLS_MAX` symbols and `LEXER_STATES_MAX` states, which its choices share; one that would need more ends its
-//! request. `COMPILING_MAX` are compiled at a time, for milliseconds as a rule; the worst schemas that `router_openai` lets
-//! through take tenths of a second. A mask of a usual schema takes microseconds on the engine's thread, at most about 17 ms
+//! request. `COMPILING_MAX` are compiled at a time, usually for milliseconds; the worst schemas that `router_openai`
+//! accepts take tenths of a second. A mask of a usual schema takes microseconds on the engine's thread, at most about 17 ms
 //! by the compiler's own limits (`step_lexer_fuel`, `step_max_items`), and the masks of a batch are made one after another.
 
 use std::sync::{Arc, OnceLock};
@@ -22,31 +22,31 @@ use router_openai::StructuredOutput;
 use router_tokens::ModelText;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Requests with a grammar at a time.
+/// Largest number of requests with a grammar at a time.
 pub const GRAMMARS_MAX: usize = 32;
-/// Requests that wait for a place or for their grammar; more are refused.
+/// Requests that may wait for a place or for their grammar; further ones are refused.
 const WAITING_MAX: usize = 1024;
-/// Longest wait for a place; then the request is refused as if there were too many.
+/// Longest wait for a place; after it the request is refused with [`GrammarError::Full`].
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Schemas that are compiled at a time: each needs a processor and some 10 MiB meanwhile.
+/// Schemas that are compiled at a time: each needs a processor and some 10 MiB.
 const COMPILING_MAX: usize = 2;
-/// What the compiler says of a token that leaves the schema.
+/// Part of the compiler's error for a token outside the schema.
 const REJECTED: &str = "doesn't satisfy the grammar";
-/// Longest message of the compiler, which repeats names of the schema.
+/// Longest message of the compiler, which contains names of the schema.
 const MESSAGE_BYTES_MAX: usize = 300;
-/// States of a grammar's automaton: one or two KiB each.
+/// Largest number of states of a grammar's automaton: one or two KiB each.
 const LEXER_STATES_MAX: usize = 8192;
-/// Symbols of a grammar's rules.
+/// Largest number of symbols of a grammar's rules.
 const GRAMMAR_SYMBOLS_MAX: usize = 100_000;
-/// Tokens with more bytes are never chosen: the compiler's tree of tokens is no deeper.
+/// Tokens with more bytes are never chosen, which bounds the depth of the compiler's token tree.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// The compiler recurses through a schema; `router_openai` limits how far. Reserved, not used.
+/// Stack of a compiling thread. The compiler recurses through a schema, to a depth that `router_openai` limits. Reserved, not used.
 const COMPILER_STACK_BYTES: usize = 64 << 20;
 
-/// Why there is no grammar for an output.
+/// Reason for which there is no grammar for an output.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// The schema asks for what a grammar cannot express, or for too much.
+    /// The schema has keywords that a grammar cannot express, or is too large.
     #[error("{0}")]
     Schema(String),
     /// The tokens of the interrupted run do not follow the schema.
@@ -60,16 +60,16 @@ pub enum GrammarError {
     Failed(String),
 }
 
-/// Why an output cannot be kept within its schema any further.
+/// Reason for which an output cannot be kept within its schema any further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     /// The grammar would need more states than it may have.
     #[error("the grammar became too large")]
     Limit,
-    /// No token of the vocabulary goes on within the schema.
+    /// No token of the vocabulary continues the output within the schema.
     #[error("no token goes on within the schema")]
     DeadEnd,
-    /// The token does not follow the schema, which a mask would have said.
+    /// The token does not follow the schema; a mask would have excluded it.
     #[error("{0}")]
     Rejected(String),
 }
@@ -78,7 +78,7 @@ pub enum StepError {
 pub struct GrammarCompiler {
     text: ModelText,
     vocabulary: usize,
-    /// Made for the first request: the tree of a large vocabulary takes a second.
+    /// Built for the first request: the tree of a large vocabulary takes a second.
     factory: OnceLock<Result<ParserFactory, String>>,
     places: Arc<Semaphore>,
     waiting: Semaphore,
@@ -86,7 +86,7 @@ pub struct GrammarCompiler {
 }
 
 impl GrammarCompiler {
-    /// A compiler for the first `vocabulary` ids of a tokenizer. Nothing is made before the first request.
+    /// Returns a compiler for the first `vocabulary` ids of a tokenizer. Builds nothing before the first request.
     #[must_use]
     pub fn new(text: ModelText, vocabulary: usize) -> Self {
         Self {
@@ -99,14 +99,14 @@ impl GrammarCompiler {
         }
     }
 
-    /// Requests that have a place, and requests that wait for one or for their grammar.
+    /// Number of requests that have a place, and of requests that wait for one or for their grammar.
     #[must_use]
     pub fn counts(&self) -> [usize; 2] {
         [GRAMMARS_MAX - self.places.available_permits(), WAITING_MAX - self.waiting.available_permits()]
     }
 
-    /// The grammar of an output behind these tokens of it. Waits for a place, then compiles on a thread of its own, which
-    /// keeps the place until it is done even when nobody waits for it.
+    /// Compiles the grammar of an output after these tokens of it. Waits for a place, then compiles on a separate thread, which
+    /// keeps the place until it is done even if the request was cancelled.
     pub async fn compile(
         self: &Arc<Self>,
         output: &Arc<StructuredOutput>,
@@ -125,7 +125,7 @@ impl GrammarCompiler {
         let compile = move || {
             let matcher = compiler.matcher(&output, &resumed);
             drop(compiling);
-            // A request that was cancelled meanwhile takes no grammar.
+            // The send fails if the request was cancelled meanwhile.
             let _cancelled = sender.send(matcher.map(|matcher| Grammar { matcher, _place: Arc::new(place) }));
         };
         std::thread::Builder::new()
@@ -150,7 +150,7 @@ impl GrammarCompiler {
             ..JsonCompileOptions::default()
         };
         let mut schema = output.schema.clone();
-        // In the place of whatever options the schema itself brings.
+        // Replaces the options that the schema itself contains.
         options.apply_to(&mut schema);
         let grammar = TopLevelGrammar::from_json_schema(schema);
         let mut matcher = Matcher::new(factory.create_parser(grammar));
@@ -165,7 +165,7 @@ impl GrammarCompiler {
     }
 }
 
-/// What all grammars of a tokenizer share: the bytes of its tokens as a tree.
+/// State shared by all grammars of a tokenizer: the bytes of its tokens as a tree.
 fn factory(text: &ModelText, vocabulary: usize) -> Result<ParserFactory, String> {
     let tokenizer = &text.tokenizer;
     let ends: Vec<u32> = text.eos_ids.iter().copied().filter(|&id| (id as usize) < vocabulary).collect();
@@ -174,7 +174,7 @@ fn factory(text: &ModelText, vocabulary: usize) -> Result<ParserFactory, String>
         match bytes.len() {
             0 => bytes,
             1..=TOKEN_BYTES_MAX if tokenizer.is_special(id) || ends.contains(&id) => {
-                // No text: what begins with this byte matches no JSON.
+                // Not text: a token that begins with the marker byte matches no JSON.
                 [&[TokTrie::SPECIAL_TOKEN_MARKER][..], &bytes].concat()
             }
             1..=TOKEN_BYTES_MAX => bytes,
@@ -191,7 +191,7 @@ fn factory(text: &ModelText, vocabulary: usize) -> Result<ParserFactory, String>
     let limits = factory.limits_mut();
     limits.max_lexer_states = LEXER_STATES_MAX;
     limits.max_grammar_size = GRAMMAR_SYMBOLS_MAX;
-    // Errors would hold the schema and the output.
+    // Verbose errors would contain the schema and the output.
     limits.verbose_errors = false;
     factory.quiet();
     Ok(factory)
@@ -202,11 +202,11 @@ fn first_line(error: &str) -> String {
     line[..line.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned()
 }
 
-/// Keeps one output within its schema. A clone keeps another output within the same one.
+/// State of one output's grammar. A clone is for another output of the same schema.
 #[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
-    /// One for all clones.
+    /// Place shared by all clones.
     _place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -217,12 +217,12 @@ impl std::fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    /// Masks the tokens that would leave the schema; once the output is complete, all but end tokens.
+    /// Masks the tokens outside the schema; once the output is complete, all except end tokens.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), StepError> {
         self.check_limit()?;
         let allowed = self.matcher.compute_mask_or_eos();
         self.check_limit()?;
-        // What else fails is a limit, too: of the work for one mask.
+        // Other errors are also limits, of the work for one mask.
         let allowed = allowed.map_err(|_| StepError::Limit)?;
         if allowed.is_zero() {
             return Err(StepError::DeadEnd);
@@ -238,19 +238,19 @@ impl Grammar {
         Ok(())
     }
 
-    /// Takes the token that was drawn; true when the output is complete and nothing can follow.
+    /// Applies the drawn token; true when the output is complete and no token can follow.
     pub fn accept(&mut self, token: u32) -> Result<bool, StepError> {
         let consumed = self.matcher.consume_token(token);
         self.check_limit()?;
         consumed.map_err(|error| {
             let error = first_line(&error.to_string());
-            // All other errors are limits (too many items in a row, say), which have no type.
+            // All other errors are limits (too many items in a row, for example), which have no type.
             if error.contains(REJECTED) { StepError::Rejected(error) } else { StepError::Limit }
         })?;
         Ok(self.matcher.is_stopped())
     }
 
-    /// After a limit the matcher would only allow an end.
+    /// Checks the limits: after one the matcher would allow only an end.
     fn check_limit(&self) -> Result<(), StepError> {
         match self.matcher.stop_reason() {
             StopReason::LexerTooComplex | StopReason::ParserTooComplex => Err(StepError::Limit),
@@ -291,7 +291,7 @@ mod tests {
         (0..TINY_VOCABULARY as u32).filter(|&id| logits[id as usize] == 0.0).collect()
     }
 
-    /// What a model says to which all tokens are alike.
+    /// Draws an output as a model for which all tokens are equally likely.
     fn draw(grammar: &mut Grammar, seed: u64) -> Vec<u32> {
         let mut tokens = Vec::new();
         for step in 0..500_u64 {

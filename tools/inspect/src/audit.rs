@@ -1,7 +1,7 @@
 //! Predicted against reported cached tokens: events and requests of live engines, replayed in time order.
 //!
-//! An event counts from the moment at which it arrived, a request is predicted with what had arrived when it was
-//! sent. What happens in between (a request computing just what the next one asks for) nobody could know.
+//! An event counts from the time at which it arrived; a request is predicted from the events that had arrived when it was
+//! sent. Changes in between (another request computing the same blocks at that time) cannot be predicted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,14 +26,14 @@ struct RawRequest {
     prompt_token_ids: Vec<u32>,
 }
 
-/// One request's two numbers.
+/// Predicted and reported cached tokens of one request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compared {
-    /// Its number in the capture.
+    /// Number of the request in the capture.
     pub request: u64,
-    /// When it was sent.
+    /// Time of sending.
     pub sent: f64,
-    /// What tells its engine from others: the port.
+    /// Identity of the engine: its port.
     pub engine: u64,
     /// Prompt tokens.
     pub prompt: usize,
@@ -43,7 +43,7 @@ pub struct Compared {
     pub reported: usize,
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Debug, Default)]
 pub struct Audit {
     /// Every request in the order of sending.
@@ -55,7 +55,7 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Requests whose numbers are equal.
+    /// Number of requests whose prediction was exact.
     #[must_use]
     pub fn exact(&self) -> usize {
         self.requests.iter().filter(|request| request.predicted == request.reported).count()
@@ -68,7 +68,7 @@ struct Engine {
     block_tokens: usize,
 }
 
-/// Something that happened, at a time.
+/// A captured event with its time.
 enum Entry {
     Batch { engine: u64, sequence: u64, payload: Vec<u8> },
     Request(RawRequest),
@@ -97,7 +97,7 @@ pub fn audit(events: &Path, requests: &Path) -> Result<Audit> {
         let request: RawRequest = serde_json::from_str(line).with_context(place)?;
         entries.push((request.t_send, Entry::Request(request)));
     }
-    // Stable: what has the same time stays as it was written.
+    // Stable sort: entries with equal times keep their order.
     entries.sort_by(|a, b| a.0.total_cmp(&b.0));
     replay(entries, &block_sizes)
 }
@@ -151,12 +151,12 @@ fn predict(engine: &Engine, reader: &mut Reader, request: RawRequest, sent: f64)
     }
 }
 
-/// `kv@<host>:<port>@<model>`.
+/// Returns the port in `kv@<host>:<port>@<model>`.
 fn port_of(topic: &str) -> Option<u64> {
     topic.split('@').nth(1)?.rsplit(':').next()?.parse().ok()
 }
 
-/// The block size that a payload speaks of.
+/// Block size in a payload.
 fn block_tokens(payload: &[u8]) -> Option<usize> {
     decode(payload).ok()?.events.iter().find_map(|event| match event {
         KvEvent::Stored(stored) => Some(stored.block_tokens),
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(port_of(""), None);
     }
 
-    /// A capture of two live engines, where it is at hand.
+    /// A capture of two live engines, if it is available.
     #[test]
     fn two_live_engines_are_predicted_exactly() {
         let folder = std::env::var("KVASIR_CAPTURES").map_or_else(

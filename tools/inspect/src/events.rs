@@ -1,4 +1,4 @@
-//! Each line of a capture of KV events, as it is understood.
+//! Decodes and prints each line of a capture of KV events.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use crate::capture::{message, text};
 
-/// How a file was understood.
+/// Counts of a decoded file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Lines.
+    /// Lines of the file.
     pub lines: usize,
     /// Lines that are no message, or whose payload is no batch.
     pub bad_lines: usize,
-    /// Events understood.
+    /// Decoded events.
     pub events: usize,
     /// Events that could not be read.
     pub broken: usize,
@@ -76,7 +76,7 @@ fn describe(line: &Value, totals: &mut Totals) -> Result<String, String> {
     Ok(out)
 }
 
-/// Everything that was understood of an event.
+/// Formats all fields of an event.
 fn render(event: &KvEvent) -> String {
     match event {
         KvEvent::Cleared => "cleared".to_owned(),

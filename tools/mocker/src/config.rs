@@ -1,4 +1,4 @@
-//! What a mock engine pretends to be.
+//! Configuration of a mock engine.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use router_tokens::ModelText;
 
 use crate::MockError;
 
-/// Whose HTTP surface, metrics and event form.
+/// Engine whose HTTP surface, metrics and event format the mock has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
     /// vLLM 0.32.
@@ -16,19 +16,19 @@ pub enum Dialect {
     Sglang,
 }
 
-/// Which legs of a hand-off the worker takes.
+/// Legs of a hand-off that the worker runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// Both.
+    /// Both legs.
     #[default]
     Both,
-    /// Prompts only.
+    /// The prefill leg only.
     Prefill,
-    /// Outputs only.
+    /// The decode leg only.
     Decode,
 }
 
-/// What a decode worker does when the blocks of a hand-off are gone (`kv_load_failure_policy`).
+/// Reaction of a decode worker to missing blocks of a hand-off (`kv_load_failure_policy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LoadFailure {
     /// Answers 500.
@@ -38,67 +38,68 @@ pub enum LoadFailure {
     Recompute,
 }
 
-/// One mock engine.
+/// Configuration of one mock engine.
 #[derive(Debug, Clone)]
 pub struct MockConfig {
-    /// Whose surface it speaks.
+    /// Engine whose surface the mock has.
     pub dialect: Dialect,
     /// Name of the model.
     pub model: String,
-    /// Tokens of a KV block.
+    /// Tokens per KV block.
     pub block_tokens: usize,
-    /// KV blocks as told in the metrics. vLLM's block 0 is never used, so one fewer holds anything.
+    /// KV blocks as reported in the metrics. vLLM never uses block 0, so one block fewer can hold KV.
     pub blocks: usize,
     /// Longest sequence in tokens.
     pub context_tokens: usize,
-    /// Requests that run at once.
+    /// Most requests that run at once.
     pub batch_max: usize,
-    /// Requests that may wait; more are refused with 503.
+    /// Most requests that wait; further ones are refused with 503.
     pub waiting_max: usize,
-    /// What a step takes per prompt token that it computes.
+    /// Seconds of a step per prompt token that it computes.
     pub prefill_seconds_per_token: f64,
-    /// What a step takes per running request.
+    /// Seconds of a step per running request.
     pub decode_seconds_per_request: f64,
-    /// What every step takes.
+    /// Constant part of every step, in seconds.
     pub decode_seconds_per_step: f64,
     /// Seconds of a step per token of KV that running requests hold.
     pub decode_seconds_per_kv_token: f64,
-    /// Seconds per square of a prompt's tokens: computing tokens `a` to `b` takes `b² − a²` of these.
+    /// Seconds per squared prompt token: computing tokens `a` to `b` takes `b² − a²` times this.
     pub prefill_seconds_per_square: f64,
-    /// Divides all these times. With all of them zero a request is answered at once.
+    /// Divisor of all these times. If all of them are zero, a request is answered at once.
     pub speedup: f64,
     /// Whether KV events are published.
     pub events: bool,
-    /// Whether missed events can be had again; needs `events`.
+    /// Whether missed events can be requested again; needs `events`.
     pub replay: bool,
     /// Topic of the events.
     pub topic: String,
-    /// Which legs it takes.
+    /// Legs of a hand-off that the worker runs.
     pub role: Role,
-    /// Seed of every draw: faults and ids. Outputs do not depend on it.
+    /// Seed of faults and ids. Outputs do not depend on it.
     pub seed: u64,
-    /// One token in so many ends an output early; 0 means never.
+    /// An output ends early at one token in this many; 0 means never.
     pub eos_one_in: u64,
     /// Tokenizer and chat template.
     pub tokenizer: ModelText,
-    /// How long a prefill's blocks wait to be fetched.
+    /// Time for which a prefill's blocks wait to be fetched.
     pub lease: Duration,
-    /// vLLM: its connector is KvasirConnector, which has a store, and tells in the metrics where it listens for hand-offs.
+    /// vLLM: whether the connector is KvasirConnector, which has a store and reports its hand-off address in
+    /// the metrics.
     pub has_data_plane: bool,
-    /// How long one leg of a hand-off waits for the other to appear.
+    /// Time for which one leg of a hand-off waits for the other.
     pub bootstrap_timeout: Duration,
-    /// What happens when the blocks of a hand-off are gone.
+    /// Reaction to missing blocks of a hand-off.
     pub load_failure: LoadFailure,
-    /// Largest request body in bytes; larger ones are refused with 413.
+    /// Largest request body in bytes; larger bodies are refused with 413.
     pub body_bytes_max: usize,
-    /// vLLM: metrics tell when the process has started, by which runs of it are told apart.
+    /// vLLM: whether the metrics report the start time of the process, which distinguishes its runs.
     pub tells_start: bool,
-    /// How long it takes to wake; `None` for an engine that was started without sleep.
+    /// Time to wake up; `None`: the engine was started without sleep mode.
     pub wake: Option<Duration>,
 }
 
 impl MockConfig {
-    /// A vLLM worker of the built-in tiny model that answers at once and publishes nothing.
+    /// Returns a vLLM worker of the built-in tiny model that answers at once and publishes no events.
     pub fn tiny() -> Result<Self, MockError> {
         Ok(Self {
             dialect: Dialect::Vllm,
@@ -131,7 +132,7 @@ impl MockConfig {
         })
     }
 
-    /// Whether no simulated work takes time.
+    /// Whether simulated work takes no time.
     #[must_use]
     pub fn is_instant(&self) -> bool {
         let times = [
@@ -144,7 +145,7 @@ impl MockConfig {
         times == [0.0; 5]
     }
 
-    /// Blocks that can hold something.
+    /// Number of blocks that can hold KV.
     #[must_use]
     pub fn usable_blocks(&self) -> usize {
         match self.dialect {
@@ -153,7 +154,7 @@ impl MockConfig {
         }
     }
 
-    /// Complains about what cannot work, all at once.
+    /// Checks the configuration. The error lists all problems.
     pub(crate) fn check(&self) -> Result<(), MockError> {
         let positive = |value: f64| value.is_finite() && value >= 0.0;
         let rules = [

@@ -1,7 +1,8 @@
 //! Publishes KV events as the engines do: ZMQ PUB with `[topic, sequence, payload]`, and a ROUTER that replays.
 //!
-//! A batch is numbered and encoded under the worker's lock, so that numbers and contents have one order, and
-//! goes into a bounded queue. What does not fit is dropped, and the gap in the numbers tells every subscriber.
+//! A batch is numbered and encoded under the worker's lock, so that numbers and contents have one order, and is
+//! put into a bounded queue. A batch that does not fit is dropped; the gap in the numbers shows that to
+//! subscribers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::{Dialect, MockError};
 
-/// Batches that may wait for the publishing task.
+/// Most batches that wait for the publishing task.
 const QUEUE_BATCHES: usize = 8192;
 
 struct Numbered {
@@ -25,7 +26,7 @@ struct Numbered {
     is_published: bool,
 }
 
-/// The worker's end.
+/// The sending end, owned by the worker.
 pub(crate) struct EventSink {
     queue: mpsc::Sender<Numbered>,
     next: u64,
@@ -33,7 +34,7 @@ pub(crate) struct EventSink {
 }
 
 impl EventSink {
-    /// Numbers the events as one batch; unless `is_published`, only a replay has it.
+    /// Publishes events as one numbered batch. Unless `is_published`, only the replay has the batch.
     pub(crate) fn publish(&mut self, events: Vec<KvEvent>, is_published: bool) {
         let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
         let batch = EventBatch { timestamp, events, rank: Some(0), ..EventBatch::default() };
@@ -49,12 +50,12 @@ impl EventSink {
     }
 }
 
-/// The sockets and the publishing task. Dropping it ends them.
+/// The sockets and the publishing task. Dropping this value ends them.
 #[derive(Debug)]
 pub(crate) struct EventPublisher {
     pub(crate) events_port: u16,
     pub(crate) replay_port: Option<u16>,
-    /// Replays go on when the worker has ended.
+    /// Serves replays after the worker has ended.
     _server: Arc<EventServer>,
     task: JoinHandle<()>,
 }

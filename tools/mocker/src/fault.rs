@@ -1,4 +1,4 @@
-//! Faults on demand: armed by kind, drawn by a seeded generator, counted when they show.
+//! Faults on demand: armed by kind, drawn by a seeded generator, counted when they occur.
 //!
 //! On the hot path: one relaxed load while nothing is armed.
 
@@ -10,29 +10,29 @@ use serde::Deserialize;
 
 use crate::MockError;
 
-/// What goes wrong.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
     /// Each step takes `millis` longer.
     Slow,
-    /// A request is taken and never answered.
+    /// A request is accepted and never answered.
     Hang,
     /// An output stops after `tokens` tokens; the connection stays open.
     Stall,
-    /// The connection is cut after `tokens` tokens; one without a stream is cut before the answer.
+    /// The connection is cut after `tokens` tokens; without a stream, it is cut before the answer.
     DieMidStream,
-    /// Connections are reset, new ones when they are accepted and old ones at their next request.
+    /// Connections are reset: new ones when accepted, open ones at their next request.
     Refuse,
     /// A request is answered 500.
     Error,
     /// A request is answered 503.
     Overloaded,
-    /// An answer is no JSON.
+    /// An answer is not JSON.
     Corrupt,
     /// A batch of KV events is numbered but not published; the replay has it.
     DropEvents,
-    /// The cached tokens that are reported are not those that were found.
+    /// The reported number of cached tokens is wrong.
     WrongCached,
     /// The health check is answered after `millis`.
     SlowHealth,
@@ -41,7 +41,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// All of them, in the order of their counters.
+    /// All kinds, in the order of their counters.
     pub const ALL: [Self; 12] = [
         Self::Slow,
         Self::Hang,
@@ -57,7 +57,7 @@ impl FaultKind {
         Self::SlowMetrics,
     ];
 
-    /// As in the JSON form.
+    /// Name in the JSON form.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,18 +81,18 @@ impl FaultKind {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// What goes wrong.
+    /// Kind of fault.
     pub kind: FaultKind,
-    /// How often, 0 to 1. With 0 the kind is healed.
+    /// Probability that the fault occurs, 0 to 1. 0 disarms the kind.
     #[serde(default = "always")]
     pub probability: f64,
-    /// How many times at most; without end if there is none.
+    /// Most occurrences of the fault; `None`: no limit.
     #[serde(default)]
     pub count: Option<u64>,
-    /// Milliseconds, for `slow`, `slow_health` and `slow_metrics`.
+    /// Delay in milliseconds, for `slow`, `slow_health` and `slow_metrics`.
     #[serde(default)]
     pub millis: u64,
-    /// Tokens that still come, for `stall` and `die_mid_stream`.
+    /// Tokens sent before the fault, for `stall` and `die_mid_stream`.
     #[serde(default = "one_token")]
     pub tokens: usize,
 }
@@ -112,7 +112,7 @@ impl Fault {
         Self { kind, probability: 1.0, count: None, millis: 0, tokens: 1 }
     }
 
-    /// How much longer a step or an answer takes.
+    /// Delay of a step or an answer.
     #[must_use]
     pub fn delay(&self) -> Duration {
         Duration::from_millis(self.millis)
@@ -122,7 +122,7 @@ impl Fault {
 /// The armed faults of one worker, at most one of each kind.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    /// Bit per kind. Relaxed: a fault that is armed during a request need not show in it.
+    /// One bit per kind. Relaxed: a fault that is armed during a request need not affect it.
     armed: AtomicU32,
     shown: [AtomicU64; FaultKind::ALL.len()],
     state: Mutex<FaultState>,
@@ -143,7 +143,7 @@ impl Faults {
         }
     }
 
-    /// Arms a fault in place of the one of its kind.
+    /// Arms a fault, replacing the one of its kind.
     pub(crate) fn arm(&self, fault: Fault) -> Result<(), MockError> {
         if !(0.0..=1.0).contains(&fault.probability) {
             return Err(MockError::Config(format!("`probability` is {}, not 0 to 1", fault.probability)));
@@ -179,7 +179,7 @@ impl Faults {
         self.armed.load(Ordering::Relaxed) & (1 << kind as u32) != 0
     }
 
-    /// The fault, if it is armed and drawn; it counts as shown then.
+    /// Draws the fault. `Some`: the fault was armed and drawn, and counts as occurred.
     pub(crate) fn draw(&self, kind: FaultKind) -> Option<Fault> {
         if !self.is_armed(kind) {
             return None;
@@ -202,7 +202,7 @@ impl Faults {
         Some(fault)
     }
 
-    /// How often each kind showed.
+    /// Number of occurrences of each kind.
     pub(crate) fn shown(&self) -> Vec<(&'static str, u64)> {
         let count = |kind: FaultKind| self.shown[kind as usize].load(Ordering::Relaxed);
         FaultKind::ALL.iter().map(|&kind| (kind.name(), count(kind))).collect()

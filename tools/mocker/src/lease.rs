@@ -1,8 +1,8 @@
-//! The prefill side of a hand-off: blocks that wait to be fetched, and how another worker of this process
-//! finds them.
+//! The prefill side of a hand-off: leases on blocks that wait to be fetched, and their look-up by other workers
+//! of this process.
 //!
-//! Workers are found by engine id, as NixlConnector finds them by host and port; the blocks by the name of the
-//! request. A lease that nobody fetches ends; one task per worker watches, as long as there are leases.
+//! Workers are found by engine id, as NixlConnector finds them by host and port; blocks are found by the name
+//! of the request. A lease that is not fetched expires; one task per worker expires leases while there are any.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -20,20 +20,20 @@ struct Lease {
     table: Table,
     block_ids: Vec<u32>,
     cached: usize,
-    /// Keeps the meeting place of the two legs.
+    /// Keeps the room of the two legs open.
     _room: Option<RoomGuard>,
 }
 
-/// A worker's leases. Each holds a block, so there are no more of them than blocks.
+/// A worker's leases. Each holds at least one block, so their number is bounded by that of the blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     by_name: HashMap<String, Lease>,
-    /// In the order of their ends; names that are gone were fetched.
+    /// Expiry times in order; names without a lease have been fetched.
     ends: VecDeque<(Instant, String)>,
     is_watched: bool,
 }
 
-/// What the prefill leg tells the decode leg.
+/// Data that the prefill leg passes to the decode leg.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) block_ids: Vec<u32>,
@@ -56,30 +56,30 @@ impl Leases {
 
 type Engines = HashMap<String, Weak<Worker>>;
 
-/// All workers of this process that can be fetched from.
+/// All workers of this process from which blocks can be fetched.
 fn engines() -> MutexGuard<'static, Engines> {
     static ENGINES: OnceLock<Mutex<Engines>> = OnceLock::new();
     ENGINES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a worker findable.
+/// Makes a worker available for fetches.
 pub(crate) fn register(worker: &Arc<Worker>) {
     engines().insert(worker.engine_id.clone(), Arc::downgrade(worker));
 }
 
-/// Makes a worker unfindable.
+/// Makes a worker unavailable for fetches.
 pub(crate) fn unregister(worker: &Worker) {
     engines().remove(&worker.engine_id);
 }
 
-/// Fetches the blocks of a request from the worker that computed them. False when they are not there.
+/// Fetches the blocks of a request from the worker that computed them. `false`: the blocks are not there.
 pub(crate) fn pull(engine_id: &str, name: &str) -> bool {
     let worker = engines().get(engine_id).and_then(Weak::upgrade);
     worker.is_some_and(|worker| worker.fetched(name))
 }
 
 impl Worker {
-    /// Keeps blocks for another worker.
+    /// Leases blocks to another worker.
     pub(crate) fn offer(
         self: &Arc<Self>,
         state: &mut State,
@@ -101,7 +101,7 @@ impl Worker {
         }
     }
 
-    /// What was offered under this name.
+    /// Returns the offer with this name.
     pub(crate) fn offered(&self, name: &str) -> Option<Offered> {
         let state = self.lock();
         let lease = state.leases.by_name.get(name)?;
@@ -116,7 +116,7 @@ impl Worker {
         true
     }
 
-    /// Ends the leases that are over; returns when the next one will be.
+    /// Expires leases that are due. Returns the time of the next expiry.
     fn expire(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
         while let Some((end, _)) = state.leases.ends.front() {

@@ -1,12 +1,12 @@
 //! A mock engine: no model, simulated time, the contract of a real engine.
 //!
-//! Thousands of workers run in one process, each behind its own port. What a worker says is a function of the
-//! tokens before, equal on all workers; when it says it is simulated by a continuous batch over a KV pool with
-//! vLLM's rules; and what goes wrong is armed by kind and drawn by seed. Tests and benches start it in-process.
+//! Thousands of workers run in one process, each behind its own port. The output of a worker is a function of
+//! the preceding tokens, equal on all workers; its timing is simulated by a continuous batch over a KV pool
+//! with vLLM's rules; faults are armed by kind and drawn by seed. Tests and benchmarks start it in-process.
 //!
-//! * [`MockConfig`]: what a worker pretends to be.
+//! * [`MockConfig`]: the configuration of a worker.
 //! * `voice`: outputs. `pool`: KV blocks and their events. `scheduler`: time.
-//! * `worker`: the state of one worker, and a request's way through it. `ticket`: what its client waits on.
+//! * `worker`: the state of one worker, and the life of a request in it. `ticket`: the progress that its client waits on.
 //! * `lease`, `rooms`: hand-offs between workers of this process.
 //! * `events`, `sglang_events`: KV events on ZMQ.
 //! * `fault`: faults on demand.

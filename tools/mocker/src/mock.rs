@@ -11,7 +11,7 @@ use crate::voice::Voice;
 use crate::worker::{Model, Worker};
 use crate::{Fault, MockConfig, MockError, MockStats, lease};
 
-/// Workers that [`fleet`] starts at most: each has a listening port.
+/// Most workers that [`fleet`] starts: each has a listening port.
 pub const FLEET_MAX: usize = 20_000;
 
 /// A running mock engine. Dropping it stops it.
@@ -86,13 +86,13 @@ impl Mock {
         format!("http://{}", self.served.site.address)
     }
 
-    /// Where it listens.
+    /// Address on which the worker listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.served.site.address
     }
 
-    /// `tcp://…` of its KV events and of their replay, if there are any.
+    /// Endpoints (`tcp://…`) of the KV events and of their replay, if there are any.
     #[must_use]
     pub fn event_endpoints(&self) -> (Option<String>, Option<String>) {
         let host = self.served.site.address.ip();
@@ -100,13 +100,13 @@ impl Mock {
         (self.served.site.events_port.map(endpoint), self.served.site.replay_port.map(endpoint))
     }
 
-    /// Its numbers.
+    /// The worker's counters and levels.
     #[must_use]
     pub fn stats(&self) -> MockStats {
         self.served.worker.stats()
     }
 
-    /// Arms a fault in place of the one of its kind.
+    /// Arms a fault, replacing the one of its kind.
     pub fn fault(&self, fault: Fault) -> Result<(), MockError> {
         self.served.worker.faults.arm(fault)
     }
@@ -116,17 +116,17 @@ impl Mock {
         self.served.worker.faults.heal();
     }
 
-    /// Other mocks of this process find it no more: nothing that it holds can be fetched.
+    /// Makes the worker unavailable to other mocks of this process: its blocks cannot be fetched any more.
     pub fn unregister(&self) {
         lease::unregister(&self.served.worker);
     }
 
-    /// Stops at once, as a process that is killed: connections are cut, and what it held is gone.
+    /// Stops at once, like a killed process: connections are cut, and the worker's state is lost.
     pub async fn stop(mut self) {
         self.events.take();
         self.served.worker.stop();
         self.task.abort();
-        // Cancelled on purpose; afterwards the port is free.
+        // Cancelled on purpose; the port is free afterwards.
         let _cancelled = (&mut self.task).await;
     }
 }

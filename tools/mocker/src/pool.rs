@@ -1,9 +1,9 @@
 //! The KV blocks of one worker, by vLLM's rules.
 //!
-//! A block that is full is known by its sequence hash. Equal blocks that two requests computed are two copies,
-//! and each is told of when it comes and when it goes. A block that nobody refers to stays known until it is
-//! needed for something else, least recently freed first; within a request the last block goes first.
-//! Memory grows with what was used: a worker that never got a request holds nothing.
+//! A full block is known by its sequence hash. Equal blocks that two requests computed are two copies, with
+//! events for each when it is stored and removed. A block without references stays known until its memory is
+//! needed, least recently freed first; within a request the last block is reused first. Memory grows with the
+//! blocks used: a worker that never had a request allocates none.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
 struct Block {
-    /// Sequence hash of what it holds; meaningless unless `is_known`.
+    /// Sequence hash of the block's tokens; meaningless unless `is_known`.
     hash: u64,
     is_known: bool,
     refs: u32,
@@ -27,27 +27,27 @@ struct Block {
     twin_after: u32,
 }
 
-/// The pool. One lock of its worker guards it.
+/// The pool of one worker. The worker's lock guards it.
 #[derive(Debug)]
 pub(crate) struct Pool {
     block_tokens: usize,
     capacity: usize,
-    /// Number of the first block as told to others: 1 where block 0 is reserved.
+    /// Id of the first block as reported to other components: 1 if block 0 is reserved.
     first_id: u32,
     blocks: Vec<Block>,
     /// The oldest copy of each known block.
     known: HashMap<u64, u32>,
     free_first: u32,
     free_last: u32,
-    /// Blocks that were used and are free now.
+    /// Number of blocks that were used and are free now.
     free_count: usize,
     known_count: usize,
-    /// What happened since it was last taken; stays empty unless `tells`.
+    /// Events since they were last taken; stays empty unless `tells`.
     pub(crate) events: Vec<KvEvent>,
     tells: bool,
 }
 
-/// Where the sequence hashes of a prompt and its output stand.
+/// Sequence hashes of the blocks of a prompt and its output.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
     hashes: Vec<u64>,
@@ -55,12 +55,12 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// A sequence whose blocks are told apart by these, too.
+    /// Starts a sequence. `extras` also enter the hashes.
     pub(crate) fn new(extras: Vec<String>) -> Self {
         Self { hashes: Vec::new(), extras }
     }
 
-    /// Hashes of the whole blocks of these tokens, which begin with those of the call before.
+    /// Returns the hashes of the whole blocks of these tokens, which begin with those of the previous call.
     fn extend(&mut self, tokens: &[u32], block_tokens: usize) -> &[u64] {
         let done = self.hashes.len() * block_tokens;
         for block in tokens.get(done..).unwrap_or_default().chunks_exact(block_tokens) {
@@ -78,7 +78,7 @@ impl Chain {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     blocks: Vec<u32>,
-    /// Leading blocks that are known.
+    /// Number of leading blocks that are known.
     known: usize,
 }
 
@@ -105,17 +105,17 @@ impl Pool {
         }
     }
 
-    /// Blocks that somebody refers to.
+    /// Number of blocks with references.
     pub(crate) fn held(&self) -> usize {
         self.blocks.len() - self.free_count
     }
 
-    /// Different blocks that are known.
+    /// Number of different blocks that are known.
     pub(crate) fn known(&self) -> usize {
         self.known.len()
     }
 
-    /// Copies that are known, referred to or not.
+    /// Number of known copies, with or without references.
     pub(crate) fn cached(&self) -> usize {
         self.known_count
     }
@@ -124,18 +124,18 @@ impl Pool {
         self.capacity - self.held()
     }
 
-    /// Blocks that so many tokens need.
+    /// Number of blocks for so many tokens.
     pub(crate) fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens)
     }
 
-    /// The ids of a sequence's blocks, as others know them.
+    /// Returns the ids of a sequence's blocks as reported to other components.
     pub(crate) fn ids(&self, table: &Table) -> Vec<u32> {
         table.blocks.iter().map(|block| block + self.first_id).collect()
     }
 
-    /// Finds a prompt's leading blocks and takes the rest; returns the tokens found. `None`, with nothing
-    /// changed, when there are too few blocks. The last token is always computed, so it is never found.
+    /// Finds a prompt's leading blocks and allocates the rest. Returns the number of tokens found. `None`, with
+    /// no change: too few blocks. The last token is always computed, so it is never found.
     pub(crate) fn admit(&mut self, chain: &mut Chain, tokens: &[u32], table: &mut Table) -> Option<usize> {
         let findable = tokens.len().saturating_sub(1) / self.block_tokens;
         let hashes = chain.extend(tokens, self.block_tokens);
@@ -157,8 +157,7 @@ impl Pool {
         Some(cached * self.block_tokens)
     }
 
-    /// Takes the blocks that a sequence of so many tokens needs more. False, with nothing changed, when there
-    /// are too few.
+    /// Allocates the blocks that a sequence lacks for so many tokens. `false`, with no change: too few blocks.
     pub(crate) fn grow(&mut self, table: &mut Table, tokens: usize) -> bool {
         let needed = self.blocks_for(tokens).saturating_sub(table.blocks.len());
         if needed > self.available() {
@@ -168,7 +167,7 @@ impl Pool {
         true
     }
 
-    /// Makes known the blocks that these computed tokens fill.
+    /// Registers the blocks that these computed tokens fill.
     pub(crate) fn learn(&mut self, chain: &mut Chain, tokens: &[u32], table: &mut Table) {
         let complete = (tokens.len() / self.block_tokens).min(table.blocks.len());
         if complete <= table.known {
@@ -198,7 +197,7 @@ impl Pool {
         }
     }
 
-    /// Gives a sequence's blocks back.
+    /// Releases a sequence's blocks.
     pub(crate) fn release(&mut self, table: &mut Table) {
         for block in table.blocks.drain(..).rev() {
             let refs = &mut self.blocks[block as usize].refs;
@@ -210,7 +209,7 @@ impl Pool {
         table.known = 0;
     }
 
-    /// Forgets what all blocks hold, as `/reset_prefix_cache` does. False while some are in use.
+    /// Clears the contents of all blocks, as `/reset_prefix_cache` does. `false` while blocks are in use.
     pub(crate) fn clear(&mut self) -> bool {
         if self.held() > 0 {
             return false;
@@ -321,7 +320,7 @@ impl Pool {
         self.free_count -= 1;
     }
 
-    /// How many copies of each block are known.
+    /// Number of known copies of each block.
     #[cfg(test)]
     pub(crate) fn copies(&self) -> HashMap<u64, usize> {
         let mut copies = HashMap::new();
@@ -357,7 +356,7 @@ mod tests {
         assert_eq!((pool.held(), run(&mut pool, &[0, 1, 2])), (0, Some(0)));
     }
 
-    /// Whatever happens, what the events say is what the pool holds, copy by copy.
+    /// The events always add up to the pool's contents, copy by copy.
     #[test]
     fn the_events_add_up_to_the_pool() {
         for seed in 0..40_u64 {

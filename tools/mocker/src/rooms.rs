@@ -1,7 +1,7 @@
-//! Where the two legs of a hand-off meet that were sent at the same time: SGLang's `bootstrap_room`, Mooncake's
-//! `transfer_id`. Process-wide, by name.
+//! Rooms, in which the two legs of a hand-off meet that were sent at the same time: SGLang's `bootstrap_room`,
+//! Mooncake's `transfer_id`. Process-wide, by name.
 //!
-//! A room is there as long as somebody waits in it, or a lease of its name is out.
+//! A room exists as long as a leg waits in it, or a lease of its name is held.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// Rooms that may exist at once.
+/// Most rooms at a time.
 const ROOMS_MAX: usize = 1 << 20;
 
-/// What is known in a room.
+/// State of a room.
 #[derive(Debug, Clone, Default)]
 struct Known {
-    /// Engine id of the prefill worker and the prompt's tokens that it had cached, once the blocks are there.
+    /// Engine id of the prefill worker and the number of prompt tokens that it had cached, once the blocks are
+    /// available.
     offered_by: Option<(String, usize)>,
     decode_is_there: bool,
     is_fetched: bool,
@@ -29,23 +30,23 @@ fn rooms() -> MutexGuard<'static, Rooms> {
     ROOMS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Somebody's presence in a room.
+/// Membership of a leg in a room. Dropping it leaves the room.
 #[derive(Debug)]
 pub(crate) struct RoomGuard {
     name: String,
     room: Option<Arc<watch::Sender<Known>>>,
 }
 
-/// Why the legs did not meet.
+/// Error of waiting for the other leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotMet {
-    /// The other leg did not come in time.
+    /// The other leg did not arrive in time.
     Timeout,
-    /// The other leg came and left without an outcome.
+    /// The other leg gave the hand-off up.
     GivenUp,
 }
 
-/// Enters a room, made if need be. `None` when there are too many.
+/// Enters a room, creating it if needed. `None`: there are too many rooms.
 pub(crate) fn enter(name: &str) -> Option<RoomGuard> {
     let mut rooms = rooms();
     if rooms.len() >= ROOMS_MAX && !rooms.contains_key(name) {
@@ -55,7 +56,7 @@ pub(crate) fn enter(name: &str) -> Option<RoomGuard> {
     Some(RoomGuard { name: name.to_owned(), room: Some(Arc::clone(room)) })
 }
 
-/// Enters a room that is there.
+/// Enters a room if it exists.
 pub(crate) fn existing(name: &str) -> Option<RoomGuard> {
     let room = rooms().get(name).cloned()?;
     Some(RoomGuard { name: name.to_owned(), room: Some(room) })
@@ -84,7 +85,7 @@ impl RoomGuard {
         self.wait(within, |known| known.decode_is_there.then_some(())).await
     }
 
-    /// The prefill leg: the blocks wait under this room's name; so many of the prompt's tokens were cached.
+    /// The prefill leg: offers the blocks under this room's name, `cached` being the prompt tokens that were cached.
     pub(crate) fn offer(&self, engine_id: &str, cached: usize) {
         self.tell(|known| known.offered_by = Some((engine_id.to_owned(), cached)));
     }
@@ -94,18 +95,18 @@ impl RoomGuard {
         self.wait(within, |known| known.is_fetched.then_some(())).await
     }
 
-    /// The decode leg: waits for the blocks; returns the engine that has them, and the tokens that it had cached.
+    /// The decode leg: waits for the blocks. Returns the engine that has them, and the tokens that it had cached.
     pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), NotMet> {
         self.tell(|known| known.decode_is_there = true);
         self.wait(within, |known| known.offered_by.clone()).await
     }
 
-    /// The decode leg: has the blocks.
+    /// The decode leg: reports that the blocks were fetched.
     pub(crate) fn fetched(&self) {
         self.tell(|known| known.is_fetched = true);
     }
 
-    /// Either leg: there will be no outcome.
+    /// Either leg: gives the hand-off up.
     pub(crate) fn give_up(&self) {
         self.tell(|known| known.is_given_up = true);
     }

@@ -1,10 +1,10 @@
 //! Continuous batching in simulated time.
 //!
 //! A step computes prompt chunks and one token for each sequence that is past its prompt, and takes
-//! `prompt tokens × a + running × b + c`. All tokens of a step leave at its end. Blocks become known when the
-//! step that computes them is planned, as in vLLM. When blocks run out the sequence that came last goes back to
-//! the head of the queue and is computed again. The clock is a deadline that steps push forward, so that many
-//! steps shorter than a timer tick still take the right time together.
+//! `prompt tokens × a + running × b + c`. All tokens of a step are sent at its end. Blocks become known when
+//! the step that computes them is planned, as in vLLM. When blocks run out, the sequence that was admitted last
+//! returns to the head of the queue and is computed again. The clock is a deadline that steps advance, so that
+//! many steps shorter than a timer tick still take the right time together.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::fault::FaultKind;
 use crate::stats::add;
 use crate::worker::{Sequence, State, Worker};
 
-/// Tokens that one step computes at most, as vLLM's `max_num_batched_tokens`.
+/// Most tokens that one step computes, as vLLM's `max_num_batched_tokens`.
 const STEP_TOKENS_MAX: usize = 8192;
-/// A clock that is late by more starts anew: the machine was busy, and catching up would be no simulation.
+/// A clock that is later than this restarts: the machine was busy, and catching up would distort the simulation.
 const LATE_MAX: Duration = Duration::from_millis(20);
 
-/// What waits and what runs. Bounded by `waiting_max` and `batch_max`.
+/// Waiting and running sequences. Bounded by `waiting_max` and `batch_max`.
 #[derive(Debug, Default)]
 pub(crate) struct Scheduler {
     pub(crate) waiting: VecDeque<Sequence>,
     pub(crate) running: Vec<Sequence>,
-    /// Whether a task makes the steps.
+    /// Whether a task runs the steps.
     pub(crate) is_stepping: bool,
 }
 
@@ -45,7 +45,7 @@ impl Scheduler {
     }
 }
 
-/// Steps until there is nothing left to do.
+/// Runs steps until there is no work left.
 pub(crate) async fn step_while_busy(worker: Arc<Worker>) {
     let mut clock = Instant::now();
     loop {
@@ -65,7 +65,7 @@ pub(crate) async fn step_while_busy(worker: Arc<Worker>) {
         }
         match took {
             Some(took) => clock += took,
-            // Nothing fits until a lease ends or somebody goes away.
+            // No sequence fits until a lease ends or a client goes away.
             None => clock = now + Duration::from_millis(1),
         }
         if clock > now {
@@ -79,7 +79,7 @@ pub(crate) async fn step_while_busy(worker: Arc<Worker>) {
     }
 }
 
-/// Chooses what the next step computes; returns how long it takes, or `None` when nothing can run.
+/// Plans the next step. Returns its duration, or `None` if no sequence can run.
 fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
     let (mut budget, mut prefill, mut squares) = (STEP_TOKENS_MAX, 0, 0.0);
     let square = |from: usize, chunk: usize| ((from + chunk) as f64).powi(2) - (from as f64).powi(2);
@@ -109,13 +109,13 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
             state.scheduler.waiting.push_front(sequence);
             break;
         };
-        // As vLLM counts: what a request that was preempted finds of itself was not cached before it came.
+        // As vLLM counts: blocks of its own that a preempted request finds again were not cached before it arrived.
         if !std::mem::replace(&mut sequence.was_admitted, true) {
             let cached = worker.admitted(&sequence, found);
             sequence.report_cached = Some(cached);
         }
         sequence.computed = match sequence.is_external {
-            // All but the last token came over the wire.
+            // All but the last token were transferred.
             true => found.max(goal - 1),
             false => found,
         };
@@ -142,7 +142,7 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
     Some(Duration::from_secs_f64(seconds / config.speedup) + slower)
 }
 
-/// Has a running sequence compute so many tokens more.
+/// Schedules so many further tokens of a running sequence.
 fn schedule(state: &mut State, at: usize, chunk: usize) {
     let sequence = &mut state.scheduler.running[at];
     sequence.computed += chunk;
@@ -150,7 +150,7 @@ fn schedule(state: &mut State, at: usize, chunk: usize) {
     state.pool.learn(&mut sequence.chain, tokens, &mut sequence.table);
 }
 
-/// Puts the sequence that came last back into the queue.
+/// Preempts the sequence that was admitted last: it returns to the queue.
 fn preempt(worker: &Worker, state: &mut State) {
     if let Some(mut last) = state.scheduler.running.pop() {
         state.pool.release(&mut last.table);
@@ -160,7 +160,7 @@ fn preempt(worker: &Worker, state: &mut State) {
     }
 }
 
-/// The end of a step: tokens leave, and sequences that are done give their blocks back.
+/// Ends a step: sends the tokens, and releases the blocks of finished sequences.
 fn finish(worker: &Arc<Worker>, state: &mut State) {
     let mut left = 0;
     let mut at = 0;
@@ -179,7 +179,7 @@ fn finish(worker: &Arc<Worker>, state: &mut State) {
             at += 1;
             continue;
         }
-        // Counted and given back before anybody is told: who has the answer sees the numbers of its end.
+        // Counted and released before the client is told, so that a client with its answer sees the final numbers.
         let mut sequence = state.scheduler.running.remove(at);
         worker.finished(state, &mut sequence, cached);
         sequence.ticket.advance(|progress| {

@@ -1,8 +1,8 @@
-//! What a mock counts.
+//! Counters of a mock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters; levels are read at their source.
+/// Counters of events. Levels are read at their source.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) requests: AtomicU64,
@@ -37,27 +37,27 @@ pub(crate) fn get(counter: &AtomicU64) -> u64 {
 /// A worker's numbers at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MockStats {
-    /// Sequences taken: prompts times choices.
+    /// Sequences accepted: prompts times choices.
     pub requests: u64,
-    /// Sequences that run.
+    /// Sequences running now.
     pub running: usize,
-    /// Sequences that wait.
+    /// Sequences waiting now.
     pub waiting: usize,
-    /// Sequences that came to their end.
+    /// Sequences that completed.
     pub finished: u64,
-    /// Sequences whose client went away.
+    /// Sequences whose client disconnected.
     pub aborted: u64,
     /// Sequences that the engine gave up.
     pub failed: u64,
     /// Requests refused because too many waited.
     pub refused_full: u64,
-    /// Blocks that somebody refers to, leases included.
+    /// Blocks with references, leases included.
     pub held_blocks: usize,
-    /// Blocks that wait to be fetched.
+    /// Blocks leased and not fetched.
     pub leased_blocks: usize,
-    /// Copies of blocks that the prefix cache knows.
+    /// Copies of blocks in the prefix cache.
     pub cached_blocks: usize,
-    /// Different blocks that the prefix cache knows.
+    /// Different blocks in the prefix cache.
     pub known_blocks: usize,
     /// Tokens of all prompts.
     pub prompt_tokens: u64,
@@ -65,22 +65,22 @@ pub struct MockStats {
     pub generation_tokens: u64,
     /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
-    /// Prompt tokens that came from another worker.
+    /// Prompt tokens transferred from another worker.
     pub external_hits: u64,
-    /// Sequences put back because the blocks ran out.
+    /// Sequences preempted because blocks ran out.
     pub preemptions: u64,
     /// Hand-offs offered.
     pub leases: u64,
-    /// Hand-offs that nobody fetched.
+    /// Hand-offs that expired without being fetched.
     pub leases_expired: u64,
-    /// Hand-offs that somebody fetched.
+    /// Hand-offs that were fetched.
     pub pulled: u64,
     /// Steps of the scheduler.
     pub steps: u64,
     /// Batches of KV events.
     pub event_batches: u64,
-    /// Seconds for which requests wanted their blocks kept, all together.
+    /// Sum of the seconds for which requests asked to retain their blocks.
     pub retain_seconds: u64,
-    /// How often each fault showed.
+    /// Number of occurrences of each fault.
     pub faults: std::collections::BTreeMap<&'static str, u64>,
 }

@@ -1,25 +1,25 @@
-//! Between the scheduler and the connection that waits for a request: how far its output has come.
+//! Tickets: the progress of an output, from the scheduler to the connection that waits for it.
 //!
-//! The output itself is known from the start, so a ticket carries counts only and nothing can pile up: tokens
-//! that a slow client has not taken yet leave in one piece, as they do with vLLM.
+//! The output is known from the start, so a ticket has counts only and needs no queue: tokens that a slow
+//! client has not read yet are sent in one piece, as in vLLM.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Tokens of the output that have left.
+    /// Number of output tokens that have been sent.
     pub(crate) tokens: usize,
-    /// Prompt tokens found in a cache; certain once the first token is there.
+    /// Prompt tokens found in a cache; final once the first token is there.
     pub(crate) cached: usize,
-    /// Whether no more will come.
+    /// Whether the output is complete.
     pub(crate) is_over: bool,
     /// Whether the engine gave the request up.
     pub(crate) is_failed: bool,
 }
 
-/// One request's.
+/// The ticket of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(Mutex<State>);
 
@@ -34,7 +34,7 @@ impl Ticket {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A ticket of a request that is over already.
+    /// Returns the ticket of a request that has ended.
     pub(crate) fn finished(progress: Progress) -> Self {
         Self(Mutex::new(State { progress, waker: None }))
     }
@@ -54,7 +54,7 @@ impl Ticket {
         self.lock().progress
     }
 
-    /// Ready once there are more tokens than `seen`, or the end.
+    /// Ready once there are more than `seen` tokens, or the output is complete.
     pub(crate) fn poll_past(&self, seen: usize, context: &mut Context<'_>) -> Poll<Progress> {
         let mut state = self.lock();
         if state.progress.is_over || state.progress.tokens > seen {

@@ -1,56 +1,56 @@
-//! What a mock says: a function of the tokens before, so that every worker says the same and a continuation
-//! goes on as if nothing had happened.
+//! Outputs of a mock: a function of the preceding tokens, so that every worker gives the same output and a
+//! continuation on another worker goes on with the same text.
 //!
-//! The state is a hash of all tokens so far, prompt and output alike; the next token is drawn from it. An output
-//! is known as a whole before its first token is due: the scheduler only decides *when* tokens leave.
+//! The state is a hash of all tokens so far, prompt and output alike; the next token is drawn from it. The
+//! whole output is known before its first token is due: the scheduler only decides *when* tokens are sent.
 
 use router_tokens::{Detokenizer, ModelText, StopStrings};
 
 use crate::fault::mix;
 
-/// Token ids that an output is drawn from.
+/// Most token ids from which outputs are drawn.
 const ALPHABET_MAX: usize = 4096;
-/// Ids of a vocabulary that are looked at for the alphabet.
+/// Ids of a vocabulary that are searched for the alphabet.
 const LOOKED_AT_MAX: usize = 65_536;
-/// Bytes that would need escapes in JSON or could begin a special token.
+/// Bytes that need escapes in JSON or could begin a special token.
 const AVOIDED: &[u8] = b"\"\\<";
 const MULTIPLIER: u64 = 0x9FB2_1C65_1E98_DF25;
 
-/// The tokens that outputs are made of.
+/// The alphabet of tokens from which outputs are drawn.
 #[derive(Debug)]
 pub(crate) struct Voice {
     alphabet: Vec<u32>,
-    /// Bytes of each token of the alphabet, when they are one each: the fast way from tokens to text.
+    /// Whether every token of the alphabet is one byte, which allows a fast path from tokens to text.
     is_bytes: bool,
     eos: Option<u32>,
     eos_one_in: u64,
 }
 
-/// Why an output ends.
+/// Reason for which an output ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The limit.
+    /// The token limit.
     Length,
-    /// The model's own end.
+    /// The model's end-of-sequence token.
     Eos,
-    /// This stop token.
+    /// A stop token, by its id.
     StopToken(u32),
-    /// This stop string.
+    /// A stop string.
     StopString(String),
 }
 
-/// An output from its first token to its end.
+/// A complete output.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) tokens: Vec<u32>,
     pub(crate) text: String,
-    /// Bytes of the text that may be shown after each token; empty means one byte for each token.
+    /// Bytes of the text that may be shown after each token; empty: one byte per token.
     cuts: Vec<usize>,
     pub(crate) ending: Ending,
 }
 
 impl Output {
-    /// Bytes of the text that may be shown after so many tokens.
+    /// Returns the bytes of the text that may be shown after `tokens` tokens.
     pub(crate) fn shown(&self, tokens: usize) -> usize {
         if tokens >= self.tokens.len() {
             return self.text.len();
@@ -63,7 +63,7 @@ impl Output {
     }
 }
 
-/// What ends an output.
+/// Conditions that end an output.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Limits {
     pub(crate) max_tokens: usize,
@@ -110,7 +110,7 @@ impl Voice {
         Self { alphabet, is_bytes, eos: text.eos_ids.first().copied(), eos_one_in }
     }
 
-    /// The token that follows; `None` is the end.
+    /// Returns the next token; `None` is the end.
     #[inline]
     fn next(&self, state: State, may_end: bool) -> Option<u32> {
         let hash = mix(state.0);
@@ -120,7 +120,7 @@ impl Voice {
         Some(self.alphabet[(((hash & 0xFFFF_FFFF) * self.alphabet.len() as u64) >> 32) as usize])
     }
 
-    /// The output that follows a prompt.
+    /// Returns the output that follows a prompt.
     pub(crate) fn speak(&self, text: &ModelText, prompt: &[u32], limits: &Limits) -> Output {
         let mut state = State::of(prompt);
         let mut tokens = Vec::with_capacity(limits.max_tokens.min(4096));
@@ -143,7 +143,7 @@ impl Voice {
         self.render(text, prompt, tokens, ending, limits)
     }
 
-    /// An output with this text, as far as the limits let it go.
+    /// Returns an output with this text, as far as the limits allow.
     pub(crate) fn recite(&self, text: &ModelText, words: &str, limits: &Limits) -> Output {
         let mut tokens = text.tokenizer.encode(words, false).unwrap_or_default();
         let mut ending = Ending::Eos;
@@ -197,7 +197,7 @@ impl Voice {
         Output { tokens, text: shown, cuts, ending }
     }
 
-    /// Made-up log-probabilities of a token of an output: its own, then the alternatives, falling.
+    /// Returns simulated log-probabilities: of the token, then of the alternatives in falling order.
     pub(crate) fn logprobs(&self, token: u32, position: usize, alternatives: usize) -> Vec<(u32, f32)> {
         let hash = mix(u64::from(token) << 32 | position as u64);
         let first = -((hash % 32) as f32) / 64.0;
@@ -208,7 +208,7 @@ impl Voice {
         own.chain(others.take(alternatives.saturating_sub(1))).collect()
     }
 
-    /// A vector of length one that depends on the tokens only.
+    /// Returns a vector of length one that depends only on the tokens.
     pub(crate) fn embedding(tokens: &[u32], dimensions: usize) -> Vec<f32> {
         let mut random = State::of(tokens).0;
         let draw = |_| (crate::fault::split_mix(&mut random) >> 40) as f32 / (1 << 23) as f32 - 1.0;

@@ -1,8 +1,8 @@
-//! One mock worker without its HTTP surface: the shared state, and the way in and out for a request.
+//! One mock worker without its HTTP surface: the shared state, and the submission and end of requests.
 //!
-//! Everything that a request can change is behind one lock, held for microseconds. Where simulated work takes
-//! no time, [`Worker::submit`] runs a request from its admission to its end under that lock, in the caller's
-//! task: no queue, timer or wake-up. Otherwise it queues it and a stepping task is there as long as there is
+//! All state that a request can change is behind one lock, held for microseconds. If simulated work takes no
+//! time, [`Worker::submit`] runs a request from its admission to its end under that lock, in the caller's task,
+//! without queue, timer or wake-up. Otherwise it queues the request, and a task runs steps as long as there is
 //! work; an idle worker has neither task nor timer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,73 +22,73 @@ use crate::ticket::{Progress, Ticket};
 use crate::voice::{Output, Voice};
 use crate::{Dialect, MockConfig};
 
-/// Workers of this process so far.
+/// Number of workers created in this process.
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
-/// What many workers of one process share.
+/// State shared by the workers of one process.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) text: ModelText,
     pub(crate) voice: Voice,
-    /// Whether chats are rendered by the tiny model's template, which the server knows by heart.
+    /// Whether chats use the tiny model's template, which the server has in code.
     pub(crate) is_tiny: bool,
 }
 
-/// One worker.
+/// One mock worker.
 pub(crate) struct Worker {
     pub(crate) config: MockConfig,
     pub(crate) model: Arc<Model>,
     pub(crate) counters: Counters,
     pub(crate) faults: Faults,
-    /// Names this run of the worker to its peers.
+    /// Name of this run of the worker, for its peers.
     pub(crate) engine_id: String,
     pub(crate) started: u64,
-    /// The same in seconds, as exactly as a process knows it.
+    /// Start time in seconds, at the clock's full resolution.
     pub(crate) start_seconds: f64,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) state: Mutex<State>,
 }
 
-/// What the lock guards.
+/// State behind the worker's lock.
 pub(crate) struct State {
     pub(crate) pool: Pool,
     pub(crate) scheduler: Scheduler,
     pub(crate) leases: Leases,
     pub(crate) events: Option<EventSink>,
-    /// Whether the memory is given back; the scheduler makes no step then.
+    /// Whether the memory is released; the scheduler runs no step then.
     pub(crate) is_asleep: bool,
     /// Whether new requests are held back (SGLang's `/pause_generation`).
     pub(crate) is_paused: bool,
     next_id: u64,
 }
 
-/// A sequence on its way through the worker.
+/// A sequence in the worker.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: u64,
-    /// The prompt, and all of the output that has a place in the KV cache.
+    /// The prompt, and all output tokens that have a place in the KV cache.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt: usize,
-    /// Tokens of the output, and how many of them have left.
+    /// Output tokens, and how many of them have been sent.
     pub(crate) output: usize,
     pub(crate) emitted: usize,
-    /// Tokens whose KV is there.
+    /// Number of tokens whose KV is computed.
     pub(crate) computed: usize,
     pub(crate) chain: Chain,
     pub(crate) table: Table,
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) is_length: bool,
-    /// The prompt's KV came from another worker.
+    /// Whether the prompt's KV came from another worker.
     pub(crate) is_external: bool,
-    /// Cached tokens to report in place of those found.
+    /// Number of cached tokens to report instead of the number found.
     pub(crate) report_cached: Option<usize>,
-    /// Keep the blocks for another worker under this name.
+    /// Name under which the blocks are leased to another worker.
     pub(crate) lease: Option<String>,
-    /// Has been admitted before.
+    /// Whether the sequence was admitted before.
     pub(crate) was_admitted: bool,
 }
 
-/// What a request wants of the worker, one for each output.
+/// Order of one output of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     pub(crate) prompt: Vec<u32>,
@@ -98,7 +98,7 @@ pub(crate) struct Order {
     pub(crate) lease: Option<String>,
 }
 
-/// A request in the worker. Dropping it before its end aborts it.
+/// A request in the worker. Dropping it before the end aborts the request.
 pub(crate) struct Running {
     worker: Arc<Worker>,
     id: u64,
@@ -114,7 +114,7 @@ impl Running {
         self.ticket.poll_past(seen, context)
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the output.
     pub(crate) async fn finished(&self) -> Progress {
         std::future::poll_fn(|context| self.poll_past(usize::MAX, context)).await
     }
@@ -128,7 +128,7 @@ impl Drop for Running {
     }
 }
 
-/// Too many requests wait.
+/// The error if too many requests wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -137,7 +137,7 @@ impl Worker {
         let first_id = u32::from(config.dialect == Dialect::Vllm);
         let pool = Pool::new(config.block_tokens, config.usable_blocks(), first_id, events.is_some());
         let high = mix(config.seed ^ 0x5EED);
-        // Workers of equal seed are different workers all the same.
+        // Workers with equal seeds must still have different ids.
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         let low = mix(high ^ mix(run << 32 | u64::from(std::process::id())));
         let engine_id = format!(
@@ -174,11 +174,11 @@ impl Worker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an order whose output is known already.
+    /// Submits an order whose output is already known.
     pub(crate) fn submit(self: &Arc<Self>, order: Order, output: &Output) -> Result<Running, Full> {
         let Order { prompt: mut tokens, extras, is_external, report_cached, lease } = order;
         let prompt = tokens.len();
-        // The last token of an output is never put back into the model.
+        // The last token of an output never enters the model.
         tokens.extend_from_slice(&output.tokens[..output.tokens.len().saturating_sub(1)]);
         let mut sequence = Sequence {
             id: 0,
@@ -208,7 +208,8 @@ impl Worker {
             let ticket = Arc::new(Ticket::finished(progress));
             return Ok(Running { worker: Arc::clone(self), id: 0, ticket });
         }
-        // What a step has not looked at yet waits only until then, if there is room in the batch.
+        // Sequences that a running batch has room for wait only until the next step, so they do not count
+        // against `waiting_max`.
         let inside = state.scheduler.waiting.len() + state.scheduler.running.len();
         if inside >= self.config.waiting_max.saturating_add(self.config.batch_max) {
             add(&self.counters.refused_full, 1);
@@ -226,7 +227,7 @@ impl Worker {
         Ok(running)
     }
 
-    /// The whole life of a request at once; returns the cached tokens. `None` when blocks are missing.
+    /// Runs a request from admission to end. Returns the cached tokens; `None`: too few blocks.
     fn run_now(self: &Arc<Self>, state: &mut State, sequence: &mut Sequence) -> Option<usize> {
         let pool = &mut state.pool;
         let prompt = &sequence.tokens[..sequence.prompt];
@@ -254,7 +255,7 @@ impl Worker {
             add(&counters.external_hits, sequence.prompt - found.min(sequence.prompt));
         }
         match sequence.report_cached {
-            // SGLang's decode worker counts what either worker had.
+            // SGLang's decode worker reports the larger count of both workers.
             Some(reported) if sequence.is_external && self.config.dialect == Dialect::Sglang => {
                 reported.max(found)
             }
@@ -262,14 +263,14 @@ impl Worker {
         }
     }
 
-    /// Gives the blocks of a finished sequence back, or keeps them for whoever fetches them.
+    /// Releases the blocks of a finished sequence, or leases them for another worker to fetch.
     pub(crate) fn finished(self: &Arc<Self>, state: &mut State, sequence: &mut Sequence, cached: usize) {
         let counter = match sequence.is_length {
             true => &self.counters.finished_length,
             false => &self.counters.finished_stop,
         };
         add(counter, 1);
-        // As NixlConnector does: only an output that was cut short has a rest for somebody else.
+        // As in NixlConnector: only an output cut short has a rest for another worker.
         match sequence.lease.take().filter(|_| sequence.is_length) {
             Some(name) => {
                 let table = std::mem::take(&mut sequence.table);
@@ -280,7 +281,7 @@ impl Worker {
         }
     }
 
-    /// Publishes what happened in the pool as one batch.
+    /// Publishes the pool's events as one batch.
     pub(crate) fn publish(&self, state: &mut State) {
         let State { pool, events: Some(events), .. } = state else { return };
         if pool.events.is_empty() {
@@ -300,7 +301,7 @@ impl Worker {
         }
     }
 
-    /// Gives everything up, as a process that ends does.
+    /// Gives all requests up, as at the end of a process.
     pub(crate) fn stop(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
         let mut state = self.lock();

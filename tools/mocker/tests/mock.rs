@@ -31,7 +31,7 @@ async fn connect(mock: &Mock, path: &str, body: &Value) -> TcpStream {
         "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    // A listener that resets connections may do so before this.
+    // A listener that resets connections may have done so before this write.
     let _reset = stream.write_all((head + &body).as_bytes()).await;
     stream
 }

@@ -1,4 +1,4 @@
-//! A worker's blocks: which prefixes it holds, which of them are in use, and who goes first.
+//! A worker's block pool: held prefixes, blocks in use, and the order of eviction.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -10,12 +10,12 @@ struct Held {
     depth: u32,
 }
 
-/// What changed, for the index.
+/// Change of the pool, for the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Blocks after a parent.
     Stored { parent: Option<u64>, keys: Vec<u64>, blocks: Vec<u64> },
-    /// Blocks are gone.
+    /// Blocks were evicted.
     Removed(Vec<u64>),
 }
 
@@ -24,9 +24,9 @@ pub(crate) enum Change {
 pub(crate) struct Pool {
     capacity: usize,
     held: HashMap<u64, Held>,
-    /// Blocks in use that carry no prefix: the rest of a prompt and its answer.
+    /// Blocks in use without a prefix: the rest of a prompt and its answer.
     private: usize,
-    /// Unused ones in the order in which they go: oldest first, the end of a chain before its beginning.
+    /// Unused blocks in the order of eviction: oldest first, the end of a chain before its beginning.
     idle: BTreeSet<(u64, Reverse<u32>, u64)>,
     turn: u64,
 }
@@ -36,13 +36,13 @@ impl Pool {
         Self { capacity, held: HashMap::new(), private: 0, idle: BTreeSet::new(), turn: 0 }
     }
 
-    /// Leading blocks of a prompt that are there.
+    /// Number of leading blocks of a prompt that are held.
     pub(crate) fn leading(&self, keys: &[u64]) -> usize {
         keys.iter().take_while(|key| self.held.contains_key(key)).count()
     }
 
-    /// Takes the leading blocks into use and makes room for `private` more; what had to go is added to `gone`. False,
-    /// with nothing changed, when there is not enough room.
+    /// Marks the leading blocks as used and makes room for `private` more; evicted blocks are added to `gone`. False, with nothing
+    /// changed, when there is not enough room.
     pub(crate) fn admit(&mut self, leading: &[u64], private: usize, gone: &mut Vec<u64>) -> bool {
         let idle_kept = leading.iter().filter(|key| self.held[key].users == 0).count();
         if self.held.len() - (self.idle.len() - idle_kept) + self.private + private > self.capacity {
@@ -70,7 +70,7 @@ impl Pool {
         }
     }
 
-    /// A prompt's blocks from `from` on are computed: they are held from now on, and still in use.
+    /// Registers a prompt's computed blocks from `from` on: they are held from now on, and still in use.
     pub(crate) fn register(&mut self, keys: &[u64], from: usize) -> usize {
         let mut new = 0;
         for (depth, &key) in keys.iter().enumerate().skip(from) {
@@ -85,7 +85,7 @@ impl Pool {
         new
     }
 
-    /// A request is over.
+    /// Releases the blocks of a request that has ended.
     pub(crate) fn release(&mut self, keys: &[u64], private: usize) {
         self.turn += 1;
         for &key in keys {

@@ -1,4 +1,4 @@
-//! Arrivals, decisions, and what the index and the learner get to know of them.
+//! Arrivals, decisions, and the feedback to the index and the learner.
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
@@ -13,31 +13,31 @@ use tools_workload::{Random, chained};
 use crate::pool::Change;
 use crate::worker::{Job, Report, Reports, Worker, WorkerModel};
 
-/// One simulation.
+/// Settings of one simulation.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
-    /// How fast they are.
+    /// Speed and size of the workers.
     pub model: WorkerModel,
-    /// How requests are routed.
+    /// Routing policy.
     pub policy: Policy,
-    /// The trace's time runs so many times as fast.
+    /// Factor by which the trace's time is accelerated.
     pub speedup: f64,
-    /// The trace comes so many times, with prompts of its own each time.
+    /// Number of repetitions of the trace, each with different prompts.
     pub repeat: usize,
-    /// Equal seed, equal run.
+    /// Random seed. Equal seeds give equal runs.
     pub seed: u64,
 }
 
-/// What came out.
+/// Result of a simulation.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The strategy.
+    /// Strategy of the policy.
     pub strategy: Strategy,
-    /// Of [`Setup::speedup`].
+    /// Value of [`Setup::speedup`].
     pub speedup: f64,
-    /// Requests answered.
+    /// Number of answered requests.
     pub requests: usize,
     /// Share of prompt tokens that were cached.
     pub hit_rate: f64,
@@ -45,7 +45,7 @@ pub struct Outcome {
     pub ttft: Histogram<u64>,
     /// Microseconds between tokens.
     pub itl: Histogram<u64>,
-    /// Busiest worker's time over the mean.
+    /// Busy time of the busiest worker divided by the mean.
     pub imbalance: f64,
     /// Mean share of the time that a worker was busy.
     pub utilisation: f64,
@@ -53,7 +53,7 @@ pub struct Outcome {
     pub prediction_error: f64,
 }
 
-/// What is booked on a worker.
+/// Load booked on a worker.
 #[derive(Debug, Default, Clone, Copy)]
 struct Booked {
     requests: u32,
@@ -75,7 +75,7 @@ struct Fleet {
     index: Index,
     members: Vec<Member>,
     workers: Vec<Worker>,
-    /// What workers did and nobody knows yet.
+    /// Events of workers that are not visible to the router yet.
     reports: Vec<Reports>,
     booked: Vec<Booked>,
     learner: Learner,
@@ -89,7 +89,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Lets a worker work until `until`, and tells everyone what it has done by then.
+    /// Advances a worker to `until`, and applies its reports up to then.
     fn advance(&mut self, worker: usize, until: f64) {
         self.workers[worker].advance(until, &mut self.itl, &mut self.reports[worker]);
         while let Some((_, report)) = self.reports[worker].pop_front_if(|report| report.0 <= until) {
@@ -122,7 +122,7 @@ impl Fleet {
     }
 }
 
-/// Simulates a trace; `progress` is called now and then with the share that is done.
+/// Simulates a trace; `progress` is called periodically with the share that is done.
 pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(f64)) -> Result<Outcome> {
     let index = Index::new(IndexConfig::default());
     let mut reader = index.reader().context("a reader")?;
@@ -210,8 +210,8 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
     })
 }
 
-/// When requests come, in seconds. The trace has one time stamp for all requests of some seconds: within them they
-/// come by chance, evenly.
+/// Arrival times of requests, in seconds. The trace has one time stamp for all requests of some seconds: within these their
+/// times are random and uniform.
 fn arrivals(setup: &Setup, trace: &[TraceRequest], random: &mut Random) -> Vec<f64> {
     let mut times = Vec::with_capacity(trace.len() * setup.repeat);
     let mut start = 0.0;
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(a.itl.len(), random.itl.len(), "as many tokens");
     }
 
-    /// Nothing queues, nothing is cached: the time is that of the model.
+    /// Without queue and cache the time is that of the model.
     #[test]
     fn an_idle_worker_takes_the_models_time() {
         let model = WorkerModel::default();

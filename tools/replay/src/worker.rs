@@ -1,7 +1,7 @@
 //! A simulated worker.
 //!
-//! Steps: each computes up to a batch of prompt tokens, first come first served, and one token for every running
-//! request. Between arrivals, steps that only decode are taken together, so that an hour takes a second.
+//! Steps: each computes up to a batch of prompt tokens, first come first served, and one token for every running request.
+//! Between arrivals, steps that only decode are computed together, so that an hour takes a second.
 
 use std::collections::VecDeque;
 
@@ -9,27 +9,27 @@ use hdrhistogram::Histogram;
 
 use crate::pool::{Change, Pool};
 
-/// How fast a worker is and how much it holds.
+/// Speed and size of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerModel {
-    /// Blocks of its pool.
+    /// Number of blocks of the pool.
     pub pool_blocks: usize,
-    /// Prompt tokens in one step at most.
+    /// Largest number of prompt tokens in one step.
     pub batch_tokens: usize,
-    /// Requests running at a time.
+    /// Largest number of running requests.
     pub running_max: usize,
-    /// Seconds of a step by itself.
+    /// Fixed seconds of a step.
     pub step: f64,
-    /// For each prompt token.
+    /// Seconds per prompt token.
     pub per_token: f64,
-    /// For each prompt token, for each token before it: attention.
+    /// Seconds per pair of a prompt token and a token before it: attention.
     pub per_pair: f64,
-    /// For each running request.
+    /// Seconds per running request.
     pub per_decode: f64,
 }
 
 impl Default for WorkerModel {
-    /// Roughly one eight-way node with a model of 70 billion parameters.
+    /// Roughly one node of eight GPUs with a model of 70 billion parameters.
     fn default() -> Self {
         Self {
             pool_blocks: 3000,
@@ -43,14 +43,14 @@ impl Default for WorkerModel {
     }
 }
 
-/// A request on its way through a worker.
+/// A request in a worker.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) number: usize,
     pub(crate) arrived: f64,
     pub(crate) tokens: usize,
     pub(crate) output: usize,
-    /// One for each whole block of the prompt.
+    /// Keys of the prompt's whole blocks.
     pub(crate) keys: Vec<u64>,
     pub(crate) blocks: Vec<u64>,
     pub(crate) block_tokens: usize,
@@ -85,7 +85,7 @@ impl Job {
     }
 }
 
-/// What the worker tells.
+/// An event of the worker.
 #[derive(Debug)]
 pub(crate) enum Report {
     Cache(Change),
@@ -93,7 +93,7 @@ pub(crate) enum Report {
     Finished { number: usize },
 }
 
-/// What happened, with the time at which it did: nobody may know of it before.
+/// Events with their times, before which they must not be visible.
 pub(crate) type Reports = VecDeque<(f64, Report)>;
 
 #[derive(Debug)]
@@ -102,9 +102,9 @@ pub(crate) struct Worker {
     pool: Pool,
     now: f64,
     waiting: VecDeque<Job>,
-    /// Being computed, first come first served.
+    /// Prompts being computed, first come first served.
     prefilling: VecDeque<Job>,
-    /// Generating: tokens left.
+    /// Generating requests with the number of tokens left.
     running: Vec<(Job, usize)>,
     pub(crate) computed_tokens: u64,
     pub(crate) busy: f64,
@@ -137,7 +137,7 @@ impl Worker {
         self.waiting.is_empty() && self.prefilling.is_empty() && self.running.is_empty()
     }
 
-    /// Works until `until`, or until there is nothing to do. A step that has begun is finished.
+    /// Runs until `until`, or until there is no work. A step that has begun is finished.
     pub(crate) fn advance(&mut self, until: f64, itl: &mut Histogram<u64>, reports: &mut Reports) {
         while self.now < until && !self.is_idle() {
             self.admit(reports);
@@ -158,7 +158,7 @@ impl Worker {
             let leading = self.pool.leading(&job.keys[..most.min(job.keys.len())]);
             let private = (job.tokens + job.output).div_ceil(job.block_tokens) - leading;
             let mut gone = Vec::new();
-            // What alone fills the pool gets all of it.
+            // A request larger than the pool gets all of it.
             let private = private.min(self.model.pool_blocks.saturating_sub(leading));
             if !self.pool.admit(&job.keys[..leading], private, &mut gone) {
                 return;

@@ -1,4 +1,4 @@
-//! What to watch and how often, and its one conversion into a [`Target`].
+//! The configuration of the view, and its one conversion into a [`Target`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::error::TopError;
 pub const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Longest time between two polls.
 pub const INTERVAL_MAX: Duration = Duration::from_secs(3600);
-/// Most cells (width × height) of a frame that [`once`](crate::once) renders.
+/// Largest number of cells (width × height) of a frame that [`once`](crate::once) renders.
 pub const FRAME_CELLS_MAX: usize = 1 << 20;
 
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 
-/// What to watch.
+/// Settings of the view.
 #[derive(Clone)]
 pub struct TopConfig {
-    /// The gateway, as `http://HOST:PORT`, `https://HOST:PORT` or `HOST:PORT`; a path is put before `/kvasir/...`.
+    /// URL of the gateway, as `http://HOST:PORT`, `https://HOST:PORT` or `HOST:PORT`; a path is put before `/kvasir/...`.
     pub gateway: String,
-    /// An administrator's key, when the gateway has keys.
+    /// Administrator's key, if the gateway has keys.
     pub key: Option<String>,
-    /// Whom to trust, for `https://`.
+    /// TLS settings for `https://`.
     pub tls: Option<Arc<ClientTls>>,
     /// Time between two polls, from [`INTERVAL_MIN`] to [`INTERVAL_MAX`].
     pub interval: Duration,
-    /// What is shown first, and by [`once`](crate::once) alone.
+    /// The first view; the only one that [`once`](crate::once) renders.
     pub view: View,
 }
 
@@ -51,13 +51,13 @@ impl fmt::Debug for TopConfig {
 pub(crate) struct Target {
     /// Host and port as in the `Host` header.
     pub(crate) authority: String,
-    /// Without the brackets of an IPv6 address.
+    /// Host without the brackets of an IPv6 address.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) tls: Option<Arc<ClientTls>>,
-    /// Put before each path; no slash at its end.
+    /// Prefix of each path, without a slash at its end.
     pub(crate) prefix: String,
-    /// Marked as sensitive.
+    /// Value of the `authorization` header, marked as sensitive.
     pub(crate) authorization: Option<HeaderValue>,
     pub(crate) interval: Duration,
 }
@@ -105,7 +105,7 @@ impl TopConfig {
     }
 }
 
-/// The reason never contains the key.
+/// Makes the header's value. The error never contains the key.
 fn authorization(key: &str) -> Result<HeaderValue, TopError> {
     let refused = |reason: &str| TopError::Config { what: "key", reason: reason.to_owned() };
     let key = key.trim();

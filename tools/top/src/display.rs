@@ -1,31 +1,31 @@
-//! What the user chose to see: the view, the order of the workers, how far each view is scrolled.
+//! Display settings chosen by the user: the view, the order of the workers, the scroll position of each view.
 
 use crate::keys::{Action, Step};
 
 /// The views, in the order of their tabs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum View {
-    /// Something of everything.
+    /// Summary of all views.
     #[default]
     Overview,
-    /// The workers.
+    /// Load and state of the workers.
     Workers,
-    /// Latencies.
+    /// Distributions of latencies.
     Latency,
-    /// The tiers of KV blocks.
+    /// Use of the tiers of KV blocks.
     Pools,
     /// Hand-offs of blocks between workers.
     Transfers,
-    /// Where requests went, and why.
+    /// Routing decisions and their reasons.
     Decisions,
 }
 
 impl View {
-    /// Every view.
+    /// All views.
     pub const ALL: [Self; 6] =
         [Self::Overview, Self::Workers, Self::Latency, Self::Pools, Self::Transfers, Self::Decisions];
 
-    /// Its title; in small letters its name.
+    /// Title of the view; in lower case its name.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -38,14 +38,14 @@ impl View {
         }
     }
 
-    /// By its title, in letters of either case.
+    /// Returns the view with this title, in letters of either case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|view| view.title().eq_ignore_ascii_case(name))
     }
 }
 
-/// What workers are sorted by; all but the name fall, unknown values last.
+/// Sort order of workers; all except the name are descending, unknown values last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum SortKey {
     #[default]
@@ -78,7 +78,7 @@ impl SortKey {
     }
 }
 
-/// How far a list is scrolled. Each frame says how much there is and how much fits, and bounds it.
+/// Scroll position of a list. Each frame bounds it by the number of rows and the height of the page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Scroll {
     offset: usize,
@@ -98,7 +98,7 @@ impl Scroll {
         };
     }
 
-    /// Which of `count` rows are seen in `page` lines.
+    /// Bounds the position and returns the visible rows, for `count` rows and `page` lines.
     pub(crate) fn bound(&mut self, count: usize, page: usize) -> std::ops::Range<usize> {
         self.page = page;
         self.offset = self.offset.min(count.saturating_sub(page));
@@ -106,14 +106,14 @@ impl Scroll {
     }
 }
 
-/// The user's choices.
+/// The user's display settings.
 #[derive(Debug, Default)]
 pub(crate) struct Display {
     pub(crate) view: View,
     pub(crate) sort: SortKey,
     pub(crate) is_paused: bool,
     pub(crate) has_help: bool,
-    /// Latencies since the gateway's start instead of the last minute's.
+    /// Whether latencies are shown since the gateway's start instead of for the last minute.
     pub(crate) is_since_start: bool,
     pub(crate) workers: Scroll,
     pub(crate) pools: Scroll,
@@ -122,7 +122,7 @@ pub(crate) struct Display {
 }
 
 impl Display {
-    /// Does what the key asked for. True: leave.
+    /// Applies the action of a key. Returns true if the view is to quit.
     pub(crate) fn apply(&mut self, action: Action) -> bool {
         match action {
             Action::Quit => return true,

@@ -1,4 +1,4 @@
-//! What can fail. While the terminal view runs, failures of the gateway are shown and tried again; only a bad
+//! Errors of the view. While the terminal view runs, failures of the gateway are shown and polling continues; only a bad
 //! configuration and a failing terminal end it.
 
 use std::io;
@@ -11,9 +11,9 @@ pub enum TopError {
     /// The configuration cannot be used.
     #[error("the {what} cannot be used: {reason}")]
     Config {
-        /// Which part.
+        /// Name of the setting.
         what: &'static str,
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
     /// The gateway could not be reached, or the connection broke.
@@ -21,33 +21,33 @@ pub enum TopError {
     Connection {
         /// Host and port.
         gateway: String,
-        /// What happened.
+        /// Text of the failure.
         reason: String,
     },
-    /// The gateway wants an administrator's key.
+    /// The gateway requires an administrator's key.
     #[error("{}", refusal(*status, *had_key))]
     Refused {
-        /// 401 or 403.
+        /// Status of the answer: 401 or 403.
         status: StatusCode,
-        /// Whether a key was shown.
+        /// Whether a key was sent.
         had_key: bool,
     },
-    /// The gateway answered something else than 200.
+    /// The gateway answered with a status other than 200.
     #[error("GET {path} answered {status}{}{message}", if message.is_empty() { "" } else { ": " })]
     Status {
-        /// What was asked.
+        /// Path of the request.
         path: &'static str,
         /// The answer's status.
         status: StatusCode,
-        /// What the answer says about it, or nothing.
+        /// Error message in the answer; empty if there is none.
         message: String,
     },
-    /// The answer is not what a gateway says.
+    /// The answer does not have the gateway's format.
     #[error("GET {path} is not understood: {reason}")]
     NotUnderstood {
-        /// What was asked.
+        /// Path of the request.
         path: &'static str,
-        /// Why.
+        /// Reason, in words.
         reason: String,
     },
     /// Standard output is no terminal; [`once`](crate::once) serves that case.
@@ -56,7 +56,7 @@ pub enum TopError {
     /// The terminal failed.
     #[error("the terminal failed: {0}")]
     Terminal(io::Error),
-    /// The thread that asks the gateway could not be started, or it is gone.
+    /// The polling thread could not be started, or has ended.
     #[error("the poller failed: {0}")]
     Poller(io::Error),
 }

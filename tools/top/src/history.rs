@@ -1,25 +1,24 @@
-//! The arithmetic over polls: rates by difference, quantiles out of buckets, and the course of the last minutes.
+//! Computations over polls: rates by difference, quantiles from buckets, and the time series of the last minutes.
 //!
-//! Time arrives as a [`Duration`] since an origin of the caller's, at least [`COURSE`] before the first answer where samples
-//! of the gateway are recorded, too. A gateway that was started anew counts from
-//! zero again: then everything that was remembered for differences is dropped, so that no rate is ever negative.
-//! The course keeps its points, since they were true when they were taken.
+//! Time is a [`Duration`] since an origin of the caller's, at least [`COURSE`] before the first answer if samples of the
+//! gateway are recorded, too. A gateway that was restarted counts from zero again: the state that differences need is then
+//! dropped, so that no rate is ever negative. The series keeps its points.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use crate::wire::{Counters, Histogram, Histograms, Status, Worker};
 
-/// What "the last minute" is.
+/// Length of the window of current rates and quantiles.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
-/// Longest course that is kept.
+/// Length of the kept series.
 pub(crate) const COURSE: Duration = Duration::from_secs(300);
-/// Time between the samples of what workers have sent that are kept.
+/// Time between the kept samples of the bytes that workers have sent.
 const SENT_EVERY: Duration = Duration::from_secs(5);
-/// Most points and marks that are kept: [`COURSE`] at the shortest interval, and one.
+/// Largest number of kept points and marks: [`COURSE`] at the shortest interval, plus one.
 const KEPT_MAX: usize = 3001;
 
-/// What was counted at a time.
+/// Counters and histograms at a time.
 #[derive(Debug, Clone)]
 struct Mark {
     at: Duration,
@@ -34,11 +33,11 @@ pub(crate) struct Rates {
     pub(crate) failed: f64,
     pub(crate) prompt_tokens: f64,
     pub(crate) generated_tokens: f64,
-    /// Cached of prompt tokens, 0 to 1; `None` when there were no prompts.
+    /// Share of prompt tokens that were cached, 0 to 1; `None` when there were no prompts.
     pub(crate) hit_rate: Option<f64>,
 }
 
-/// One poll of the course; `None` where the gateway said nothing or nothing could be computed.
+/// One point of the series; `None` if the gateway did not answer or the value could not be computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Point {
     pub(crate) at: Duration,
@@ -49,19 +48,19 @@ pub(crate) struct Point {
     pub(crate) hit_rate: Option<f64>,
 }
 
-/// What is remembered of earlier polls.
+/// State kept of earlier polls.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     started_unix: u64,
-    /// Oldest first; the last is the latest poll. At most one is older than [`WINDOW`].
+    /// Marks, oldest first; the last is the latest poll. At most one is older than [`WINDOW`].
     marks: VecDeque<Mark>,
     points: VecDeque<Point>,
-    /// Bytes that each worker had sent by then; oldest first, the last is the latest poll.
+    /// Bytes that each worker had sent at a time; oldest first, the last is the latest poll.
     sent: VecDeque<(Duration, HashMap<String, u64>)>,
 }
 
 impl History {
-    /// Takes in an answer.
+    /// Records an answer.
     pub(crate) fn record(&mut self, at: Duration, status: &Status) {
         let mark = Mark { at, counters: status.counters, histograms: status.histograms.clone() };
         let is_new_run = status.started_unix != self.started_unix;
@@ -72,7 +71,7 @@ impl History {
         self.record_sent(at, status);
         self.started_unix = status.started_unix;
         self.marks.push_back(mark);
-        // The newest mark that is a whole window old stays: it is what the last one is compared with.
+        // The newest mark that is a whole window old is kept: the latest one is compared with it.
         while self.marks.len() > KEPT_MAX || self.marks.get(1).is_some_and(|second| at - second.at >= WINDOW)
         {
             self.marks.pop_front();
@@ -104,13 +103,13 @@ impl History {
         }
     }
 
-    /// Over how long [`Self::sent_per_second`] looks back; `None` before there are two polls.
+    /// Time over which [`Self::sent_per_second`] averages; `None` before there are two polls.
     pub(crate) fn sent_window(&self) -> Option<Duration> {
         let ((first, _), (last, _)) = (self.sent.front()?, self.sent.back()?);
         Some(last.saturating_sub(*first)).filter(|window| !window.is_zero())
     }
 
-    /// Bytes of blocks per second that a worker has sent lately; `None` when it is not known, as after a restart.
+    /// Bytes of blocks per second that a worker has sent recently; `None` when unknown, as after a restart.
     pub(crate) fn sent_per_second(&self, worker: &str) -> Option<f64> {
         let window = self.sent_window()?;
         let ((_, first), (_, last)) = (self.sent.front()?, self.sent.back()?);
@@ -118,7 +117,7 @@ impl History {
         Some(gained as f64 / window.as_secs_f64())
     }
 
-    /// Records the gateway's start, when all counters were 0: rates of the next answer are then those since start.
+    /// Records the gateway's start, when all counters were 0: the next answer's rates are then those since the start.
     pub(crate) fn record_start(&mut self, status: &Status) {
         self.started_unix = status.started_unix;
         let zero = Mark {
@@ -145,7 +144,7 @@ impl History {
         }
     }
 
-    /// The gateway gave no answer: a gap in the course.
+    /// Records a poll without an answer, as a gap in the series.
     pub(crate) fn record_gap(&mut self, at: Duration) {
         self.push(Point { at, ..Point::default() });
     }
@@ -159,18 +158,18 @@ impl History {
         }
     }
 
-    /// Between the last two polls; `None` before there are two of one run of the gateway.
+    /// Rates between the last two polls; `None` before there are two of one run of the gateway.
     pub(crate) fn rates(&self) -> Option<Rates> {
         let earlier = self.marks.len().checked_sub(2)?;
         rates_between(&self.marks[earlier], self.marks.back()?)
     }
 
-    /// Over the last minute, or as much of it as was seen.
+    /// Rates over the last minute, or the recorded part of it.
     pub(crate) fn window_rates(&self) -> Option<Rates> {
         rates_between(self.marks.front()?, self.marks.back()?)
     }
 
-    /// How much of the last minute was seen: a poll at its far end makes it whole.
+    /// Length of the recorded part of the last minute.
     pub(crate) fn window(&self) -> Duration {
         match (self.marks.front(), self.marks.back()) {
             (Some(first), Some(last)) => last.at - first.at,
@@ -178,7 +177,7 @@ impl History {
         }
     }
 
-    /// What came into a histogram within [`Self::window`].
+    /// Observations that a histogram gained within [`Self::window`].
     pub(crate) fn windowed(&self, of: impl Fn(&Histograms) -> &Histogram) -> Histogram {
         match (self.marks.front(), self.marks.back()) {
             (Some(first), Some(last)) => {
@@ -188,7 +187,7 @@ impl History {
         }
     }
 
-    /// The shortest of one, two and five minutes that holds the whole course.
+    /// The shortest of one, two and five minutes that covers the whole series.
     pub(crate) fn course_span(&self) -> Duration {
         let known = match (self.points.front(), self.points.back()) {
             (Some(first), Some(last)) => last.at - first.at,
@@ -198,8 +197,8 @@ impl History {
         spans.into_iter().find(|span| known <= *span).unwrap_or(COURSE)
     }
 
-    /// The course in `columns` equal pieces of time, newest last: the mean of each piece's known values. Pieces
-    /// begin at multiples of their length, so that what is past does not change when a point comes in.
+    /// The series in `columns` equal intervals, newest last: the mean of each interval's known values. Intervals begin at
+    /// multiples of their length, so that past values do not change when a point is added.
     pub(crate) fn course(&self, columns: usize, of: impl Fn(&Point) -> Option<f64>) -> Vec<Option<f64>> {
         let mut pieces = vec![(0.0, 0_u32); columns];
         let Some(last) = self.points.back().filter(|_| columns > 0) else {
@@ -218,7 +217,7 @@ impl History {
     }
 }
 
-/// Whether both can be of one run of the gateway, in this order.
+/// Whether both marks can be of one run of the gateway, in this order.
 fn is_later(earlier: &Mark, later: &Mark) -> bool {
     let (a, b) = (&earlier.counters, &later.counters);
     let rises = [
@@ -255,40 +254,40 @@ fn rates_between(earlier: &Mark, later: &Mark) -> Option<Rates> {
     })
 }
 
-/// `part` of `whole`, 0 to 1; `None` of nothing.
+/// `part` divided by `whole`, 0 to 1; `None` if `whole` is 0.
 pub(crate) fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| (part as f64 / whole as f64).min(1.0))
 }
 
-/// A quantile out of buckets.
+/// A quantile estimated from buckets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Quantile {
-    /// Nothing was counted.
+    /// The histogram is empty.
     Unknown,
-    /// Seconds; within the bucket in which the true value lies.
+    /// Seconds; in the same bucket as the true value.
     About(f64),
-    /// It lies beyond the last bound, which is this.
+    /// The quantile is beyond the last bound, which is this value in seconds.
     Above(f64),
 }
 
 impl Histogram {
-    /// The same buckets with nothing in them.
+    /// Returns the same buckets with zero counts.
     pub(crate) fn zeroed(&self) -> Self {
         Self { le: self.le.clone(), counts: vec![0; self.counts.len()], sum: 0.0 }
     }
 
-    /// Everything that was counted.
+    /// Number of observations.
     pub(crate) fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// Mean in seconds.
+    /// Mean of the observations, in seconds.
     pub(crate) fn mean(&self) -> Option<f64> {
         let total = self.total();
         (total > 0).then(|| self.sum / total as f64)
     }
 
-    /// What was counted since `earlier`; `None` when that is not an earlier state of the same histogram.
+    /// Observations since `earlier`; `None` when that is not an earlier state of the same histogram.
     pub(crate) fn since(&self, earlier: &Self) -> Option<Self> {
         if earlier.counts.is_empty() {
             return Some(self.clone());

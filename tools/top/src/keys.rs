@@ -1,25 +1,25 @@
-//! Which key does what.
+//! Key bindings.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What a key asks for.
+/// Action of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Quit,
     NextView,
     PreviousView,
-    /// By number, from 0.
+    /// Shows the view with this number, from 0.
     View(usize),
     Pause,
     Help,
-    /// The next key to sort workers by.
+    /// Selects the next sort key of workers.
     Sort,
-    /// Latencies of the last minute, or since the gateway's start.
+    /// Switches latencies between the last minute and the time since the gateway's start.
     Window,
     Scroll(Step),
 }
 
-/// How far to scroll.
+/// Distance to scroll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Up,
@@ -30,7 +30,7 @@ pub(crate) enum Step {
     Last,
 }
 
-/// One line for each group of keys.
+/// Help text: one line per group of keys.
 pub(crate) const HELP: [(&str, &str); 6] = [
     ("q Esc ^C", "quit"),
     ("Tab 1-6", "view"),
@@ -40,7 +40,7 @@ pub(crate) const HELP: [(&str, &str); 6] = [
     ("p", "pause"),
 ];
 
-/// What the key asks for, if anything.
+/// Returns the action of a key, if it has one.
 pub(crate) fn action(key: KeyEvent) -> Option<Action> {
     if key.kind == KeyEventKind::Release {
         return None;

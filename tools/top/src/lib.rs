@@ -1,14 +1,13 @@
 //! The terminal view of one gateway, behind `kvasir top`.
 //!
-//! It asks `GET /kvasir/status` and `GET /kvasir/decisions` again and again and shows what is in between: rates,
-//! latencies, the workers with their pools, and why requests went where they went. It only reads; a gateway
-//! that is watched by nobody and one that is watched by ten do the same.
+//! Polls `GET /kvasir/status` and `GET /kvasir/decisions` and shows rates, latencies, the workers with their pools, and the
+//! reasons of routing decisions. Read-only: being watched does not change a gateway's behaviour.
 //!
-//! Two threads: one asks (`poll`), the other owns the terminal (`terminal`, `screen`), and a bounded channel leads from the
-//! first to the second. What arrives is cleaned in `wire`, so that nothing that a worker or a gateway calls
-//! itself reaches the terminal as a command. The arithmetic is in `history`, which takes the time as an argument.
+//! Two threads: one polls (`poll`), the other owns the terminal (`terminal`, `screen`), and a bounded channel leads from the
+//! first to the second. Received text is cleaned in `wire`, so that a name given by a worker or a gateway cannot reach the
+//! terminal as a command. The computations are in `history`, which takes the time as an argument.
 //!
-//! * [`run`] owns the terminal until the user quits, and gives it back as it was, also after a panic or a SIGTERM.
+//! * [`run`] owns the terminal until the user quits, and restores it, also after a panic or a SIGTERM.
 //! * [`once`] renders one frame as plain text, for scripts and for when standard output is no terminal.
 
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
-//! Asks the gateway, on a thread of its own, over one connection that is kept open.
+//! Polls the gateway, on a thread of its own, over one connection that is kept open.
 //!
 //! Each answer and each failure becomes one [`Message`]. The channel is bounded: while the terminal does not take
-//! messages, nothing is asked. Dropping the receiver or the sender of [`Orders`] ends the thread.
+//! messages, polling pauses. Dropping the receiver or the sender of [`Orders`] ends the thread.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -25,40 +25,40 @@ use crate::wire::{Decisions, Samples, Status, clean};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Largest answer; a status has about 700 bytes a worker.
+/// Largest answer; a status has about 700 bytes per worker.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Messages that wait to be shown.
+/// Messages that may wait to be shown.
 const MESSAGES_MAX: usize = 4;
 
 const STATUS: &str = "/kvasir/status";
 const DECISIONS: &str = "/kvasir/decisions";
 const HISTORY: &str = "/kvasir/history";
 
-/// What the other thread learns.
+/// Message to the terminal's thread.
 #[derive(Debug)]
 pub(crate) enum Message {
     /// The gateway answered.
     Answer(Box<Answer>),
-    /// It did not, or not properly.
+    /// The poll failed.
     Failed(TopError),
-    /// The process was told to end.
+    /// The process received SIGTERM, SIGHUP or SIGINT.
     Stop,
 }
 
-/// One poll.
+/// Answers of one poll.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: Status,
-    /// Those after the ones of earlier answers; their failure does not make the status worthless.
+    /// Decisions after those of earlier answers. A failure here does not invalidate the status.
     pub(crate) decisions: Result<Decisions, TopError>,
-    /// The gateway was started anew: decisions of earlier answers are of an earlier run.
+    /// Whether the gateway has restarted: decisions of earlier answers are of an earlier run.
     pub(crate) is_new_run: bool,
     /// The gateway's samples from before this answer: with the first answer of each run of the gateway; empty otherwise, and
     /// when the gateway has none.
     pub(crate) samples: Vec<Status>,
 }
 
-/// Whether to ask. Dropping the sender ends the thread.
+/// Switch that pauses polling. Dropping the sender ends the thread.
 pub(crate) type Orders = watch::Sender<IsPaused>;
 pub(crate) type IsPaused = bool;
 
@@ -137,7 +137,7 @@ async fn poll(
     }
 }
 
-/// Waits for room; the runtime goes on meanwhile, so that a signal is heard. False: nobody listens any more.
+/// Waits for room in the channel; the runtime continues meanwhile, so that signals are handled. False: the receiver is gone.
 async fn deliver(sender: &SyncSender<Message>, mut message: Message) -> bool {
     use std::sync::mpsc::TrySendError;
     loop {
@@ -155,7 +155,7 @@ struct Gateway {
     is_interactive: bool,
     connection: Option<SendRequest<Empty<Bytes>>>,
     started_unix: u64,
-    /// Sequence of the newest decision that was seen.
+    /// Sequence number of the newest received decision.
     last_decision: Option<u64>,
 }
 
@@ -170,7 +170,7 @@ impl Gateway {
         let query = self.last_decision.map(|last| format!("?after={last}")).unwrap_or_default();
         let decisions = self.ask::<Decisions>(DECISIONS, &query).await;
         match decisions.as_ref().map(|decisions| decisions.last) {
-            // It counts from the beginning again: the next poll asks for all.
+            // The gateway counts from the beginning again: the next poll requests all decisions.
             Ok(last) if last.is_some() && last < self.last_decision => {
                 is_new_run = true;
                 self.last_decision = None;
@@ -179,7 +179,7 @@ impl Gateway {
             Err(_) => {}
         }
         let samples = match is_new_run && self.is_interactive {
-            // Without them the course begins now.
+            // Without samples the series begins now.
             true => self.ask::<Samples>(HISTORY, "").await.unwrap_or_default().samples,
             false => Vec::new(),
         };
@@ -192,7 +192,7 @@ impl Gateway {
             .map_err(|error| TopError::NotUnderstood { path, reason: clean(&error.to_string()) })
     }
 
-    /// The body of a 200. A kept connection may have been closed by the other side meanwhile: then once more.
+    /// Returns the body of a 200. If a kept connection was closed by the other side, the request is sent once more.
     async fn get(&mut self, path: &'static str, query: &str) -> Result<Bytes, TopError> {
         let was_kept = self.connection.is_some();
         let answer = match self.get_within(path, query).await {
@@ -229,7 +229,7 @@ fn broken(target: &Target, reason: impl ToString) -> TopError {
     TopError::Connection { gateway: target.authority.clone(), reason: clean(&reason.to_string()) }
 }
 
-/// A connection to the gateway, over TLS if it is so reached.
+/// Connects to the gateway, over TLS if its URL is `https`.
 async fn connect(target: &Target) -> Result<SendRequest<Empty<Bytes>>, TopError> {
     let socket = timeout(CONNECT_WITHIN, TcpStream::connect((target.host.as_str(), target.port))).await;
     let socket = socket
@@ -246,7 +246,7 @@ async fn connect(target: &Target) -> Result<SendRequest<Empty<Bytes>>, TopError>
     };
     let (sender, connection) =
         handshake(TokioIo::new(stream)).await.map_err(|error| broken(target, error))?;
-    // It ends with its sender; what goes wrong on it is seen by the request that it goes wrong for.
+    // The task ends with the sender; an error of the connection is returned by the request that it fails.
     tokio::spawn(async move {
         let _ = connection.await;
     });
@@ -275,7 +275,7 @@ async fn exchange(
     Ok((connection, status, body.map_err(|error| error.to_string())?.to_bytes()))
 }
 
-/// What a refusal says about itself.
+/// Error message of a refusal.
 fn message_of(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     clean(body["error"]["message"].as_str().unwrap_or_default())
@@ -290,8 +290,8 @@ mod tests {
     use crate::TopConfig;
     use crate::display::View;
 
-    /// A gateway that answers one request a connection, starts anew before its third status, and tells its past if it `has`
-    /// one. The paths that were asked for come out of the channel.
+    /// A gateway that answers one request per connection, restarts before its third status, and returns samples if `has_history`.
+    /// The requested paths are sent through the channel.
     fn gateway(has_history: bool) -> (String, std::sync::mpsc::Receiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = format!("http://{}", listener.local_addr().expect("bound"));

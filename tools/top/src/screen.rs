@@ -1,9 +1,9 @@
-//! The terminal while it is ours: raw mode and the alternate screen. However it ends, the terminal is given back
-//! exactly once: leaving the alternate screen a second time would move the cursor over what was printed since.
+//! The terminal while the view owns it: raw mode and the alternate screen. The terminal is restored exactly once on every
+//! path: leaving the alternate screen a second time would move the cursor over text printed since.
 //!
-//! A panic may come from any thread while the owner draws. The hook therefore waits for the frame, gives the
-//! terminal back, and lets the message be printed before the owner goes on and finds that the terminal is gone.
-//! That also holds where panics abort, since the hook comes first.
+//! A panic may come from any thread while the owner draws. The hook therefore waits for the frame, restores the terminal,
+//! and prints the message before the owner continues and finds that the terminal is gone. This also holds where panics
+//! abort, since the hook runs first.
 
 use std::io;
 use std::panic;
@@ -21,14 +21,14 @@ type Hook = dyn Fn(&panic::PanicHookInfo<'_>) + Send + Sync;
 
 #[derive(Default)]
 struct Terminal {
-    /// Held for a frame, and while a panic is told.
+    /// Held during a frame, and while a panic is printed.
     in_use: Mutex<()>,
-    /// Relaxed is enough: between threads, `in_use` orders it.
+    /// Whether the view owns the terminal. Relaxed is enough: between threads, `in_use` orders it.
     is_ours: AtomicBool,
 }
 
 impl Terminal {
-    /// Nothing can be done about a terminal that does not take this.
+    /// Restores the terminal. Errors are ignored: there is nothing else to try.
     fn give_back(&self) {
         if self.is_ours.swap(false, Ordering::Relaxed) {
             let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
@@ -37,7 +37,7 @@ impl Terminal {
     }
 }
 
-/// Gives the terminal back when it is dropped.
+/// Restores the terminal when it is dropped.
 pub(crate) struct Screen {
     terminal: Arc<Terminal>,
     previous_hook: Arc<Hook>,
@@ -47,7 +47,7 @@ impl Screen {
     /// Takes the terminal; the calling thread is the one that draws.
     pub(crate) fn enter() -> io::Result<Self> {
         let previous_hook: Arc<Hook> = Arc::from(panic::take_hook());
-        // From here on its drop cleans up, whatever fails.
+        // From here on, dropping `screen` cleans up on every error.
         let screen = Self { terminal: Arc::default(), previous_hook };
         let (terminal, previous) = (Arc::clone(&screen.terminal), Arc::clone(&screen.previous_hook));
         let owner = thread::current().id();
@@ -78,7 +78,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         self.terminal.give_back();
-        // A thread that panics may not change the hook; what ours does is then harmless.
+        // A panicking thread may not change the hook; the hook that stays is then harmless.
         if !thread::panicking() {
             let previous = Arc::clone(&self.previous_hook);
             panic::set_hook(Box::new(move |panic| previous(panic)));

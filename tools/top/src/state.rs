@@ -1,4 +1,4 @@
-//! What is known of the gateway: the latest answer, its age, and what went wrong since.
+//! The known state of the gateway: the latest answer, its age, and later failures.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use crate::history::History;
 use crate::poll::Answer;
 use crate::wire::{Decision, Status};
 
-/// Decisions that are kept; a gateway keeps as many.
+/// Number of kept decisions; a gateway keeps as many.
 pub(crate) const DECISIONS_MAX: usize = 256;
 
-/// Time is a [`Duration`] since an origin of the caller's, everywhere here.
+/// State shown by the views. Times are [`Duration`]s since an origin of the caller's.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The gateway's address, as it is shown.
+    /// Address of the gateway, for display.
     pub(crate) gateway: String,
     pub(crate) status: Option<Status>,
-    /// Newest first.
+    /// Decisions, newest first.
     pub(crate) decisions: VecDeque<Decision>,
     pub(crate) decisions_error: Option<String>,
-    /// Why the last poll failed, if it did.
+    /// Error of the last poll; `None` if it was answered.
     pub(crate) error: Option<String>,
     pub(crate) answered_at: Option<Duration>,
     pub(crate) history: History,
@@ -30,7 +30,7 @@ impl State {
         Self { gateway, ..Self::default() }
     }
 
-    /// Takes in an answer.
+    /// Records an answer.
     pub(crate) fn answer(&mut self, answer: Answer, now: Duration) {
         self.history.record_samples(now, &answer.status, answer.samples);
         self.history.record(now, &answer.status);
@@ -55,13 +55,13 @@ impl State {
         self.error = None;
     }
 
-    /// Takes in a failure; what is known stays, and gets older.
+    /// Records a failure; the last answer stays.
     pub(crate) fn failed(&mut self, error: String, now: Duration) {
         self.history.record_gap(now);
         self.error = Some(error);
     }
 
-    /// How old what is known is.
+    /// Age of the last answer.
     pub(crate) fn age(&self, now: Duration) -> Option<Duration> {
         Some(now.saturating_sub(self.answered_at?))
     }

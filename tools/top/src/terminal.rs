@@ -1,4 +1,4 @@
-//! The thread that owns the terminal, and the frame that needs none.
+//! The thread that owns the terminal, and the single frame of `once`.
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -20,16 +20,16 @@ use crate::screen::Screen;
 use crate::state::State;
 use crate::view;
 
-/// Longest wait for a key before messages are looked at.
+/// Longest wait for a key before messages are read.
 const KEY_WAIT: Duration = Duration::from_millis(50);
 /// Longest time between two frames: ages are shown in seconds.
 const FRAME_AFTER: Duration = Duration::from_millis(500);
-/// How long [`once`] waits for each of its two answers; a poll gives up long before.
+/// Longest wait of [`once`] for each of its two answers; a poll gives up long before.
 const ONCE_WITHIN: Duration = Duration::from_secs(60);
 
-/// Shows the gateway until the user quits or the process gets SIGTERM, SIGHUP or SIGINT; blocks meanwhile. The
-/// terminal is then as it was before. A gateway that cannot be reached is shown as such and tried again.
-/// After the return those signals no longer end the process by themselves: leave it then.
+/// Shows the gateway until the user quits or the process gets SIGTERM, SIGHUP or SIGINT; blocks meanwhile and restores the
+/// terminal. While the gateway cannot be reached, this is shown and polling continues. After the return these signals no
+/// longer end the process by themselves, so the caller must exit.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ fn show(
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(TopError::Terminal)?;
     terminal.clear().map_err(TopError::Terminal)?;
     let started = Instant::now();
-    // Time begins at `COURSE`: a sample from before the start would else have a negative time.
+    // The clock starts at `COURSE`: a sample from before the start would otherwise have a negative time.
     let now = || COURSE + started.elapsed();
     let mut drawn_at: Option<Instant> = None;
     loop {
@@ -84,7 +84,7 @@ fn show(
             if action(key).is_some_and(|action| display.apply(action)) {
                 return Ok(());
             }
-            // Nobody listens once the poller is gone, and then the next round says so.
+            // The send fails only when the poller has ended; the next round reports that.
             let _ = orders.send(display.is_paused);
         }
     }
@@ -131,13 +131,13 @@ pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopErr
 
 /// One frame as plain text.
 pub(crate) fn frame(state: &State, display: &mut Display, now: Duration, width: u16, height: u16) -> String {
-    // Memory does not fail.
+    // The in-memory backend cannot fail.
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(_) = terminal.draw(|frame| view::draw(frame, state, display, now));
     text_of(terminal.backend().buffer())
 }
 
-/// The cell behind a wide character belongs to it and is left out.
+/// Text of a buffer. The cell behind a wide character belongs to that character and is left out.
 fn text_of(buffer: &Buffer) -> String {
     let mut text = String::new();
     for y in buffer.area.top()..buffer.area.bottom() {

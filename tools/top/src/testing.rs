@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::poll::Answer;
 use crate::wire::Status;
 
-/// What a gateway with four workers says in its `second`: ten requests a second.
+/// Status of a gateway with four workers in its `second`: ten requests a second.
 pub(crate) fn status(second: u64) -> Status {
     let worker = |port: u64, blocks: Option<u64>| {
         json!({

@@ -1,20 +1,20 @@
-//! What a gateway says about itself, as JSON. A field that is missing or null takes its default, so that older
-//! and newer gateways can be watched, and unknown fields are skipped.
+//! A gateway's status and decisions as JSON. A field that is missing or null takes its default, so that older and newer
+//! gateways can be watched, and unknown fields are skipped.
 //!
-//! Text is cleaned here: whatever has passed this module contains no control character, nothing that reorders or
-//! hides text, and at most [`TEXT_CHARS_MAX`] characters. Histograms are checked here: what has passed has one
-//! count more than bounds, and its bounds rise.
+//! Text is cleaned here: after this module a text contains no control character, nothing that reorders or hides text, and
+//! at most [`TEXT_CHARS_MAX`] characters. Histograms are checked here: afterwards each has one count more than bounds, and
+//! its bounds rise.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-/// Most characters of a text; the rest is cut.
+/// Longest text in characters; the rest is cut.
 pub(crate) const TEXT_CHARS_MAX: usize = 256;
-/// Stands for a character that was taken out.
+/// Replacement of a removed character.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// `GET /kvasir/status`.
+/// Answer of `GET /kvasir/status`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {
@@ -41,7 +41,7 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// How long the gateway has been running; zero when it does not say.
+    /// Time since the gateway's start; zero when it is not reported.
     pub(crate) fn uptime(&self) -> Duration {
         let started_ms = self.started_unix.saturating_mul(1000);
         let is_known = self.started_unix > 0;
@@ -57,7 +57,7 @@ pub(crate) struct Samples {
     pub(crate) samples: Vec<Status>,
 }
 
-/// What only ever rises while a gateway runs.
+/// Counters, which only rise while a gateway runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Counters {
@@ -83,7 +83,7 @@ pub(crate) struct Counters {
     pub(crate) generated_tokens: u64,
 }
 
-/// The gateway's index of who holds which block.
+/// Size of the gateway's prefix index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Index {
@@ -110,9 +110,9 @@ pub(crate) struct Histograms {
 pub(crate) struct Histogram {
     /// Upper bounds in seconds, rising.
     pub(crate) le: Vec<f64>,
-    /// The last is everything above the last bound.
+    /// Counts by bucket; the last one is of observations above the last bound.
     pub(crate) counts: Vec<u64>,
-    /// Seconds.
+    /// Sum of all observations, in seconds.
     pub(crate) sum: f64,
 }
 
@@ -128,7 +128,7 @@ struct RawHistogram {
 }
 
 impl From<RawHistogram> for Histogram {
-    /// Anything that is no histogram is an empty one.
+    /// An invalid histogram becomes an empty one.
     fn from(raw: RawHistogram) -> Self {
         let bounds_rise = raw.le.windows(2).all(|pair| pair[0] < pair[1]);
         let positive = raw.le.first().is_some_and(|first| *first > 0.0);
@@ -181,7 +181,7 @@ pub(crate) struct Pool {
     pub(crate) indexed: u64,
 }
 
-/// What a worker has handed over, as its engine reports it.
+/// Hand-offs of a worker, as its engine reports them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Transfers {
@@ -225,7 +225,7 @@ pub(crate) struct TransferRail {
     pub(crate) is_slow: bool,
 }
 
-/// Times of one part of a worker's hand-offs.
+/// Durations of one part of a worker's hand-offs.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct TransferStage {
@@ -235,7 +235,7 @@ pub(crate) struct TransferStage {
     pub(crate) times: Histogram,
 }
 
-/// Cached tokens as predicted and as reported.
+/// Predicted and reported cached tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Audit {
@@ -245,7 +245,7 @@ pub(crate) struct Audit {
     pub(crate) exact: u64,
 }
 
-/// `GET /kvasir/decisions`.
+/// Answer of `GET /kvasir/decisions`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Decisions {
@@ -254,7 +254,7 @@ pub(crate) struct Decisions {
     pub(crate) decisions: Vec<Decision>,
 }
 
-/// Where a request went, and why.
+/// A routing decision: the workers of a request, and the reason.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Decision {
@@ -283,7 +283,7 @@ fn text<'de, D: Deserializer<'de>>(source: D) -> Result<String, D::Error> {
     Option::<String>::deserialize(source).map(|given| given.as_deref().map(clean).unwrap_or_default())
 }
 
-/// The text without anything that a terminal would take as a command or that hides or reorders text.
+/// Replaces characters that a terminal would take as a command or that hide or reorder text.
 pub(crate) fn clean(text: &str) -> String {
     let cleaned = |c: char| if is_harmful(c) { REPLACEMENT } else { c };
     let mut kept: String = text.chars().take(TEXT_CHARS_MAX).map(cleaned).collect();
@@ -294,7 +294,7 @@ pub(crate) fn clean(text: &str) -> String {
     kept
 }
 
-/// Control characters, and those of Unicode's format and combining characters that change what others look like.
+/// Control characters, and Unicode's format and combining characters that change how other characters look.
 fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(c,

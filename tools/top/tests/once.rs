@@ -1,4 +1,4 @@
-//! One frame of a gateway that listens, over HTTP as it is spoken, and of gateways that do not answer properly.
+//! One frame of a gateway over real HTTP, and of gateways that do not answer properly.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tools_top::{TopConfig, TopError, View, once, run};
 
-/// What the gateway answers to the `n`th request (from 0) with this head: status line and body.
+/// Answer of the gateway to the `n`th request (from 0) with this head: status line and body.
 type Answers = dyn Fn(usize, &str) -> (&'static str, String) + Send + Sync;
 
 struct Gateway {
@@ -50,7 +50,7 @@ fn serve(stream: TcpStream, closes: bool, heard: &Mutex<Vec<String>>, answers: &
         };
         let (status, body) = answers(number, &head);
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        // Closing without having said so is what an idle timeout looks like.
+        // Closing without an announcement, as after an idle timeout.
         if (&stream).write_all(answer.as_bytes()).is_err() || closes {
             return;
         }

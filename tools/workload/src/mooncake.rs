@@ -1,5 +1,5 @@
-//! The Mooncake conversation trace (FAST'25): requests with the time at which they came, their lengths, and an
-//! id for each 512-token block of the prompt; equal ids mean equal prefixes up to there.
+//! The Mooncake conversation trace (FAST'25): requests with arrival times, lengths, and an id for each 512-token
+//! block of the prompt; equal ids mean equal prefixes up to there.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,41 +8,41 @@ use serde::Deserialize;
 
 use crate::{Operation, Workload, chained};
 
-/// Tokens of one of the trace's blocks.
+/// Number of tokens of one of the trace's blocks.
 pub const BLOCK_TOKENS: usize = 512;
 
 /// One request.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Request {
-    /// Milliseconds from the start.
+    /// Arrival time in milliseconds from the start.
     pub timestamp: u64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub input_length: usize,
-    /// Generated tokens.
+    /// Number of generated tokens.
     pub output_length: usize,
-    /// One for each block, the last of which may be short.
+    /// One id per block; the last block may be partial.
     pub hash_ids: Vec<u64>,
 }
 
-/// The trace cannot be read.
+/// Error of reading the trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file.
+    /// The file cannot be read.
     #[error("{path}: {error}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// A line.
+    /// A line is invalid.
     #[error("{path}, line {line}: {problem}")]
     Line {
-        /// Of which file.
+        /// Path of the file.
         path: String,
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Why.
+        /// Description of the error.
         problem: String,
     },
 }
@@ -71,7 +71,7 @@ pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
     text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(request).collect()
 }
 
-/// Longest prompt or answer.
+/// Longest prompt or answer in tokens.
 pub(crate) const LENGTH_MAX: usize = 1 << 30;
 /// Latest time: a century in milliseconds.
 const TIME_MAX: u64 = 100 * 366 * 86_400_000;
@@ -91,8 +91,8 @@ pub fn block_hashes(request: &Request, split: usize) -> Vec<u64> {
     hashes.take(whole).collect()
 }
 
-/// The trace's prompts, dealt to workers in turn, with blocks of 16 tokens; each request is looked up and then
-/// stored where it went.
+/// The trace's prompts, assigned to workers in turn, with blocks of 16 tokens; each request is looked up and then stored at
+/// its worker.
 #[must_use]
 pub fn workload(requests: &[Request], workers: usize, split: usize) -> Workload {
     let mut held: Vec<HashSet<u64>> = vec![HashSet::new(); workers];

@@ -1,18 +1,18 @@
-//! One piece of work.
+//! One operation on an index.
 
 use kvstore_block::chained_hash;
 
-/// A stored block: the hash of its tokens, and the engine's name for it.
+/// A stored block: the hash of its tokens, and the engine's hash of it.
 type Block = (u64, u64);
 
-/// One piece of work.
+/// One operation on an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// A worker stored blocks after `parent`.
     Stored {
         /// Number of the worker.
         worker: usize,
-        /// The engine's name of the block before the first; `None` at the start of a chain.
+        /// The engine's hash of the block before the first; `None` at the start of a chain.
         parent: Option<u64>,
         /// (block hash, sequence hash), each the child of the one before.
         blocks: Vec<Block>,
@@ -21,27 +21,27 @@ pub enum Operation {
     Removed {
         /// Number of the worker.
         worker: usize,
-        /// The engine's names.
+        /// The engine's hashes of the blocks.
         sequences: Vec<u64>,
     },
     /// A prompt is looked up.
     Lookup {
-        /// Its block hashes.
+        /// Block hashes of the prompt.
         blocks: Vec<u64>,
     },
 }
 
-/// Work for one index.
+/// Operations on one index.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Workload {
-    /// Workers are numbered below this.
+    /// Number of workers; their numbers are below it.
     pub workers: usize,
-    /// In order.
+    /// Operations in order.
     pub operations: Vec<Operation>,
 }
 
 impl Workload {
-    /// Blocks that are stored or removed.
+    /// Number of blocks that are stored or removed.
     #[must_use]
     pub fn changed_blocks(&self) -> usize {
         let of = |operation: &Operation| match operation {

@@ -9,20 +9,20 @@
 
 use crate::{Operation, Workload};
 
-/// More workers than an index can have: a wrong line, not a large fleet.
+/// Larger than any index: a larger number is an error in the line.
 const WORKERS_MAX: usize = 1 << 20;
 
-/// A line that is not an operation.
+/// Error: a line is not an operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct TextError {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Description of the error.
     pub problem: String,
 }
 
-/// Reads a workload.
+/// Parses a workload.
 pub fn parse(text: &str) -> Result<Workload, TextError> {
     let mut workload = Workload::default();
     for (at, line) in text.lines().enumerate() {
@@ -78,7 +78,7 @@ fn worker(word: Option<&str>) -> Result<usize, String> {
     worker.ok_or_else(|| format!("{word:?} is not a worker: a number below {WORKERS_MAX}"))
 }
 
-/// Writes a workload.
+/// Formats a workload.
 #[must_use]
 pub fn render(workload: &Workload) -> String {
     let join = |numbers: &[u64]| numbers.iter().map(|number| format!(" {number}")).collect::<String>();

@@ -4,22 +4,22 @@ use std::collections::HashSet;
 
 use crate::{Operation, Random, Workload, chained};
 
-/// How the tree looks.
+/// Parameters of the tree.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// Equal seed, equal work.
+    /// Random seed. Equal seeds give equal workloads.
     pub seed: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: usize,
-    /// Different prompts.
+    /// Number of different prompts.
     pub chains: usize,
-    /// Blocks of a prompt.
+    /// Number of blocks of a prompt.
     pub blocks: usize,
-    /// Different system prompts; each is a quarter of a prompt.
+    /// Number of different system prompts; each is a quarter of a prompt.
     pub systems: usize,
-    /// Prompts that share a conversation, which is half of a prompt.
+    /// Number of prompts that share a conversation, which is half of a prompt.
     pub turns: usize,
-    /// Workers that computed a prompt.
+    /// Number of workers that computed a prompt.
     pub holders: usize,
 }
 
@@ -29,7 +29,7 @@ impl Default for Shape {
     }
 }
 
-/// The prompts.
+/// Returns the prompts.
 #[must_use]
 pub fn prompts(shape: &Shape) -> Vec<Vec<u64>> {
     let mut random = Random::new(shape.seed);
@@ -50,8 +50,8 @@ pub fn prompts(shape: &Shape) -> Vec<Vec<u64>> {
     prompts
 }
 
-/// Each prompt stored by some workers, as engines tell it: what a worker had already is not stored again.
-/// Then every prompt is looked up.
+/// Each prompt is stored by some workers, as engines report it: blocks that a worker holds are not stored again. Then every
+/// prompt is looked up.
 #[must_use]
 pub fn workload(shape: &Shape) -> Workload {
     let prompts = prompts(shape);
@@ -60,7 +60,7 @@ pub fn workload(shape: &Shape) -> Workload {
     Workload { workers: shape.workers, operations }
 }
 
-/// The stores of [`workload`].
+/// Returns the stores of [`workload`].
 #[must_use]
 pub fn stores(shape: &Shape, prompts: &[Vec<u64>]) -> Vec<Operation> {
     let mut random = Random::new(shape.seed ^ 0x5EED);
@@ -85,8 +85,8 @@ pub fn stores(shape: &Shape, prompts: &[Vec<u64>]) -> Vec<Operation> {
     operations
 }
 
-/// Removals of everything that `stores` stored, last stored first and from the end of each run, as engines
-/// evict.
+/// Removals of all blocks that `stores` stored, last stored first and from the end of each run, in an engine's order of
+/// eviction.
 #[must_use]
 pub fn removals(stores: &[Operation]) -> Vec<Operation> {
     let of = |operation: &Operation| match operation {

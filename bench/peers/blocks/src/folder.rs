@@ -1,4 +1,4 @@
-//! The folder that both sides keep their files in.
+//! The folder in which both sides keep their files.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 const ZEROS_BYTES: usize = 1 << 20;
 
-/// The file system that a folder is on.
+/// Returns the name of the file system of a folder.
 pub fn file_system(folder: &Path) -> Result<&'static str> {
     // include/uapi/linux/magic.h
     Ok(match rustix::fs::statfs(folder)?.f_type as u64 {
@@ -23,7 +23,7 @@ pub fn file_system(folder: &Path) -> Result<&'static str> {
     })
 }
 
-/// Makes a file of zeros, unless it has its size already.
+/// Writes a file of zeros, unless it already has its size.
 pub fn fill(path: &Path, bytes: usize) -> Result<()> {
     let what = || format!("cannot fill {}", path.display());
     if fs::metadata(path).is_ok_and(|of| of.len() == bytes as u64) {

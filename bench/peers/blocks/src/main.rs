@@ -51,29 +51,30 @@ const CONCURRENCY: [usize; 2] = [1, 16];
 
 #[derive(Parser)]
 struct Cli {
-    /// Small tiers and one counted round, to see that everything runs; the numbers mean nothing.
+    /// Small tiers and one counted round, to check that everything runs; the numbers mean nothing.
     #[arg(long)]
     quick: bool,
-    /// Where the files go; by default a temporary folder, which is removed.
+    /// Folder for the files; default: a temporary folder, which is removed.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Sizes of blocks in bytes, multiples of 4 KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [128 << 10, 1 << 20])]
     bytes: Vec<usize>,
-    /// Counted rounds, of which median, least and most are shown; with a multiple of four, each side is first equally often.
+    /// Counted rounds, of which median, least and most are shown; with a multiple of four, each side goes first
+    /// equally often.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Prints what our store has counted after each mixed phase.
+    /// Print our store's counters after each mixed phase.
     #[arg(long)]
     counters: bool,
-    /// What decides contents and order.
+    /// Seed of contents and order.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Contender {
-    /// With so many times the memory.
+    /// Our side with this multiple of the memory.
     Ours(usize),
     Theirs(Engine),
 }
@@ -85,7 +86,7 @@ const CONTENDERS: [(Contender, &str); 4] = [
     (Contender::Theirs(Engine::Psync), "foyer, psync"),
 ];
 
-/// What is done with blocks of one size.
+/// Workload for blocks of one size.
 struct Work {
     setup: Setup,
     keys: u64,
@@ -131,7 +132,7 @@ fn compare_all(cli: &Cli, folder: &std::path::Path) -> Result<()> {
         }
         for number in 0..=rounds {
             for turn in 0..CONTENDERS.len() {
-                // Who comes first changes, as the first may find a disk that rests.
+                // The sides take turns in going first, because the first may find an idle disk.
                 let at = (number + turn) % CONTENDERS.len();
                 let ((contender, name), line) = (CONTENDERS[at], &mut lines[at]);
                 instance += 16;
@@ -152,7 +153,7 @@ impl Work {
         let scale = if cli.quick { 16 } else { 1 };
         let (memory_bytes, disk_bytes) = (256 * MIB / scale, 2048 * MIB / scale);
         let keys = (3072 * MIB / scale / block_bytes) as u64;
-        // foyer keeps a page more for each block; all that is written has to fit.
+        // foyer keeps one page more for each block; all written blocks must fit.
         let written = disk_bytes / 8 * 5 / (block_bytes + 4096);
         let reads = [written / 6, written / 3];
         let setup = Setup {
@@ -241,7 +242,7 @@ fn round(contender: Contender, work: &Work, number: u64, line: &mut Line) -> Res
     Ok(())
 }
 
-/// Until the threads of the side before have ended.
+/// Waits until the threads of the previous side have ended.
 fn wait_for_quiet() -> Result<()> {
     const LOOK: Duration = Duration::from_millis(20);
     let started = Instant::now();
@@ -255,7 +256,7 @@ fn wait_for_quiet() -> Result<()> {
     }
 }
 
-/// Of latencies in nanoseconds, up to ten seconds, to three digits.
+/// Histogram of latencies in nanoseconds, up to ten seconds, to three digits.
 fn histogram() -> Result<Histogram<u64>> {
     Ok(Histogram::new_with_bounds(1, 10_000_000_000, 3)?)
 }

@@ -27,19 +27,19 @@ use crate::workload::{Contents, mix};
 const DEPTH: usize = 64;
 const SEGMENT_BYTES: u64 = 256 << 20;
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Slots for blocks that are read.
+/// Slots into which blocks are read.
 const TARGETS: u32 = 64;
-/// Without any progress for so long it is over.
+/// Time without progress after which a run fails.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a condition that nobody tells of is looked at.
+/// Interval at which a condition without a notification is polled.
 const RECHECK: Duration = Duration::from_micros(100);
 const KEY_MASK: u64 = 0x5DEE_CE66_D1CE_4E5B;
 
-/// What the store's thread tells.
+/// Reports of the store's thread.
 struct Told {
     on_disk: Vec<AtomicBool>,
     written: AtomicUsize,
-    /// Blocks whose way into host memory is over.
+    /// Number of blocks that host memory has taken or refused.
     put: AtomicUsize,
 }
 
@@ -52,11 +52,11 @@ pub struct Ours {
     compares_all: bool,
     next_request: u64,
     offered: usize,
-    /// Times that the queue gave a block back, which was then offered again.
+    /// Number of times that the queue returned a block, which was then offered again.
     given_back: u64,
 }
 
-/// Fails when a number has not changed for [`PATIENCE`].
+/// Fails if a number has not changed for [`PATIENCE`].
 struct Progress {
     last: usize,
     since: Instant,
@@ -67,7 +67,7 @@ impl Progress {
         Self { last: now, since: Instant::now() }
     }
 
-    /// Whether it has changed since it was last looked at.
+    /// Whether the number has changed since the last call.
     fn look(&mut self, now: usize, what: &str) -> Result<bool> {
         let has_changed = now != self.last;
         if has_changed {
@@ -102,7 +102,7 @@ impl Ours {
                 listener.on_disk[key_of(&identity)].store(false, Ordering::Relaxed);
             }
             Moved::Onboarded { request, slots, verified } => {
-                // Nobody listens any more when the comparison has failed.
+                // The receiver is gone if the comparison has failed.
                 let _over = sender.send((request, slots, verified));
             }
             _ => {}
@@ -125,20 +125,20 @@ impl Ours {
         self.told.written.load(Ordering::Acquire)
     }
 
-    /// Blocks that do not get to the disk: refused by host memory, not admitted to the disk, or too many for its queue. Those
-    /// that the store's own queue gave back were offered again.
+    /// Number of blocks that do not get to the disk: refused by host memory, not admitted to the disk, or too
+    /// many for its queue. Blocks that the store's own queue returned were offered again.
     fn dropped(&self) -> usize {
         let refused = self.counted("disk_not_admitted_blocks") + self.counted("throttled_blocks");
         refused.saturating_sub(self.given_back) as usize
     }
 
-    /// Blocks that are not under way any more.
+    /// Number of blocks that were written or dropped.
     fn done(&self) -> usize {
         self.written() + self.dropped()
     }
 
-    /// Stores a block, waiting while the queue is full: copied and summed here if a slot of memory is free, as the C library does, else by the
-    /// store's thread.
+    /// Stores a block, waiting while the queue is full: copied and checksummed here if a slot of memory is
+    /// free, as the C library does, otherwise by the store's thread.
     fn put(&mut self, key: u64) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -169,7 +169,8 @@ impl Ours {
         }
     }
 
-    /// Stores a block and waits until memory has it, or has refused it: foyer's insertion is over when memory has the block.
+    /// Stores a block and waits until memory has taken or refused it: foyer's insertion ends when memory has
+    /// the block.
     fn put_now(&mut self, key: u64) -> Result<()> {
         self.put(key)?;
         let started = Instant::now();
@@ -191,7 +192,7 @@ impl Ours {
         Ok(())
     }
 
-    /// Waits until nothing is on its way to the disk; returns when that was so, as far as can be told.
+    /// Waits until no block is in transit to the disk. Returns the time at which that was first observed.
     fn settle(&self, watch: &Stopwatch) -> Result<Spent> {
         let (mut spent, mut progress) = (watch.stop(), Progress::new(self.done()));
         let mut quiet = 0;
@@ -217,7 +218,7 @@ impl Ours {
         Ok(request)
     }
 
-    /// The next answer: its request, and whether the block came. Its bytes are compared.
+    /// Returns the next answer: its request, and whether the block came. Compares the block's bytes.
     fn answer(&self, key_of_request: impl Fn(u64) -> u64) -> Result<(u64, bool)> {
         let (request, slots, verified) = self.onboarded.recv_timeout(PATIENCE)?;
         if verified == 0 {
@@ -233,7 +234,7 @@ impl Ours {
         self.counted("disk_read_blocks")
     }
 
-    /// A counter of the store; one that does not exist is a mistake here.
+    /// Value of a counter of the store. An unknown name is an error.
     fn counted(&self, name: &str) -> u64 {
         let counters = self.store.counters().snapshot();
         let found = counters.iter().find(|(found, ..)| *found == name);
@@ -356,7 +357,7 @@ fn open_log(setup: &Setup) -> Result<(DiskLog, Vec<Recovered>)> {
     let segment_bytes = SEGMENT_BYTES.min(setup.disk_bytes as u64 / 4);
     let count = u32::try_from(setup.disk_bytes as u64 / segment_bytes)?;
     let folder = setup.folder.join("kvasir");
-    // Zeros once, so that neither side pays for the first write to each range of a file.
+    // Filled with zeros once, so that neither side pays for the first write to each range of a file.
     let files = FolderConfig { write_zeros: true, ..FolderConfig::new(folder, segment_bytes, count) };
     let ring = RingConfig { depth: DEPTH, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
     let engine: Box<dyn IoEngine> = Box::new(uring::open(open_folder(&files)?, &ring)?);

@@ -10,10 +10,10 @@ use crate::{CONCURRENCY, histogram};
 
 const GIB: f64 = (1 << 30) as f64;
 
-/// A phase in numbers.
+/// Figures of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Written {
-    /// Of what was kept, or read.
+    /// GiB per second of blocks kept, or read.
     gib_per_second: f64,
     processor_seconds_per_gib: f64,
     kept_share: f64,
@@ -30,15 +30,15 @@ impl Written {
     }
 }
 
-/// One side's rounds.
+/// The rounds of one side.
 pub struct Line {
     name: &'static str,
-    /// Flooded, and paced.
+    /// The writes, flooded and paced.
     pub written: [Vec<Written>; 2],
-    /// For each concurrency.
+    /// The reads, for each concurrency.
     pub read: [Vec<Written>; CONCURRENCY.len()],
     pub latency: [Histogram<u64>; CONCURRENCY.len()],
-    /// Writing to the disk on insertion, and on eviction.
+    /// The mixed phases, writing to the disk on insertion and on eviction.
     pub mixed: [Vec<(Written, Found)>; 2],
 }
 
@@ -54,10 +54,10 @@ impl Line {
     }
 }
 
-/// What the rounds gave.
+/// Spread of a figure over the rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Spread {
-    /// Of an even number the mean of the two in the middle.
+    /// Of an even number of rounds, the mean of the two in the middle.
     median: f64,
     least: f64,
     most: f64,
@@ -73,7 +73,7 @@ impl Spread {
     }
 }
 
-/// Median, and least and most in brackets, with the digits that are asked for.
+/// Median, and least and most in brackets, with the precision of the formatter.
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = f.precision().unwrap_or(2);

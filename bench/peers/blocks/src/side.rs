@@ -1,4 +1,4 @@
-//! What a cache of blocks in memory and on a disk can do here, and what it took.
+//! Interface of a cache of blocks in memory and on a disk, and the resources that a phase used.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::workload::Contents;
 
-/// Sizes in bytes, equal for all.
+/// Sizes in bytes, equal for all sides.
 #[derive(Clone)]
 pub struct Setup {
     pub folder: PathBuf,
@@ -17,38 +17,38 @@ pub struct Setup {
     pub memory_bytes: usize,
     pub disk_bytes: usize,
     pub contents: Contents,
-    /// Differs from store to store, so that none finds the blocks of the one before.
+    /// Different for each store, so that no store finds the blocks of the previous one.
     pub instance: u64,
-    /// Whether all bytes of what is read are compared, and not a sample.
+    /// Whether all bytes of read blocks are compared, instead of a sample.
     pub compares_all: bool,
 }
 
-/// When a block goes to the disk.
+/// Time at which a block is written to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// When it is stored.
+    /// When the block is stored.
     Insertion,
-    /// When it has to leave memory.
+    /// When the block is evicted from memory.
     Eviction,
 }
 
-/// How blocks are offered.
+/// Rate at which blocks are offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
     /// As fast as memory takes them.
     Flood,
-    /// At most so many bytes that are not on the disk yet.
+    /// At most this many bytes that are not on the disk yet.
     Window(usize),
 }
 
-/// What a phase took.
+/// Time that a phase took.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spent {
     pub elapsed: Duration,
     pub processor: Duration,
 }
 
-/// Where requests of the mixed phase found their blocks.
+/// Number of blocks that requests of the mixed phase found in each tier.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Found {
     pub memory: usize,
@@ -57,17 +57,18 @@ pub struct Found {
 }
 
 pub trait Side {
-    /// Stores blocks and returns when each is on the disk or dropped.
+    /// Stores blocks. Returns once each is on the disk or dropped.
     fn write(&mut self, keys: &[u64], pace: Pace) -> Result<Spent>;
     /// Whether the disk has the block.
     fn is_on_disk(&self, key: u64) -> bool;
-    /// Whether memory has it.
+    /// Whether memory has the block.
     fn is_in_memory(&self, key: u64) -> bool;
-    /// Reads blocks that only the disk has, so many at a time. It is an error if one is not read from there, or wrong.
+    /// Reads blocks that only the disk has, `concurrency` at a time. A block that is wrong or was not read from
+    /// the disk is an error.
     fn read(&mut self, keys: &[u64], concurrency: usize, latency: &mut Histogram<u64>) -> Result<Spent>;
-    /// Asks for blocks, so many at a time, and stores those that are not there.
+    /// Requests blocks, `concurrency` at a time, and stores the missing ones.
     fn mixed(&mut self, keys: &[u64], concurrency: usize) -> Result<(Spent, Found)>;
-    /// What the side itself has counted, if it says.
+    /// The side's own counters as text, if it has any.
     fn counters(&self) -> Option<String> {
         None
     }

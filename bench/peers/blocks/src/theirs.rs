@@ -17,9 +17,9 @@ use crate::folder;
 use crate::side::{Found, Mode, Pace, Setup, Side, Spent, Stopwatch};
 use crate::workload::Contents;
 
-/// Unit of its eviction and size of its files: its default.
+/// Unit of foyer's eviction and size of its files: its default.
 const BLOCK_BYTES: usize = 16 << 20;
-/// As in the fully configured example of its README.
+/// As in the fully configured example of foyer's README.
 const FLUSHERS: usize = 2;
 const RECLAIMERS: usize = 2;
 const CLEAN_BLOCKS: usize = 4;
@@ -38,7 +38,7 @@ pub struct Theirs {
     contents: Contents,
     block_bytes: usize,
     compares_all: bool,
-    /// Dropped last: everything of the cache that still runs ends with it.
+    /// Dropped last, which ends all of the cache's tasks that still run.
     runtime: Option<Runtime>,
 }
 
@@ -65,7 +65,7 @@ impl Drop for Theirs {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             let _not_flushed = runtime.block_on(self.cache.close());
-            // In the background it would still poll its ring beside the next side.
+            // A shutdown in the background would still poll its ring during the next side.
             runtime.shutdown_timeout(std::time::Duration::from_secs(10));
         }
     }
@@ -74,7 +74,7 @@ impl Drop for Theirs {
 async fn open(setup: &Setup, engine: Engine, mode: Mode) -> Result<Cache> {
     let block_bytes = BLOCK_BYTES.min(setup.disk_bytes / 32);
     let directory = setup.folder.join("foyer");
-    // The files that it would make, full of zeros: neither side pays for the first write to each range.
+    // The files that foyer would create, full of zeros: neither side pays for the first write to each range.
     for number in 0..setup.disk_bytes / block_bytes {
         folder::fill(&directory.join(format!("foyer-storage-direct-fs-{number:08}")), block_bytes)?;
     }
@@ -90,7 +90,7 @@ async fn open(setup: &Setup, engine: Engine, mode: Mode) -> Result<Cache> {
         .with_reclaimers(RECLAIMERS)
         .with_clean_block_threshold(CLEAN_BLOCKS)
         .with_buffer_pool_size(setup.memory_bytes / 4)
-        // What its documentation says the default is; the default is 16 MiB.
+        // The default according to foyer's documentation; the actual default is 16 MiB.
         .with_submit_queue_size_threshold(setup.memory_bytes / 2)
         .with_eviction_pickers(vec![Box::<FifoPicker>::default()]);
     let policy = match mode {
@@ -121,7 +121,7 @@ impl Side for Theirs {
             for &key in keys {
                 cache.insert(key, contents.block(key).to_vec());
                 unflushed += block_bytes;
-                // Half of the window may be on its way while the other half is offered.
+                // Half of the window may be in flight while the other half is offered.
                 if let Pace::Window(bytes) = pace
                     && unflushed >= bytes / 2
                 {

@@ -1,10 +1,10 @@
-//! What is stored and in which order it is asked for: equal on all sides, from a seed.
+//! The blocks that are stored and the order in which they are requested: equal on all sides, from a seed.
 
 use bytes::Bytes;
 
-/// Random bytes of which every block is a piece; more than caches hold.
+/// Random bytes of which every block is a part; more than caches hold.
 const SOURCE_BYTES: usize = 64 << 20;
-/// Where a block is compared when not all of it is: every so many bytes.
+/// Distance in bytes between the samples of a block that is not compared as a whole.
 const SAMPLE_STRIDE: usize = 4096 + 64;
 const SAMPLE_BYTES: usize = 16;
 
@@ -60,13 +60,13 @@ impl Contents {
         Self { source: source.into(), block_bytes }
     }
 
-    /// No two keys below a million have the same.
+    /// Returns the block of a key. No two keys below a million have the same bytes.
     pub fn block(&self, key: u64) -> Bytes {
         let at = key as usize * 64 % SOURCE_BYTES;
         self.source.slice(at..at + self.block_bytes)
     }
 
-    /// Whether what was read is the block: a sample, or `all` of it.
+    /// Whether the bytes read are the block's: a sample, or `all` of them.
     pub fn is_right(&self, key: u64, all: bool, mut read: impl FnMut(usize, &mut [u8])) -> bool {
         let block = self.block(key);
         if all {
@@ -83,7 +83,7 @@ impl Contents {
     }
 }
 
-/// Keys of which the most wanted is asked for `n^exponent` times as often as the `n`-th, in a shuffled order.
+/// Draws keys in a shuffled order, the most frequent `n^exponent` times as often as the `n`-th.
 pub fn zipf(keys: u64, count: usize, exponent: f64, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed);
     let mut by_rank: Vec<u64> = (0..keys).collect();

@@ -3,13 +3,13 @@
 //! A catalog full of chains of 8, 64 or 512 blocks; each step goes over all of them in the same shuffled order, so
 //! that large catalogs are cold. What one operation is:
 //!
-//! - *match*: hold the longest prefix of a whole chain, then let it go. Both sides pin each block by a value of
-//!   its own whose drop unpins it. `idle`: nobody else holds the blocks; `held`: somebody does.
+//! - *match*: hold the longest prefix of a whole chain, then release it. Both sides pin each block by a value of
+//!   their own whose drop unpins it. `idle`: the blocks have no other hold; `held`: they have one.
 //! - *miss*: the same for a chain of which nothing is there.
 //! - *ask*: the length of that prefix, nothing held: `match_prefix` here, `check_presence` there, which does not
 //!   stop at a miss and is said to lag behind.
 //! - *register*: store a chain as one batch in free slots, through all the states that a block goes through on
-//!   its side, until it can be found and nobody holds it. There the result is a hold on each block, whose drop is
+//!   its side, until it can be found and has no hold. There the result is a hold on each block, whose drop is
 //!   timed; here registering gives no hold.
 //! - *replace*: the same into a full catalog, so that each batch evicts as many blocks.
 //! - *evict*: make room for a batch in a full catalog of idle blocks, and name those that leave.
@@ -36,7 +36,7 @@ const LENGTHS: [usize; 3] = [8, 64, 512];
 /// In the order of [`Step`].
 const STEPS: [&str; 7] = ["match idle", "match held", "miss", "ask", "register", "replace", "evict"];
 
-/// What is timed; the number is the column.
+/// Timed step; the discriminant is the column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     MatchIdle,
@@ -53,7 +53,7 @@ impl Step {
         STEPS[self as usize]
     }
 
-    /// Whether it is counted for each operation and not for each block: a miss looks at one.
+    /// Whether the step is counted per operation instead of per block: a miss looks at one block.
     fn is_per_operation(self) -> bool {
         self == Self::Miss
     }
@@ -61,16 +61,16 @@ impl Step {
 
 #[derive(Args)]
 pub struct Options {
-    /// Tiny catalogs and one round, to see that everything runs; the numbers mean nothing.
+    /// Tiny catalogs and one round, to check that everything runs; the numbers mean nothing.
     #[arg(long)]
     quick: bool,
     /// Sizes in blocks, multiples of 512.
     #[arg(long, value_delimiter = ',', default_values_t = [16_384, 131_072, 524_288])]
     blocks: Vec<usize>,
-    /// Rounds, of which the median is shown.
+    /// Rounds; the median is shown.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// What decides the order.
+    /// Seed of the order.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -91,12 +91,12 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What one side needed for each step, in nanoseconds and allocations for each block or operation.
+/// Costs of one side for each step, in nanoseconds and allocations per block or operation.
 struct Line {
     name: String,
     nanos: [Vec<f64>; STEPS.len()],
     allocations: [f64; STEPS.len()],
-    /// Of one match and release.
+    /// Latency of one match and release.
     latency: Histogram<u64>,
 }
 
@@ -111,7 +111,7 @@ fn compare(blocks: usize, rounds: usize, seed: u64) -> Result<()> {
         let mut pools = sides(blocks, length)?;
         let mut lines = Vec::new();
         for pool in &mut pools {
-            // The first round takes what memory each side takes as it goes; it is not counted.
+            // Not counted: in the first round each side allocates the memory that it needs as it runs.
             lines.push(Line::new(pool.name())?);
             let mut unused = Line::new("")?;
             round(pool.as_mut(), &work, &order(count, seed), &mut unused)?;
@@ -128,7 +128,7 @@ fn compare(blocks: usize, rounds: usize, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Three sets of chains that fill the catalog each; the last is never stored.
+/// Three sets of chains, each of which fills the catalog; the last one is never stored.
 struct Work {
     first: Vec<Chain>,
     second: Vec<Chain>,
@@ -142,7 +142,7 @@ impl Line {
         Ok(Self { name: name.to_owned(), nanos: Default::default(), allocations: [0.0; _], latency })
     }
 
-    /// Times a step over all chains and makes sure that it found what it had to.
+    /// Times a step over all chains and checks its result.
     fn step(&mut self, step: Step, chains: usize, wanted: usize, work: impl FnOnce() -> usize) -> Result<()> {
         let before = ALLOCATOR.allocations();
         let (spent, done) = time(work);
@@ -155,7 +155,7 @@ impl Line {
     }
 }
 
-/// From an empty catalog to an empty one.
+/// Runs one round, from an empty catalog to an empty one.
 fn round(pool: &mut dyn Side, work: &Work, order: &[usize], line: &mut Line) -> Result<()> {
     let Work { first, second, absent, length } = work;
     let (chains, blocks) = (first.len(), first.len() * length);
@@ -171,7 +171,7 @@ fn round(pool: &mut dyn Side, work: &Work, order: &[usize], line: &mut Line) -> 
     ensure!(kept == blocks, "{}: {kept} blocks kept, not {blocks}", line.name);
     line.step(Step::MatchHeld, chains, blocks, || order.iter().map(|&at| pool.hold(&first[at])).sum())?;
     pool.let_go();
-    // What was let go of just now makes the next allocation tidy up, which is not the miss's doing.
+    // The release just before makes the next allocation clean up, whose time does not belong to the miss.
     black_box(pool.hold(&absent[0]));
     line.step(Step::Miss, chains, 0, || order.iter().map(|&at| pool.hold(&absent[at])).sum())?;
     line.step(Step::Ask, chains, blocks, || order.iter().map(|&at| pool.ask(&first[at])).sum())?;
@@ -179,7 +179,7 @@ fn round(pool: &mut dyn Side, work: &Work, order: &[usize], line: &mut Line) -> 
     let mut left = pool.drain();
     line.step(Step::Evict, chains, blocks, || (0..chains).map(|_| pool.evict(*length)).sum())?;
     left.extend(pool.drain());
-    // Whatever the policy: all that came in has left, each block once.
+    // Under every policy, all blocks that came in have left, each once.
     let left_count = left.len();
     let left: HashSet<Name> = left.into_iter().collect();
     let all = first.iter().chain(second);

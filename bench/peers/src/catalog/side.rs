@@ -1,4 +1,4 @@
-//! What a catalog of blocks can do here, ours and `kvbm-logical`'s.
+//! Interface of a catalog of blocks, with our implementation and `kvbm-logical`'s.
 
 use std::hint::black_box;
 
@@ -17,14 +17,14 @@ use kvstore_catalog::{
 const BLOCK_TOKENS: u32 = 16;
 const TIER: TierIndex = TierIndex(0);
 
-/// A prompt's whole blocks as each side names them, made outside of what is timed.
+/// A prompt's whole blocks in the form of each side, made outside of the timed part.
 pub struct Chain {
     pub identities: Vec<BlockIdentity>,
     pub hashes: Vec<SequenceHash>,
 }
 
 impl Chain {
-    /// A chain of its own for each number: each side hashes the same tokens in its own way.
+    /// Creates the chain with this number: each side hashes the same tokens in its own way.
     pub fn new(number: u32, blocks: usize) -> Self {
         let tokens = |block: usize| (0..BLOCK_TOKENS).map(move |at| number ^ (block as u32 * 16 + at) << 8);
         let mut identity = IdentityChain::new(u64::from(number), &[]);
@@ -36,7 +36,7 @@ impl Chain {
     }
 }
 
-/// A block's name on either side, to tell which were evicted.
+/// A block's name on either side, to identify evicted blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Name {
     Ours(BlockIdentity),
@@ -45,20 +45,21 @@ pub enum Name {
 
 pub trait Side {
     fn name(&self) -> &str;
-    /// The name by which this side knows a block of a chain.
+    /// Name of a block of a chain on this side.
     fn block(&self, chain: &Chain, index: usize) -> Name;
-    /// Stores a chain as one batch, evicting what it must; nobody holds its blocks afterwards. How many are new.
+    /// Stores a chain as one batch, evicting as needed; its blocks are not held afterwards. Returns the number
+    /// of new blocks.
     fn register(&mut self, chain: &Chain) -> usize;
-    /// Holds the longest prefix that is there and lets it go at once; its length.
+    /// Holds the longest stored prefix and releases it at once. Returns its length.
     fn hold(&mut self, chain: &Chain) -> usize;
-    /// The same, and keeps hold of it until [`Side::let_go`].
+    /// As [`Side::hold`], but keeps the hold until [`Side::let_go`].
     fn keep(&mut self, chain: &Chain) -> usize;
     fn let_go(&mut self);
-    /// The length of the longest prefix that is there, held by nobody.
+    /// Returns the length of the longest stored prefix, without a hold.
     fn ask(&mut self, chain: &Chain) -> usize;
-    /// Makes room for so many blocks and keeps the room until [`Side::drain`]; how many.
+    /// Makes room for `blocks` blocks and keeps the room until [`Side::drain`]. Returns the number.
     fn evict(&mut self, blocks: usize) -> usize;
-    /// Frees the room that was made, and names the blocks that had to leave since the last time.
+    /// Frees the room, and names the blocks evicted since the last call.
     fn drain(&mut self) -> Vec<Name>;
 }
 
@@ -146,14 +147,14 @@ impl Side for Ours {
     }
 }
 
-/// The tier that a `BlockManager` is of.
+/// The tier of a `BlockManager`.
 #[derive(Clone)]
 pub struct Host;
 
-/// How a `BlockManager` finds what to evict.
+/// Data structure in which a `BlockManager` finds blocks to evict.
 #[derive(Clone, Copy)]
 pub enum Backend {
-    /// Leaves of the prefix tree by age: what it takes by default.
+    /// Leaves of the prefix tree by age: the default.
     Lineage,
     Lru,
     /// Four lists by frequency, which a TinyLFU sketch counts.
@@ -213,7 +214,7 @@ impl Side for Theirs {
         let staged = room.into_iter().zip(&chain.hashes);
         let complete =
             staged.map_while(|(block, &hash)| block.stage(hash, BLOCK_TOKENS as usize).ok()).collect();
-        // It hands out a hold on each block; dropped here, the blocks are stored and idle.
+        // The call returns a hold on each block; dropped here, so the blocks are stored and idle.
         self.manager.register_blocks(complete).len()
     }
 
@@ -251,7 +252,7 @@ impl Side for Theirs {
     }
 }
 
-/// Every side, with room for so many blocks in chains of so many.
+/// Creates every side, with room for `blocks` blocks in chains of `length`.
 pub fn sides(blocks: usize, length: usize) -> Result<Vec<Box<dyn Side>>> {
     ensure!(blocks.is_multiple_of(length), "{blocks} blocks are no whole chains of {length}");
     let mut sides: Vec<Box<dyn Side>> = Vec::new();

@@ -1,11 +1,11 @@
-//! What a block holds: a function of its identity, so that every byte that comes back can be compared.
+//! Contents of a block: a function of its identity, so that every byte read back can be compared.
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 
-/// Bytes that are made and compared at a time; slots are multiples of it.
+/// Bytes generated and compared at a time; slots are multiples of it.
 const CHUNK_BYTES: usize = 4096;
-/// What a slot is filled with before a block is expected in it, so that one that was there before is not taken for it.
+/// Byte with which a slot is filled before a block is expected in it, so that an earlier block is not taken for it.
 const EMPTY: u8 = 0xA5;
 
 /// The bytes of one identity, in order.
@@ -40,14 +40,14 @@ pub(super) fn fill(slot: &SlotRef, identity: &BlockIdentity) {
     }
 }
 
-/// Fills a slot with what no block holds.
+/// Fills a slot with bytes that no block has.
 pub(super) fn clear(slot: &SlotRef) {
     for at in (0..slot.slab().layout().slot_bytes).step_by(CHUNK_BYTES) {
         slot.slab().write(slot.slot(), at, &[EMPTY; CHUNK_BYTES]);
     }
 }
 
-/// Bytes of a slot that are not the block's.
+/// Number of bytes of a slot that differ from the block's.
 pub(super) fn wrong_in_slot(slot: &SlotRef, identity: &BlockIdentity) -> u64 {
     let mut found = [0; CHUNK_BYTES];
     let mut content = Content::of(identity);
@@ -60,7 +60,7 @@ pub(super) fn wrong_in_slot(slot: &SlotRef, identity: &BlockIdentity) -> u64 {
         .sum()
 }
 
-/// Bytes that are not the block's.
+/// Number of bytes that differ from the block's.
 pub(super) fn wrong_in_bytes(bytes: &[u8], identity: &BlockIdentity) -> u64 {
     let mut content = Content::of(identity);
     bytes.chunks(CHUNK_BYTES).map(|found| differing(found, content.next())).sum()

@@ -1,8 +1,8 @@
-//! What is found wrong in the end. Everything here is a function of what was seen.
+//! The verdicts on a run, as functions of the samples and facts.
 //!
-//! The first quarter warms up: allocators, the store's tables and the disk's first turn fill. What comes after must not
-//! grow: memory by the slope of a straight line through the samples, over time and over blocks, the rest by its largest
-//! value.
+//! The first quarter warms up: allocators, the store's tables and the first round of the disk fill. After it no
+//! figure may grow: memory is judged by the slope of a straight line through the samples, over time and over
+//! blocks, the rest by its largest value.
 
 use super::watch::Sample;
 
@@ -10,28 +10,28 @@ const MIB: f64 = (1_u64 << 20) as f64;
 /// Memory may grow by this or by [`GROWTH_SHARE`], whichever is more.
 const GROWTH_BYTES: f64 = 16.0 * MIB;
 const GROWTH_SHARE: f64 = 0.02;
-/// Memory may grow by so much for each block that was copied in or out, once there were enough of them that noise is less.
+/// Most growth of memory per block copied in or out, judged once there are enough blocks that noise is smaller.
 const GROWTH_BYTES_PER_BLOCK: f64 = 96.0;
 const BLOCKS_MIN: u64 = 10_000;
 /// Shared memory besides the slabs.
 const SHARED_SLACK_BYTES: u64 = 1 << 20;
-/// The folder's lock, and what the file system keeps of where a large file lies.
+/// The folder's lock, and the file system's metadata of a large file.
 pub(super) const FOLDER_SLACK_BYTES: u64 = 1 << 20;
 
-/// What the judge must know besides the samples.
+/// Facts that the judge needs besides the samples.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Facts {
-    /// What the disk tier may take, its log's tables among it.
+    /// Most bytes that the disk tier may use, its log's tables included.
     pub(super) disk_bytes: u64,
-    /// Of that, what its slots do not take.
+    /// Bytes of these that are not slots.
     pub(super) table_bytes: u64,
-    /// All slabs.
+    /// Bytes of all slabs.
     pub(super) slab_bytes: u64,
-    /// What was wanted to pass.
+    /// Bytes that should pass.
     pub(super) data_bytes: u64,
     /// Distinct bytes that passed.
     pub(super) distinct_bytes: u64,
-    /// Blocks that left the disk, and that came back from it.
+    /// Blocks evicted from the disk, and blocks read from it.
     pub(super) disk_evicted: u64,
     pub(super) disk_read: u64,
     /// Blocks whose every byte was compared.
@@ -39,16 +39,16 @@ pub(super) struct Facts {
     pub(super) wrong_bytes: u64,
     /// Blocks that the store itself found damaged.
     pub(super) damaged: u64,
-    /// Requests that nobody ever answered.
+    /// Requests that were never answered.
     pub(super) unanswered: u64,
-    /// What was still in use at the end.
+    /// Leases and slots still in use at the end.
     pub(super) leased: u64,
     pub(super) slots_used: u64,
-    /// How long it took until nothing was.
+    /// Seconds until no lease and no slot was in use.
     pub(super) rest_s: f64,
 }
 
-/// One line of the judgement.
+/// One verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) name: &'static str,
@@ -62,7 +62,7 @@ impl Verdict {
     }
 }
 
-/// Everything that is judged; `samples` are in the order of time, and at least one.
+/// Judges a run. `samples` are in the order of time, and not empty.
 pub(super) fn judge(samples: &[Sample], facts: &Facts) -> Vec<Verdict> {
     let end = samples.last().map_or(0.0, |sample| sample.at.as_secs_f64());
     let warm = samples.iter().position(|sample| sample.at.as_secs_f64() >= end / 4.0).unwrap_or(0);
@@ -126,7 +126,7 @@ fn memory_per_block(warm: &[Sample]) -> Verdict {
     }
 }
 
-/// The value at the first point and the slope of the line with the least squares.
+/// Value at the first point, and slope, of the least-squares line.
 fn line_through(points: &[(f64, f64)]) -> (f64, f64) {
     let count = points.len().max(1) as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -290,7 +290,7 @@ mod tests {
             sample.anonymous_bytes += (at * 15.0 * MIB) as u64;
         });
         assert_eq!(failed(&dripping, &GOOD), ["memory per block"]);
-        // The same in too few blocks to tell.
+        // The same growth over too few blocks to judge.
         let few = samples(|at, sample| {
             sample.operations = (at * 1e4) as u64;
             sample.anonymous_bytes += (at * 15.0 * MIB) as u64;

@@ -1,11 +1,11 @@
-//! Data through host memory and a disk for a long time, and a judge.
+//! A long run of data through host memory and a disk, and its verdicts.
 //!
-//! Conversations offload new blocks from a pool, at a pace that makes the wanted number of distinct bytes pass in the
-//! time, and bring old ones back: planned, with deadlines that are too short, cancelled, held, forgotten. What a block
-//! holds follows from its identity, so each byte that comes back is compared. Meanwhile memory, files, descriptors and
-//! threads are sampled; the judge says in the end what was not flat, not given back, or wrong. The point is time and
-//! turnover, not speed. Planted faults show that the judge would see real ones. A smoke run has no time to keep: it goes on
-//! until its data has passed, within a limit.
+//! Conversations offload new blocks from a pool, at a pace that makes the wanted number of distinct bytes pass
+//! in the time, and bring old ones back: planned, with too short deadlines, cancelled, held, deleted. The
+//! contents of a block follow from its identity, so each byte read back is compared. Meanwhile memory, files,
+//! descriptors and threads are sampled; at the end the judge reports figures that grew, resources still in use,
+//! and wrong bytes. The run tests time and turnover, not speed. Planted faults show that the judge finds real
+//! ones. A smoke run has no fixed time: it continues until its data has passed, within a limit.
 
 mod content;
 mod judge;
@@ -30,27 +30,27 @@ use watch::Sample;
 use work::Worker;
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Slots that each tier must have at least, so that all threads together find room.
+/// Least number of slots of each tier, so that all threads together find room.
 const SLOTS_MIN: u64 = 64;
 
-/// How long a smoke run may take for its data.
+/// Longest time for the data of a smoke run.
 const SMOKE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a planted leak loses in the whole time.
+/// Bytes that a planted leak loses over the whole run.
 const PLANTED_LEAK_BYTES: f64 = (64_u64 << 20) as f64;
-/// What a planted drip loses for each block that is copied in or out.
+/// Bytes that a planted drip loses for each block copied in or out.
 const PLANTED_DRIP_BYTES: u64 = 256;
 
 /// A fault that the judge must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Plant {
-    /// Leases that are never given back, and memory.
+    /// Leases and memory that are never given back.
     Leak,
     /// A little memory for each block.
     Drip,
-    /// A file, descriptors and threads.
+    /// A file, descriptors and threads that accumulate.
     Grow,
-    /// Bytes.
+    /// Wrong bytes.
     Wrong,
 }
 
@@ -72,11 +72,11 @@ pub(crate) struct SoakArgs {
     /// Bytes of a block, a multiple of 4 KiB.
     #[arg(long, default_value = "1MiB", value_parser = size::parse)]
     block: u64,
-    /// Folder to make the disk tier's folder in; if not given, the first of the usual ones for temporary files that is on a
-    /// disk.
+    /// Folder in which the disk tier's folder is created; default: the first of the usual temporary folders
+    /// that is on a disk.
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Conversations at a time.
+    /// Number of concurrent conversations.
     #[arg(long, default_value_t = 4)]
     threads: usize,
     /// Seed of the draws.
@@ -85,7 +85,7 @@ pub(crate) struct SoakArgs {
     /// A fault that the judge must find.
     #[arg(long, value_enum, hide = true)]
     plant: Option<Plant>,
-    /// How long the work may go on when the time is over and the data has not passed.
+    /// Longest time of the work if the data has not passed when the time is over.
     #[arg(skip)]
     limit: Duration,
 }
@@ -160,7 +160,7 @@ pub(crate) fn run(smoke: bool, args: &SoakArgs) -> Result<()> {
     Ok(())
 }
 
-/// Works, watches, and comes to rest.
+/// Runs the work, samples it, and waits until it has come to rest.
 fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, Facts)> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
@@ -179,7 +179,7 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
         }
     }
     let mut samples = watched?;
-    // What was answered after it was cancelled.
+    // Drop answers to cancelled requests.
     rig.inboxes.iter().for_each(|(_, inbox)| inbox.try_iter().for_each(drop));
     let rest = rig.rest()?;
     samples.push(Sample {
@@ -210,7 +210,8 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
     Ok((samples, facts))
 }
 
-/// Samples and shows progress until the time is over and the data has passed or the limit has, or until a thread is over.
+/// Samples and shows progress until the time is over and the data has passed or the limit is reached, or until
+/// a thread ends.
 fn watch(args: &SoakArgs, rig: &Rig, folder: &Path, is_over: impl Fn() -> bool) -> Result<Vec<Sample>> {
     let started = Instant::now();
     let pause = (args.length() / 40).clamp(Duration::from_millis(20), Duration::from_secs(5));
@@ -269,7 +270,7 @@ fn tally(args: &SoakArgs, rig: &Rig) -> String {
     )
 }
 
-/// What faults have piled up.
+/// Resources accumulated by planted faults.
 #[derive(Default)]
 struct Planted {
     memory: Vec<Vec<u8>>,
@@ -278,7 +279,7 @@ struct Planted {
 }
 
 impl Planted {
-    /// A little worse with each sample, `share` of the whole time having passed and so many blocks.
+    /// Grows the fault with each sample, given the `share` of the time that has passed and the number of blocks.
     fn step(
         &mut self,
         plant: Plant,
@@ -292,7 +293,7 @@ impl Planted {
             Plant::Drip => self.leak((operations * PLANTED_DRIP_BYTES) as usize),
             Plant::Grow => {
                 let file = std::fs::File::create(folder.join("planted")).context("a planted file")?;
-                // A hole: long, and nearly nothing allocated.
+                // A sparse file: long, with almost no allocated bytes.
                 file.set_len((share * disk_bytes as f64) as u64)?;
                 self.files.push(file);
                 self.threads.push(std::thread::Builder::new().spawn(std::thread::park)?);
@@ -302,7 +303,7 @@ impl Planted {
         Ok(())
     }
 
-    /// So many bytes in all.
+    /// Grows the leak to `wanted` bytes.
     fn leak(&mut self, wanted: usize) {
         let leaked: usize = self.memory.iter().map(Vec::len).sum();
         self.memory.push(vec![1; wanted.saturating_sub(leaked)]);
@@ -311,7 +312,7 @@ impl Planted {
     fn end(self) {
         for thread in self.threads {
             thread.thread().unpark();
-            // It has only slept.
+            // The thread has only slept.
             let _ended = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Where the disk tier's file goes, and whether there is room for everything, before anything is written.
+//! Place of the disk tier's file, and a check for enough room before any file is written.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use crate::size;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC`, include/uapi/linux/magic.h.
 const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-/// Memory that stays free for everybody else.
+/// Memory left to other processes.
 const MEMORY_SPARE_BYTES: u64 = 256 << 20;
 
-/// The given folder, or the first of the usual ones whose file system is not memory.
+/// Returns the given folder, or the first of the usual ones whose file system is not in memory.
 pub(super) fn choose(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(folder) = given {
         let is_real = is_real(folder).with_context(|| folder.display().to_string())?;
@@ -30,7 +30,8 @@ fn is_real(folder: &Path) -> Result<bool> {
     Ok(!IN_MEMORY.contains(&(rustix::fs::statfs(folder)?.f_type as u64)))
 }
 
-/// Fails when the file system lacks room for the tier, or the machine memory for the slabs; says what is needed.
+/// Fails if the file system lacks room for the tier, or the machine memory for the slabs. The error says how
+/// much is needed.
 pub(super) fn require_room(folder: &Path, disk_bytes: u64, slab_bytes: u64) -> Result<()> {
     let file_system = rustix::fs::statvfs(folder).with_context(|| folder.display().to_string())?;
     let (free, needed) = (file_system.f_bavail * file_system.f_frsize, disk_bytes + FOLDER_SLACK_BYTES);
@@ -72,7 +73,7 @@ mod tests {
     #[test]
     fn memory_is_no_disk() {
         assert!(choose(Some(Path::new("/nowhere/at/all"))).is_err());
-        // Where it is memory, which it need not be.
+        // Only checked if /dev/shm is in memory, which is not certain.
         if is_real(Path::new("/dev/shm")).is_ok_and(|is_real| !is_real) {
             let error = choose(Some(Path::new("/dev/shm"))).expect_err("memory").to_string();
             assert!(error.contains("not a disk"), "{error}");

@@ -1,4 +1,4 @@
-//! The store, the pool in front of it, and what all conversations know of each other.
+//! The store, the pool in front of it, and the state shared by all conversations.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::Path;
@@ -16,55 +16,55 @@ use kvstore_store::{HostBlock, HostTier, Medium, Moved, Store, StoreBuilder, Sto
 use super::super::files::disk;
 use super::SoakArgs;
 
-/// Tokens of a block, as plans see it.
+/// Tokens of a block in plans.
 pub(super) const BLOCK_TOKENS: usize = 16;
-/// Blocks of a conversation that has come to its end.
+/// Most blocks of a conversation.
 pub(super) const TALK_BLOCKS_MAX: u32 = 64;
-/// New blocks of a turn.
+/// Most new blocks of a turn.
 pub(super) const TURN_BLOCKS_MAX: usize = 16;
-/// Blocks that are brought back at a time.
+/// Most blocks that are onboarded at a time.
 pub(super) const ONBOARD_BLOCKS_MAX: usize = 32;
-/// Slots of the pool for each conversation at a time.
+/// Slots of the pool for each conversation.
 const SLOTS_EACH: usize = TURN_BLOCKS_MAX + ONBOARD_BLOCKS_MAX;
-/// How long nothing may move until the work counts as over, and how long that is waited for.
+/// Time without changes after which the work counts as ended, and longest wait for it.
 const QUIET: Duration = Duration::from_millis(300);
 const QUIET_WITHIN: Duration = Duration::from_secs(120);
-/// How soon after that nothing may be leased.
+/// Time after that within which all leases must be given back.
 const REST_WITHIN: Duration = Duration::from_secs(5);
 
-/// A conversation: its number decides its blocks.
+/// A conversation. Its number determines its blocks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Talk {
     pub(super) number: u64,
-    /// Blocks that were offloaded so far.
+    /// Number of blocks offloaded so far.
     pub(super) blocks: u32,
 }
 
 impl Talk {
-    /// Its first `blocks` identities.
+    /// Returns the first `blocks` identities of the conversation.
     pub(super) fn chain(&self, blocks: u32) -> Vec<BlockIdentity> {
         let mut chain = IdentityChain::new(self.number, &["soak"]);
         (0..blocks).map(|position| chain.next(&[position; BLOCK_TOKENS])).collect()
     }
 }
 
-/// What a conversation's thread waits for.
+/// An answer for a conversation's thread.
 pub(super) enum Answer {
     Onboarded { request: u64, slots: Vec<SlotRef>, verified: usize },
     Held(Vec<HostBlock>),
 }
 
-/// What was done.
+/// Counts of the work done.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Blocks that host memory took for the first time, and those that were offloaded again.
+    /// Blocks that host memory took for the first time, and blocks that were offloaded again.
     pub(super) distinct: AtomicU64,
     pub(super) again: AtomicU64,
-    /// Blocks that came back and were compared, and bytes of them that were wrong.
+    /// Blocks read back and compared, and their wrong bytes.
     pub(super) verified: AtomicU64,
     pub(super) wrong_bytes: AtomicU64,
     pub(super) cancelled: AtomicU64,
-    /// Requests that brought fewer blocks than wanted: late, evicted or forgotten meanwhile.
+    /// Requests that brought fewer blocks than wanted: late, evicted or deleted meanwhile.
     pub(super) short: AtomicU64,
     pub(super) holds: AtomicU64,
     pub(super) forgets: AtomicU64,
@@ -80,21 +80,21 @@ pub(super) fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// A lock whose holders do not panic half way.
+/// Locks a mutex under which no code panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// See the module.
+/// The store, the pool, and the shared state of a run.
 pub(super) struct Rig {
     pub(super) store: Store,
     pub(super) pool: Arc<SlotPool>,
     pub(super) tally: Arc<Tally>,
-    /// For each thread.
+    /// One inbox per thread.
     pub(super) inboxes: Vec<(Sender<Answer>, Receiver<Answer>)>,
-    /// Blocks on their way into host memory for the first time.
+    /// Blocks in transit to host memory for the first time.
     fresh: Arc<Mutex<HashSet<BlockIdentity>>>,
-    /// The latest ones, more than the tiers hold.
+    /// The latest conversations, more than the tiers hold.
     talks: Mutex<VecDeque<Talk>>,
     talks_max: usize,
     slab_bytes: u64,
@@ -124,7 +124,7 @@ impl Rig {
         let builder = StoreBuilder::new(config, host)?.disk(disk(folder, block_bytes, args.disk));
         let senders = inboxes.iter().map(|(sender, _)| sender.clone()).collect();
         let (store, _) = builder.start(notify(senders, Arc::clone(&tally), Arc::clone(&fresh)))?;
-        // A worker so slow that bringing back is nearly always the better plan.
+        // A worker so slow that onboarding is nearly always the better plan.
         for _ in 0..32 {
             store.observe_prefill(BLOCK_TOKENS, 0, Duration::from_millis(500));
         }
@@ -139,7 +139,7 @@ impl Rig {
         self.slab_bytes
     }
 
-    /// Blocks counted by the store or its disk's log under this name.
+    /// Value of the counter with this name, of the store or its disk's log.
     pub(super) fn counted(&self, name: &str) -> u64 {
         let counters = self.store.counters().snapshot();
         let disk = self.store.disk_counters().map(|counters| counters.snapshot());
@@ -147,23 +147,23 @@ impl Rig {
         all.find(|(found, ..)| *found == name).map_or(0, |(.., value)| *value)
     }
 
-    /// Blocks that were copied into host memory and out of it.
+    /// Number of blocks copied into host memory and out of it.
     pub(super) fn operations(&self) -> u64 {
         self.counted("offloaded_blocks") + self.counted("onboarded_blocks")
     }
 
-    /// Whether the data has passed: as much as was wanted, through the disk and back.
+    /// Whether as much data as was wanted has passed through the disk and back.
     pub(super) fn has_turned_over(&self, args: &SoakArgs) -> bool {
         let counted = ["disk_evicted_blocks", "disk_read_blocks"].map(|name| self.counted(name));
         get(&self.tally.distinct) * args.block >= args.data && !counted.contains(&0)
     }
 
-    /// This block comes for the first time.
+    /// Marks a block as expected for the first time.
     pub(super) fn expect(&self, identity: BlockIdentity) {
         lock(&self.fresh).insert(identity);
     }
 
-    /// Makes a conversation known to all, as it is now.
+    /// Makes a conversation, in its current state, available to all threads.
     pub(super) fn publish(&self, talk: Talk) {
         let mut talks = lock(&self.talks);
         talks.retain(|known| known.number != talk.number);
@@ -173,13 +173,13 @@ impl Rig {
         }
     }
 
-    /// One of those that are known, by a number that is drawn.
+    /// Returns one of the published conversations, chosen by `draw`.
     pub(super) fn known(&self, draw: u64) -> Option<Talk> {
         let talks = lock(&self.talks);
         talks.get((draw % talks.len().max(1) as u64) as usize).copied()
     }
 
-    /// Waits until nothing moves any more, and then for what is leased to come back; how long that took.
+    /// Waits until no block moves, and then until all leases are given back. Returns the time of the latter.
     pub(super) fn rest(&self) -> Result<Duration> {
         let (started, mut last, mut since) = (Instant::now(), [0; 4], Instant::now());
         while since.elapsed() < QUIET {
@@ -201,13 +201,13 @@ impl Rig {
         Ok(resting.elapsed())
     }
 
-    /// Slots of host memory and of the pool that somebody has.
+    /// Slots of host memory and of the pool in use.
     pub(super) fn in_use(&self) -> (usize, usize) {
         (self.store.leased_slots(), self.pool.slot_count() - self.pool.free_count())
     }
 }
 
-/// Runs on the store's thread: counts what came for the first time, and hands answers to those who wait.
+/// Runs on the store's thread: counts blocks that arrived for the first time, and passes answers to waiting threads.
 fn notify(
     inboxes: Vec<Sender<Answer>>,
     tally: Arc<Tally>,
@@ -217,13 +217,13 @@ fn notify(
         Moved::Stored { identity, medium: Medium::Host } if lock(&fresh).remove(&identity) => {
             add(&tally.distinct, 1);
         }
-        // If it is still there, host memory had no room for it.
+        // A block that is still there was refused: host memory had no room for it.
         Moved::Offloaded { identity } => {
             lock(&fresh).remove(&identity);
         }
         Moved::Onboarded { request, slots, verified } => {
             if let Some(inbox) = inboxes.get((request >> 32) as usize) {
-                // A thread that has ended waits for nothing; the slots go back.
+                // A thread that has ended expects no answer; dropping it releases the slots.
                 let _ended = inbox.send(Answer::Onboarded { request, slots, verified });
             }
         }

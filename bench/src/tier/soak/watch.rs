@@ -1,4 +1,4 @@
-//! What the process and its folder take up at a moment.
+//! Samples of the resources used by the process and its folder.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Taken every few seconds.
+/// A sample, taken every few seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sample {
-    /// Since the start of the work.
+    /// Time since the start of the work.
     pub(super) at: Duration,
-    /// Blocks copied in and out by then.
+    /// Blocks copied in and out so far.
     pub(super) operations: u64,
-    /// Memory of our own: heap and stacks.
+    /// Anonymous memory: heap and stacks.
     pub(super) anonymous_bytes: u64,
-    /// Memory that is shared: the slabs.
+    /// Shared memory: the slabs.
     pub(super) shared_bytes: u64,
     pub(super) descriptors: u64,
-    /// Without those that the kernel runs for io_uring in our name, which come and go.
+    /// Threads, without those that the kernel runs for io_uring in this process, whose number varies.
     pub(super) threads: u64,
-    /// Lengths of all files in the folder.
+    /// Sum of the lengths of all files in the folder.
     pub(super) file_bytes: u64,
-    /// What the file system has given them.
+    /// Bytes that the file system has allocated for these files.
     pub(super) allocated_bytes: u64,
 }
 
@@ -51,7 +51,7 @@ fn field(status: &str, name: &str) -> Result<u64> {
 
 fn threads() -> Result<u64> {
     let tasks = std::fs::read_dir("/proc/self/task")?.flatten();
-    // One that has ended meanwhile has no name, and does not count.
+    // A thread that has ended meanwhile has no name, and does not count.
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     Ok(names.filter(|name| !name.starts_with("iou-")).count() as u64)
 }

@@ -1,4 +1,4 @@
-//! One thread of conversations: turns that offload new blocks, and visits that bring old ones back and compare them.
+//! One thread of conversations: turns that offload new blocks, and visits that onboard old ones and compare them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,25 +16,25 @@ use super::rig::{
 };
 use super::{Plant, SoakArgs};
 
-/// A request without an answer by then never gets one; no deadline is half as long.
+/// Longest wait for an answer; deadlines are at most half as long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Blocks that are held at a time.
+/// Most blocks that are held at a time.
 const HOLD_BLOCKS_MAX: usize = 6;
-/// Wrong bytes after which blocks are no longer named.
+/// Number of wrong bytes after which blocks are no longer named.
 const TOLD_BYTES_MAX: u64 = 32;
-/// The last part of the time is for catching up: by its beginning everything should have passed.
+/// Share of the time by which all data should have passed; the rest is for catching up.
 const PACE: f64 = 0.9;
-/// So many blocks come back for each that is new.
+/// Blocks that are read back for each new one.
 const OUT_OVER_IN: f64 = 4.0;
 
-/// See the module.
+/// A thread of conversations.
 pub(super) struct Worker {
     rig: Arc<Rig>,
     thread: u64,
     random: Random,
     length: Duration,
-    /// Distinct blocks that are to pass, in all threads.
+    /// Distinct blocks that should pass, over all threads.
     wanted: u64,
     plant: Option<Plant>,
     started: Instant,
@@ -42,7 +42,7 @@ pub(super) struct Worker {
     talk: Option<Talk>,
     talks: u64,
     requests: u64,
-    /// Held for ever, by a planted fault.
+    /// Blocks that a planted fault holds forever.
     leaked: Vec<HostBlock>,
 }
 
@@ -64,13 +64,13 @@ impl Worker {
         }
     }
 
-    /// Until it is stopped. What a planted fault holds is given back to be kept.
+    /// Runs until stopped. Returns the blocks that a planted fault holds, to be kept.
     pub(super) fn run(mut self) -> Result<Vec<HostBlock>> {
         while !self.stop.load(Ordering::Relaxed) {
             let share = self.started.elapsed().as_secs_f64() / self.length.as_secs_f64();
             let (wanted, tally) = (self.wanted as f64, &self.rig.tally);
             let (distinct, verified) = (get(&tally.distinct) as f64, get(&tally.verified) as f64);
-            // Who is stopped later than planned goes on at the same pace.
+            // After the planned time the pace stays the same.
             if distinct <= wanted * (share / PACE).min(share.max(1.0)) {
                 self.turn()?;
                 self.visit()?;
@@ -83,7 +83,7 @@ impl Worker {
         Ok(self.leaked)
     }
 
-    /// Goes on with a conversation, or begins one: looks up what there is, and offloads the rest.
+    /// Continues a conversation or begins one: looks up its blocks, and offloads the missing ones.
     fn turn(&mut self) -> Result<()> {
         let talk = match self.talk.take() {
             Some(talk) if talk.blocks < TALK_BLOCKS_MAX && self.random.chance(0.9) => talk,
@@ -115,8 +115,9 @@ impl Worker {
         Ok(())
     }
 
-    /// A slot of the pool, when the store has given one back. Nothing is awaited meanwhile, so what is in the inbox answers
-    /// requests that were cancelled: their slots go back, or this thread could wait for what it has itself.
+    /// Waits for a free slot of the pool. No answer is expected meanwhile, so messages in the inbox answer
+    /// cancelled requests; dropping them releases their slots, without which this thread could wait for its own
+    /// slots.
     fn slot(&self) -> Result<SlotRef> {
         let (_, inbox) = self.rig.inboxes.get(self.thread as usize).context("an inbox for each thread")?;
         let since = Instant::now();
@@ -141,9 +142,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Comes back to a conversation of anybody.
+    /// Returns to a conversation of any thread.
     fn visit(&mut self) -> Result<()> {
-        // Now and then to its own, which host memory is likely to have.
+        // With a probability of 0.3 to the thread's own, which host memory probably has.
         let known = self.rig.known(self.random.draw());
         let Some(talk) = self.talk.filter(|_| self.random.chance(0.3)).or(known) else { return Ok(()) };
         let mut chain = talk.chain(talk.blocks);
@@ -160,7 +161,7 @@ impl Worker {
         }
     }
 
-    /// As an engine would, though with deadlines that are too short, and changes of mind.
+    /// Onboards blocks as an engine would, but with too short deadlines and cancellations.
     fn onboard(&mut self, chain: &[BlockIdentity], held: usize) -> Result<()> {
         self.rig.store.came(chain);
         let prompt = Prompt {
@@ -173,7 +174,7 @@ impl Worker {
         };
         let (blocks, deadline) = match self.rig.store.plan(&prompt, Others::Asked) {
             Plan::Onboard { blocks, deadline } => (blocks, deadline),
-            // Brought in all the same: this is about bytes, not about time.
+            // Onboarded anyway: the test is about bytes, not time.
             Plan::Recompute | Plan::AskOthers { .. } => (held, Instant::now() + PATIENCE),
         };
         let chain = &chain[..blocks.min(ONBOARD_BLOCKS_MAX)];
@@ -207,7 +208,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The answer to this request; those to cancelled ones may come before, and their slots go back.
+    /// Waits for the answer to this request. Answers to cancelled requests may precede it; their slots are released.
     fn onboarded(&self, request: u64) -> Result<Option<(Vec<SlotRef>, usize)>> {
         loop {
             match self.answer()? {
@@ -233,7 +234,7 @@ impl Worker {
                 slot.slab().write(slot.slot(), 0, b"wrong");
             }
             let wrong = content::wrong_in_slot(slot, identity);
-            // A store that is wrong everywhere need not say so everywhere.
+            // If all blocks are wrong, not every one needs to be named.
             if wrong > 0 && get(&self.rig.tally.wrong_bytes) < TOLD_BYTES_MAX {
                 println!("WRONG: {wrong} bytes of block {:016x}", identity.short());
             }
@@ -247,7 +248,7 @@ impl Worker {
         let (inbox, _) = self.rig.inboxes.get(self.thread as usize).context("an inbox for each thread")?;
         let inbox = inbox.clone();
         let reply = move |blocks| {
-            // A thread that has ended holds nothing.
+            // A thread that has ended expects no blocks.
             let _ended = inbox.send(Answer::Held(blocks));
         };
         if chain.is_empty() || self.rig.store.hold(chain.to_vec(), Instant::now() + PATIENCE, reply).is_err()
@@ -263,7 +264,7 @@ impl Worker {
             }
         };
         for (block, identity) in blocks.iter().zip(chain) {
-            // What is not intact is counted by the bytes that it should have had.
+            // A damaged block counts as wrong with all of its bytes.
             let wrong = block
                 .to_bytes()
                 .map_or(block.len() as u64, |bytes| content::wrong_in_bytes(&bytes, identity));

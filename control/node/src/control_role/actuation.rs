@@ -1,14 +1,14 @@
-//! How the control service reads the counts of workers and carries decisions out.
+//! Reads the counts of workers and carries out the planner's decisions.
 //!
 //! | `planner.actuator` | Counts come from | Decisions go to |
 //! | --- | --- | --- |
-//! | (`mode = "advise"`) | gateways | nowhere |
+//! | (`mode = "advise"`) | gateways | none |
 //! | `kubernetes` | the workloads and their pods | their `scale` |
-//! | `keda` | gateways | KEDA's external scaler, when it asks |
+//! | `keda` | gateways | KEDA's external scaler, on request |
 //! | `webhook` | gateways | a URL, with each change |
 //!
-//! Each request to Kubernetes ends within 5 s; a tick that takes longer delays the next one. What was refused is tried again at
-//! the next tick.
+//! Each request to Kubernetes ends within 5 s; a tick that takes longer delays the next one. A failed request
+//! is repeated at the next tick.
 
 use std::time::Instant;
 
@@ -31,22 +31,22 @@ use crate::{http, secret};
 
 pub(super) struct Actuation {
     actuator: Actuator,
-    /// `None` when this process is the only one.
+    /// Election state; `None` if this process is the only control service.
     leadership: Option<Leadership>,
 }
 
-/// How decisions are carried out.
+/// Mechanism that carries out decisions.
 enum Actuator {
-    /// Decisions are shown only.
+    /// Decisions are only shown.
     Advise,
-    /// Decisions are published to a task that serves or posts them, from then on.
+    /// Decisions are published from `publishes_from` on to a task that serves or posts them.
     Publish { counts: WantedSender, serving: JoinHandle<()>, publishes_from: Instant },
     #[cfg(feature = "kubernetes")]
     Kubernetes(Box<kubernetes::Workloads>),
 }
 
 impl Actuation {
-    /// Connects to what the settings name.
+    /// Connects to the actuator and the election that the settings name.
     pub(super) async fn start(settings: &Settings, credentials: &Credentials) -> Result<Self> {
         let actuator = Actuator::start(settings, credentials).await?;
         Ok(Self { actuator, leadership: Leadership::start(settings).await? })
@@ -57,7 +57,7 @@ impl Actuation {
         self.leadership.as_ref().is_none_or(Leadership::leads)
     }
 
-    /// Whether there are to be prefill workers, where the settings say so.
+    /// Whether there are prefill workers, if the settings determine it.
     pub(super) fn has_prefill(&self) -> Option<bool> {
         match &self.actuator {
             #[cfg(feature = "kubernetes")]
@@ -66,7 +66,7 @@ impl Actuation {
         }
     }
 
-    /// Requests that were refused so far.
+    /// Returns the number of failed requests so far.
     pub(super) fn failures(&self) -> u64 {
         match &self.actuator {
             #[cfg(feature = "kubernetes")]
@@ -75,7 +75,8 @@ impl Actuation {
         }
     }
 
-    /// The counts of each pool; `None` where gateways tell them; an error, which was logged, when they cannot be read now.
+    /// Returns the counts of each pool; `None` if they come from gateways; an error, which was logged, if
+    /// they cannot be read now.
     pub(super) async fn read(&mut self) -> Result<Option<Vec<PoolCounts>>, ()> {
         match &mut self.actuator {
             #[cfg(feature = "kubernetes")]
@@ -84,7 +85,8 @@ impl Actuation {
         }
     }
 
-    /// Carries out the decisions on all pools; the numbers of those whose counts were set at once.
+    /// Carries out the decisions of all pools. Returns the indices of the pools whose counts were set at
+    /// once.
     #[cfg_attr(
         not(feature = "kubernetes"),
         expect(unused_variables, reason = "only Kubernetes uses counts of blocks")
@@ -133,8 +135,8 @@ impl Actuator {
         if planner.mode != "act" {
             return Ok(Self::Advise);
         }
-        // Workers that an earlier process asked for and that are still starting are not seen by gateways. A count without them
-        // would stop them.
+        // Gateways do not see workers that an earlier process requested and that are still starting. A count
+        // without these workers would stop them.
         let publishes_from = Instant::now() + planner.start_time;
         match planner.actuator.as_str() {
             "keda" => {
@@ -171,7 +173,7 @@ impl Actuator {
     }
 }
 
-/// Reconciles graphs until it is dropped, if that is wanted.
+/// Returns a future that reconciles graphs until it is dropped; `None` if `control.graphs` is off.
 #[cfg_attr(not(feature = "kubernetes"), expect(clippy::unused_async, reason = "only Kubernetes has graphs"))]
 pub(super) async fn graphs(settings: &Settings) -> Result<Option<BoxFuture<'static, ()>>> {
     if !settings.control.graphs {
@@ -204,16 +206,18 @@ mod kubernetes {
     use crate::compose::some;
     use crate::planning::{PoolCounts, Seen};
 
-    /// Blocks that one unit of deletion cost stands for: costs are `i32`, and pods of equal use should be equal.
+    /// Blocks per unit of deletion cost: costs are `i32`, and pods of about equal use should have equal
+    /// costs.
     const BLOCKS_OF_COST: f64 = 64.0;
 
     /// The workloads of a fleet.
     pub(crate) struct Workloads {
-        /// A workload for each pool, in the pools' order, with the counts that were last read.
+        /// One workload for each pool, in the pools' order, with the counts last read.
         pools: Vec<(Workload, WorkloadCounts)>,
         has_deletion_cost: bool,
         failures: u64,
-        /// The last failure of a request, and the last reasons of pods that do not start: each is logged when it changes.
+        /// Last failure of a request, and last reasons of pods that do not start: each is logged when it
+        /// changes.
         problem: Option<String>,
         reasons: String,
     }
@@ -285,7 +289,7 @@ mod kubernetes {
             }
         }
 
-        /// Sets replicas, lower counts first: what they give back may be what higher ones need.
+        /// Sets replicas, lower counts first: their GPUs may be needed for the higher ones.
         pub(crate) async fn carry_out(
             &mut self,
             decisions: &[Decision],
@@ -298,14 +302,14 @@ mod kubernetes {
                 (0..self.pools.len().min(decisions.len())).partition(is_down);
             for pool in down.into_iter().chain(other) {
                 let ((workload, counts), decision) = (&self.pools[pool], &decisions[pool]);
-                // Leadership may have ended meanwhile.
+                // Leadership may have ended since the decision.
                 if decision.wanted == counts.replicas || !leads() {
                     continue;
                 }
                 if self.has_deletion_cost && decision.wanted < counts.replicas {
                     let costs = deletion_costs(seen);
                     let marked = workload.set_deletion_costs(|ip| costs.get(ip).copied()).await;
-                    // Another pod than the best one may go; that is no reason to keep all.
+                    // Without deletion costs a less suitable pod may be deleted; the scale-down goes ahead.
                     problems.extend(
                         marked.err().map(|error| format!("deletion costs of {}", error_chain(&error))),
                     );
@@ -342,7 +346,8 @@ mod kubernetes {
         }
     }
 
-    /// Deletion cost by a pod's address: the cached blocks of all its ranks, in units of [`BLOCKS_OF_COST`].
+    /// Returns the deletion cost by pod address: the cached blocks of all its ranks, in units of
+    /// [`BLOCKS_OF_COST`].
     fn deletion_costs(seen: &Seen) -> HashMap<String, i32> {
         let mut costs: HashMap<String, f64> = HashMap::new();
         for worker in &seen.workers {

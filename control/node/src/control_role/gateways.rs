@@ -1,4 +1,4 @@
-//! The gateways that the control service observes: names of the configuration, each with all its addresses.
+//! The gateways that the control service observes: configured names, each with all its addresses.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::credentials::Credentials;
 /// Longest time for one resolution.
 const RESOLVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// A gateway, or several behind one name.
+/// A configured name: one gateway, or several behind one DNS name.
 enum Name {
-    /// Over TLS the name is what the certificate is for, so it is one gateway.
+    /// Base URL of one gateway. A TLS name is not resolved here, because the certificate is for the name.
     Fixed(String),
-    /// `HOST:PORT`, resolved again and again, with the addresses that it had last.
+    /// `HOST:PORT`, which is resolved periodically, and its last addresses.
     Resolved(String, Vec<String>),
 }
 
@@ -24,21 +24,21 @@ pub(super) struct Gateways<'a> {
     credentials: &'a Credentials,
     interval: Duration,
     resolved: Option<Instant>,
-    /// By base URL, so that a gateway that stays keeps its connections.
+    /// Clients by base URL, so that a gateway keeps its connections across resolutions.
     known: BTreeMap<String, EngineClient>,
     clients: Vec<EngineClient>,
 }
 
 impl<'a> Gateways<'a> {
-    /// Gateways by these names, which are resolved every `interval`.
+    /// Creates the observer of `names`, which are resolved every `interval`.
     pub(super) fn new(names: &[String], credentials: &'a Credentials, interval: Duration) -> Result<Self> {
         let name = |text: &String| match text.strip_prefix("http://").unwrap_or(text) {
-            // An address needs no resolution.
+            // An address or a URL with a scheme needs no resolution.
             host if host.contains("://") => Name::Fixed(text.clone()),
             host if host.parse::<std::net::SocketAddr>().is_ok() => Name::Fixed(format!("http://{host}")),
             host => Name::Resolved(host.trim_end_matches('/').to_owned(), Vec::new()),
         };
-        // Credentials that cannot be read are an error at the start.
+        // Unreadable credentials are an error at start.
         names.iter().try_for_each(|name| credentials.client(name).map(drop))?;
         Ok(Self {
             names: names.iter().map(name).collect(),
@@ -50,7 +50,7 @@ impl<'a> Gateways<'a> {
         })
     }
 
-    /// Names that have no address yet: gateways that are not observed.
+    /// Returns the number of names without an address: gateways that are not observed.
     pub(super) fn unresolved(&self) -> usize {
         self.names
             .iter()
@@ -58,7 +58,7 @@ impl<'a> Gateways<'a> {
             .count()
     }
 
-    /// A client for each gateway. A name that cannot be resolved keeps the addresses that it had.
+    /// Returns a client for each gateway. A name that cannot be resolved keeps its last addresses.
     pub(super) async fn clients(&mut self) -> &[EngineClient] {
         if self.resolved.is_some_and(|at| at.elapsed() < self.interval) {
             return &self.clients;

@@ -1,4 +1,4 @@
-//! Which of several control services acts: the one that holds a lease, of Kubernetes or of etcd.
+//! Leader election among control services: the holder of a lease, of Kubernetes or of etcd, acts.
 
 use anyhow::{Result, bail};
 use control_config::Settings;
@@ -9,20 +9,21 @@ use tokio::task::JoinHandle;
 
 use crate::etcd::Etcd;
 
-/// A process's part in an election.
+/// Participation of this process in an election.
 pub(super) struct Leadership {
     leads: watch::Receiver<bool>,
     task: JoinHandle<()>,
 }
 
 impl Leadership {
-    /// Takes part in the election that the settings name; `None` when they name none.
+    /// Joins the election that the settings name; `None` if they name none.
     pub(super) async fn start(settings: &Settings) -> Result<Option<Self>> {
         let (planner, control) = (&settings.planner, &settings.control);
         if control.leader == "none" {
             return Ok(None);
         }
-        // KEDA asks any of several processes, and a webhook's receiver takes decisions of one: their numbers grow.
+        // KEDA may query any of several processes, and a webhook's receiver expects one sequence of growing
+        // decision numbers.
         if planner.mode != "act" || planner.actuator != "kubernetes" {
             bail!(
                 "control.leader = {:?} is for planner.mode = \"act\" with planner.actuator = \"kubernetes\"",
@@ -50,10 +51,10 @@ impl Leadership {
         !self.task.is_finished() && *self.leads.borrow()
     }
 
-    /// Releases the lease.
+    /// Leaves the election and releases the lease.
     pub(super) async fn stop(self) {
         drop(self.leads);
-        // A panic in it has been logged.
+        // A panic of the task has been logged.
         let _ended = self.task.await;
     }
 }

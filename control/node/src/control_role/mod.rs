@@ -1,9 +1,10 @@
-//! `kvasir control`: plans how many workers there should be behind running gateways, shows it on them and, with
-//! `planner.mode = "act"`, carries it out. No request passes through it; while it is away nothing changes.
+//! `kvasir control`: plans the number of workers behind running gateways, shows the plan on the gateways and,
+//! with `planner.mode = "act"`, carries it out. No request passes through this process; while it is down,
+//! counts do not change.
 //!
-//! Reading order: `gateways` (the gateways that are observed), `actuation` (how counts are read and carried out), `leadership` (which of several processes may do so), `spares`
-//! (workers that are kept asleep), `report` (its own HTTP
-//! surface).
+//! Reading order: `gateways` (the observed gateways), `actuation` (how counts are read and carried out),
+//! `leadership` (which of several processes acts), `spares` (sleeping workers), `report` (HTTP routes of the
+//! control service).
 
 mod actuation;
 mod gateways;
@@ -30,7 +31,8 @@ use gateways::Gateways;
 use report::{Report, Reporter};
 use spares::Spares;
 
-/// Ticks without a worker of one phase after which a fleet is planned as one whose workers do both: ten minutes by default.
+/// Ticks without a worker of one phase after which the fleet is planned with combined workers: ten minutes by
+/// default.
 const FORGET_TICKS: u32 = 120;
 
 /// Arguments of `kvasir control`.
@@ -38,8 +40,9 @@ const FORGET_TICKS: u32 = 120;
 pub(crate) struct ControlArgs {
     #[command(flatten)]
     common: Common,
-    /// A gateway of the fleet, as HOST:PORT or https://HOST:PORT; its `gateway.admin_listen` where that is set. May be given
-    /// several times: all gateways of the fleet (default: `control.gateways`). A name behind http may have several addresses.
+    /// A gateway of the fleet, as HOST:PORT or https://HOST:PORT; use its `gateway.admin_listen` address if
+    /// that is set. May be given several times: all gateways of the fleet (default: `control.gateways`). A
+    /// name behind http may have several addresses.
     #[arg(long = "gateway", value_name = "GATEWAY")]
     gateways: Vec<String>,
     #[command(flatten)]
@@ -65,7 +68,7 @@ pub(crate) fn run(arguments: &ControlArgs, stop_source: StopSource) -> Result<Ex
         let mut stop = http::stop_signals(stop_source, Duration::ZERO)?;
         tokio::select! {
             _ = stop.wait_for(Option::is_some) => {}
-            // The controller's loop does not end by itself.
+            // The controller's loop ends only by a failure.
             _ = &mut graphs.0, if follows_graphs => bail!("graphs are not followed any more"),
             () = control(&settings, gateways, &mut actuation, &reporter), if settings.planner.mode != "off" => {}
         }
@@ -74,7 +77,7 @@ pub(crate) fn run(arguments: &ControlArgs, stop_source: StopSource) -> Result<Ex
     })
 }
 
-/// Ends a task with this process's part that needs it.
+/// Aborts the task when the part of this process that needs it is dropped.
 struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
@@ -83,12 +86,13 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Refuses settings with which there is nothing to do, or that cannot be carried out.
+/// Refuses settings that leave nothing to do or cannot be carried out.
 fn check(settings: &Settings) -> Result<()> {
     let planner = &settings.planner;
     match (planner.mode.as_str(), planner.actuator.as_str()) {
         ("off", _) if !settings.control.graphs => bail!("planner.mode is off: there is nothing to do"),
-        // KEDA asks any of several control services, and each of them would turn workers.
+        // KEDA queries any of several control services, and each of them would put workers to sleep or wake
+        // them.
         ("act", "keda") if planner.spares > 0 => {
             bail!("planner.spares is for planner.actuator = \"kubernetes\" or \"webhook\"")
         }
@@ -99,7 +103,7 @@ fn check(settings: &Settings) -> Result<()> {
     }
 }
 
-/// Observes, decides and acts at each tick, for ever.
+/// Observes, decides and acts at each tick, without end.
 async fn control(
     settings: &Settings,
     mut gateways: Gateways<'_>,
@@ -113,7 +117,8 @@ async fn control(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut shown = Vec::new();
     let mut was_silent = false;
-    // Once there were workers of one phase, there are two pools, and one of them may have no worker for a while.
+    // Once workers of one phase were seen there are two pools, and one of them may temporarily have no
+    // worker.
     let (mut has_phases, mut ticks_without) = (false, 0);
     loop {
         ticks.tick().await;
@@ -131,7 +136,7 @@ async fn control(
             leads: actuation.leads(),
             failures: actuation.failures(),
         };
-        // A part of the gateways must not be taken for all of them.
+        // Some of the gateways do not represent the whole fleet.
         let Some(seen) = seen.filter(|_| unresolved == 0) else {
             reporter.silent(report);
             continue;
@@ -140,12 +145,12 @@ async fn control(
         let is_whole = silent == 0 && !seen.workers.is_empty();
         ticks_without = if has_some || !is_whole { 0 } else { ticks_without + 1 };
         has_phases |= has_some;
-        // A pool that has workers at all times and has had none for so long is none.
+        // A pool whose minimum is above 0 but that had no worker for this long does not exist.
         if ticks_without >= FORGET_TICKS && settings.planner.prefill_min > 0 {
             has_phases = false;
         }
         let has_prefill = actuation.has_prefill().unwrap_or(has_phases);
-        // Without a workload to look at, pools of which no worker was ever seen are not known.
+        // Without workloads, the pools are unknown until a worker was seen.
         if planning.is_none() && seen.workers.is_empty() && actuation.has_prefill().is_none() {
             reporter.silent(report);
             continue;
@@ -159,7 +164,7 @@ async fn control(
         let counts = match actuation.read().await {
             Ok(Some(counts)) => counts,
             Ok(None) => planning.roles().iter().map(seen_counts).collect(),
-            // Workers that cannot be counted are not planned for: nothing changes until they can.
+            // Nothing is planned, and no count changes, until the workers can be counted.
             Err(()) => {
                 report.failures = actuation.failures();
                 reporter.silent(report);
@@ -196,12 +201,12 @@ async fn control(
     }
 }
 
-/// Workers of a role, as gateways see them.
+/// Counts the workers of a role as gateways see them.
 fn seen_counts(role: WorkerRole, has_prefill: bool, seen: &Seen) -> PoolCounts {
     let mut counts = PoolCounts::default();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
         match (worker.is_draining, worker.is_ready) {
-            // A sleeper counts as in force; `Spares::count` subtracts the spares.
+            // A sleeping worker counts as in force; `Spares::count` subtracts the spares.
             _ if worker.is_asleep => counts.in_force += 1,
             (true, _) => counts.workers.draining += 1,
             (false, true) => counts.workers.ready += 1,

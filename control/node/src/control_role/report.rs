@@ -1,4 +1,4 @@
-//! The control service's own HTTP surface: `/livez`, `/readyz`, `/metrics`, `/kvasir/plan`.
+//! HTTP routes of the control service: `/livez`, `/readyz`, `/metrics`, `/kvasir/plan`.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,19 +19,19 @@ use serde_json::Value;
 use crate::compose::some;
 use crate::http;
 
-/// A control service is ready when it has decided so lately, or within three of its intervals.
+/// Age of the last decision up to which the service is ready, if that is longer than three of its intervals.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
-/// The state at one tick.
+/// State of the service at one tick.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Report {
-    /// Gateways that are observed.
+    /// Number of observed gateways.
     pub(super) gateways: usize,
-    /// Gateways that did not answer.
+    /// Number of gateways that did not answer.
     pub(super) silent: usize,
     /// Whether this process acts.
     pub(super) leads: bool,
-    /// Requests to carry something out that failed so far.
+    /// Number of failed requests to carry out a decision so far.
     pub(super) failures: u64,
 }
 
@@ -47,7 +47,7 @@ struct Shown {
 pub(super) struct Reporter {
     shown: Arc<Mutex<Shown>>,
     ready_within: Duration,
-    /// Without a planner nothing is decided.
+    /// Whether a planner runs. Without a planner the service is always ready.
     is_planning: bool,
 }
 
@@ -56,12 +56,12 @@ impl Reporter {
         change(&mut self.shown.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A tick at which nothing could be decided.
+    /// Records a tick without a decision.
     pub(super) fn silent(&self, report: Report) {
         self.with(|shown| shown.report = report);
     }
 
-    /// A tick with a decision.
+    /// Records a tick with a decision.
     pub(super) fn decided(&self, report: Report, decisions: &[Decision], plan: Value) {
         self.with(|shown| {
             shown.report = report;
@@ -78,7 +78,7 @@ impl Reporter {
     }
 }
 
-/// Serves it, if that is wanted.
+/// Serves the routes, unless `control.listen` is empty.
 pub(super) async fn start(settings: &Settings) -> Result<Reporter> {
     let ready_within = READY_WITHIN.max(3 * settings.planner.interval);
     let is_planning = settings.planner.mode != "off";
@@ -121,7 +121,7 @@ fn routes(reporter: Reporter) -> Router {
 fn metrics_text(report: &Report, wanted: &[(String, u32)]) -> String {
     let mut text = String::new();
     let mut series = |name: &str, kind: &str, help: &str, values: &[(String, f64)]| {
-        // A String takes everything that is written to it.
+        // Writing to a String cannot fail.
         let _written = writeln!(text, "# HELP {name} {help}.\n# TYPE {name} {kind}");
         for (labels, value) in values {
             let _written = writeln!(text, "{name}{labels} {value}");
@@ -148,7 +148,7 @@ fn metrics_text(report: &Report, wanted: &[(String, u32)]) -> String {
         &one(report.failures as f64),
     );
     if !wanted.is_empty() {
-        // Pools are named by their roles, which need no escapes.
+        // Pool names are role names, which need no escaping.
         let labelled = |(pool, wanted): &(String, u32)| (format!("{{pool=\"{pool}\"}}"), f64::from(*wanted));
         let values: Vec<_> = wanted.iter().map(labelled).collect();
         series("kvasir_control_wanted", "gauge", "Workers that the planner wants", &values);

@@ -1,16 +1,17 @@
-//! Workers that are kept asleep beside those that demand asks for.
+//! Sleeping spare workers beyond those that demand needs.
 //!
-//! The planner decides how many workers of a role are awake. Whoever starts and stops workers is told of `planner.spares`
-//! more; which of them sleep is decided here, and gateways do it (`/kvasir/workers/NAME/sleep`):
+//! The planner decides how many workers of a role are awake. The actuator gets that count plus
+//! `planner.spares`. This module decides which workers sleep, and gateways carry it out
+//! (`/kvasir/workers/NAME/sleep`):
 //!
 //! | Awake | Then |
 //! | --- | --- |
-//! | fewer than wanted, for [`LACKING_TICKS`] or with requests that wait | sleepers are woken; workers that start meanwhile take their places as spares |
-//! | more than wanted, for [`SPARE_TICKS`], and fewer spares than there should be | those with the fewest cached blocks are put to sleep |
-//! | more than wanted, and enough spares | whoever starts and stops workers stops some |
+//! | fewer than wanted, for [`LACKING_TICKS`] or with queued requests | spares are woken; starting workers become spares in their place |
+//! | more than wanted, for [`SPARE_TICKS`], and too few spares | the workers with the fewest cached blocks are put to sleep |
+//! | more than wanted, and enough spares | the actuator stops workers |
 //!
-//! Nothing is turned while a gateway is not heard. All that concerns a worker is asked of one gateway, which notices when
-//! that is under way already.
+//! No worker is put to sleep or woken while a gateway does not answer. All requests about one worker go to
+//! one gateway, which detects a change that is already in progress.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,15 +25,15 @@ use router_engines::client::EngineClient;
 use crate::planning::{PoolCounts, Seen, SeenWorker, planned_role};
 use crate::workers_command::path_of;
 
-/// A worker that could not be put to sleep, or not woken, is left alone for so long.
+/// Pause after a failed attempt to put a worker to sleep or to wake it.
 const LEFT_ALONE: Duration = Duration::from_secs(60);
-/// Longest time for one call: a gateway gives up before.
+/// Longest time for one request: the gateway's own limit is shorter.
 const TURN_MAX: Duration = router_fleet::SLEEP_REQUEST_MAX;
-/// A worker that has been turned is left alone for so long: what is seen of it may be older.
+/// Pause after a change of a worker's sleep: observations may be older than the change.
 const SETTLES_WITHIN: Duration = Duration::from_secs(15);
-/// Decisions in a row with too few awake before sleepers are woken.
+/// Consecutive decisions with too few workers awake before spares are woken.
 const LACKING_TICKS: u32 = 2;
-/// Decisions in a row with too many awake before one is put to sleep.
+/// Consecutive decisions with too many workers awake before one is put to sleep.
 const SPARE_TICKS: u32 = 3;
 
 /// Change of a worker's sleep.
@@ -46,7 +47,7 @@ enum SleepChange {
     Done(Instant),
 }
 
-/// Changes by the worker's name, and how long woken workers took.
+/// Changes by worker name, and the times that woken workers took.
 #[derive(Debug, Default)]
 struct SleepChanges {
     by_name: HashMap<String, SleepChange>,
@@ -57,21 +58,21 @@ struct SleepChanges {
 pub(super) struct Spares {
     wanted: u32,
     turns: Arc<Mutex<SleepChanges>>,
-    /// Decisions in a row with too few workers of a role awake, and with too many.
+    /// Consecutive decisions with too few workers of a role awake, and with too many.
     rows: HashMap<WorkerRole, (u32, u32)>,
 }
 
-/// A worker with all its ranks.
+/// A worker process with all its ranks.
 #[derive(Debug, Clone, PartialEq)]
 struct WholeWorker {
     name: String,
     is_awake: bool,
     is_asleep: bool,
-    /// Cost of putting it to sleep: cached blocks, then requests.
+    /// Cost of putting the worker to sleep: cached blocks, then requests.
     value: (f64, f64),
 }
 
-/// The workers of a role, ranks of one process together.
+/// Groups the workers of a role by process, with all ranks of a process together.
 fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<WholeWorker> {
     let mut all: Vec<WholeWorker> = Vec::new();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
@@ -95,7 +96,8 @@ fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<WholeWorker> {
     all
 }
 
-/// Names to wake and to put to sleep, so that `wanted` are awake and at most `spares` asleep.
+/// Returns the names to wake and the names to put to sleep, so that `wanted` are awake and at most `spares`
+/// asleep.
 fn choose(
     mut workers: Vec<WholeWorker>,
     turns: &HashMap<String, SleepChange>,
@@ -127,11 +129,11 @@ impl Spares {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, SleepChanges> {
-        // Every field is whole at any time.
+        // Each update is complete, so a poisoned lock leaves no broken state.
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes sleepers out of the counts of a role: the planner decides on those that are awake.
+    /// Subtracts sleeping workers from the counts of a role: the planner decides on awake workers.
     pub(super) fn count(&self, role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &mut PoolCounts) {
         let workers = whole(role, has_prefill, seen);
         let sleeping = workers.iter().filter(|worker| worker.is_asleep).count() as u32;
@@ -145,13 +147,13 @@ impl Spares {
         if self.wanted == 0 {
             return;
         }
-        // A workload counts sleepers as ready; gateways do not.
+        // A workload counts sleeping workers as ready; gateways do not.
         let awake = workers.iter().filter(|worker| worker.is_awake).count() as u32;
         if counts.workers.ready > awake {
             counts.workers.ready =
                 counts.workers.ready.saturating_sub(sleeping + falling).max(awake.min(counts.workers.ready));
         }
-        // Workers beyond the count in force become spares; demand did not ask for them.
+        // Workers beyond the count in force become spares and are not part of demand.
         counts.workers.ready = counts.workers.ready.min(counts.in_force);
         counts.workers.starting = counts.workers.starting.min(counts.in_force - counts.workers.ready);
         let (own, others) = std::mem::take(&mut turns.woken_in).into_iter().partition(|(of, _)| *of == role);
@@ -160,14 +162,14 @@ impl Spares {
         counts.woken_in = own.into_iter().map(|(_, seconds)| seconds).collect();
     }
 
-    /// The decisions for whoever starts and stops workers.
+    /// Returns the decisions for the actuator, which include the spares.
     pub(super) fn replicas(&self, decisions: &[Decision]) -> Vec<Decision> {
         let with_spares =
             |decision: &Decision| Decision { wanted: decision.wanted + self.wanted, ..decision.clone() };
         decisions.iter().map(with_spares).collect()
     }
 
-    /// Has gateways wake workers of a role and put them to sleep.
+    /// Requests gateways to wake workers of a role and to put workers to sleep.
     pub(super) fn carry_out(
         &mut self,
         role: WorkerRole,
@@ -199,7 +201,7 @@ impl Spares {
         }
         let wake = wake.into_iter().map(|name| (name, SleepChange::Wakes));
         for (name, turn) in wake.chain(sleep.into_iter().map(|name| (name, SleepChange::FallsAsleep))) {
-            // The same one each time, as long as there are the same gateways.
+            // The same gateway is chosen for a worker as long as the set of gateways is the same.
             let first = |client: &&EngineClient| {
                 xxhash_rust::xxh3::xxh3_64(format!("{name} {}", client.base()).as_bytes())
             };
@@ -210,7 +212,7 @@ impl Spares {
     }
 }
 
-/// Has a gateway turn a worker, and notes the end.
+/// Requests one change from a gateway and records its result.
 async fn ask(
     client: EngineClient,
     role: WorkerRole,
@@ -238,7 +240,8 @@ async fn ask(
         }
         Some(problem) => {
             if !wakes {
-                // The gateway may have ended half-way: a worker that is awake serves again.
+                // The gateway may have failed half-way: a worker that is still awake is put back into
+                // service.
                 let path = path_of(&name, "/serve");
                 tokio::spawn(async move {
                     let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
@@ -281,7 +284,7 @@ mod tests {
         assert_eq!(choose(fleet(), &none, 9, 1), (names(&["c"]), names(&[])));
         assert_eq!(choose(fleet(), &none, 1, 1), (names(&[]), names(&[])), "there are spares enough");
         assert_eq!(choose(fleet(), &none, 1, 2), (names(&[]), names(&["b"])));
-        // Changes under way count, and are not asked for twice.
+        // Changes in progress count and are not requested again.
         assert_eq!(choose(fleet(), &turns(&[("c", SleepChange::Wakes)]), 3, 1), (names(&[]), names(&[])));
         assert_eq!(
             choose(fleet(), &turns(&[("b", SleepChange::FallsAsleep)]), 1, 2),
@@ -306,14 +309,16 @@ mod tests {
         }
     }
 
-    /// A workload counts sleepers as ready, and workers that start as what it was told to have.
+    /// A workload counts sleeping workers as ready, and counts workers that start up to the replicas it was
+    /// set to.
     #[test]
     fn sleepers_and_workers_that_are_to_be_spares_are_not_what_demand_asked_for() {
         let mut settings = Settings::default();
         settings.planner.mode = "act".to_owned();
         settings.planner.spares = 1;
         let spares = Spares::new(&settings);
-        // States at gateways; ready, starting and replicas of the workload; then ready, starting, in force and sleeping.
+        // States at gateways; ready, starting and replicas of the workload; then ready, starting, in force
+        // and sleeping.
         for (states, workload, expected) in [
             (&[][..], (0, 2, 2), (0, 1, 1, 0)),
             (&["ready", "ready"], (2, 0, 2), (1, 0, 1, 0)),

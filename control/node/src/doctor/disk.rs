@@ -1,4 +1,4 @@
-//! Whether the disk tier would get what it is configured for.
+//! Checks whether the disk tier can run as configured.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -44,7 +44,7 @@ enum Severity {
     Fails,
 }
 
-/// The finding for one of the tier's paths.
+/// Finding for one path of the disk tier.
 struct OfPath {
     found: String,
     consequence: String,
@@ -121,7 +121,7 @@ fn files(settings: &Settings, path: &Path) -> OfPath {
     let workers = settings.serve.prefill_workers + settings.serve.decode_workers;
     let neighbours = paths_on_device_of(settings, path).len();
     let needed = bytes_on_device_of(settings, path).saturating_mul(workers);
-    // What the files take already is theirs.
+    // Space that the tier's files already take counts as available.
     let held = held_on_device_of(settings, path);
     let opened = rustix::fs::open(&folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, Mode::RUSR);
     let is_refused = matches!(opened, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS));
@@ -150,7 +150,7 @@ fn files(settings: &Settings, path: &Path) -> OfPath {
     OfPath::new(severity, found, consequence)
 }
 
-/// Paths of the tier on the device of this one, which is one of them.
+/// Returns the paths of the tier on the same device as `path`, `path` included.
 fn paths_on_device_of<'a>(settings: &'a Settings, path: &'a Path) -> Vec<&'a Path> {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| existing(path).and_then(|folder| Some(fs::metadata(folder).ok()?.dev()));
@@ -160,12 +160,12 @@ fn paths_on_device_of<'a>(settings: &'a Settings, path: &'a Path) -> Vec<&'a Pat
     std::iter::once(path).chain(others).collect()
 }
 
-/// Bytes of the tier's files on the device of this path.
+/// Returns the bytes of the tier's existing files on the device of `path`.
 pub(crate) fn held_on_device_of(settings: &Settings, path: &Path) -> u64 {
     paths_on_device_of(settings, path).into_iter().map(bytes_of_files).sum()
 }
 
-/// Bytes that a worker's share of the tier takes on the device of this path.
+/// Returns the bytes of a worker's share of the tier on the device of `path`.
 pub(crate) fn bytes_on_device_of(settings: &Settings, path: &Path) -> u64 {
     let tier = &settings.disk_tier;
     let each = tier.capacity.0 / tier.path.0.len().max(1) as u64;
@@ -177,13 +177,13 @@ pub(crate) fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device())
 }
 
-/// The folder, or the nearest one above it that there is.
+/// Returns the folder, or its nearest existing ancestor.
 pub(crate) fn existing(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     path.ancestors().find(|folder| folder.is_dir()).map(Path::to_owned)
 }
 
-/// Bytes of the segments in a folder and in those right below it.
+/// Returns the bytes of the segments in a folder and in its direct subfolders.
 fn bytes_of_files(folder: &Path) -> u64 {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("segment-");
@@ -217,7 +217,8 @@ mod tests {
         let there = there.to_str().expect("a path");
         assert!(with(1 << 50, there, "auto").consequence.contains("not enough room"));
         assert!(!with(1 << 20, there, "auto").consequence.contains("not start"), "there is a megabyte");
-        // Of two folders the worse one counts, wherever it stands in the list; on one device they share its room.
+        // Of two folders the worse finding is reported, in either order; folders on one device share its
+        // space.
         let pair = |other: &str| with(1 << 20, &format!("{there},{other}"), "auto");
         assert!(pair("/proc/none").consequence.contains("not start"), "{}", pair("/proc/none").consequence);
         let second = pair(&format!("{there}/second"));
@@ -226,7 +227,7 @@ mod tests {
             "{}",
             second.consequence
         );
-        // Two workers: each folder's share has room, both have not.
+        // Two workers: there is space for each folder's share alone, but not for both.
         let room = rustix::fs::statvfs(std::env::temp_dir()).expect("a file system");
         let most = room.f_bavail * room.f_frsize * 3 / 4;
         let shared = with(most, &format!("{there},{there}/second"), "auto").consequence;

@@ -1,4 +1,4 @@
-//! Which GPUs there are, and which way bytes would take between their memory and a NIC.
+//! Lists the GPUs, and the path that bytes would take between their memory and a NIC.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ pub(super) fn gpu() -> Finding {
     let (found, consequence) = match Cuda::open().map(|cuda| (cuda.driver_version(), cuda.devices())) {
         Ok((version, Ok(devices))) => {
             let named: Vec<String> = devices.iter().map(describe).collect();
-            // What the driver and the library say they can; whether the kernel agrees is seen when memory is registered.
+            // Based on the driver's and the library's own report; the kernel's support shows only when memory
+            // is registered.
             let ways: Vec<String> = devices.iter().map(|device| way(device).to_string()).collect();
             (format!("CUDA {version}: {}", named.join("; ")), alike(&ways))
         }
@@ -25,7 +26,7 @@ fn unused() -> &'static str {
     "not used: KV lives in host memory"
 }
 
-/// Why there is none; a driver without its library is a mistake of the installation.
+/// Explains why no GPU is available; a driver without its library is an installation fault.
 fn without(unavailable: &Unavailable) -> String {
     let has_driver = Path::new("/dev/nvidiactl").exists();
     match unavailable {
@@ -54,7 +55,7 @@ fn way(device: &DeviceDescription) -> GpuDirect {
     GpuDirect::choose(&DirectProbe { has_nic, nic_takes_dma_buf: takes, ..DirectProbe::of(device) })
 }
 
-/// One text when all devices are alike.
+/// Returns a single text if all devices are equal.
 fn alike(ways: &[String]) -> String {
     let same = ways.windows(2).all(|pair| pair[0] == pair[1]);
     let told = if same { ways.first().cloned().unwrap_or_default() } else { ways.join("; ") };

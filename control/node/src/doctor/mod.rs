@@ -1,4 +1,4 @@
-//! `kvasir doctor`: what this machine offers, what Kvasir will use of it, and why.
+//! `kvasir doctor`: shows what this machine offers, which parts Kvasir will use, and the reasons.
 
 mod disk;
 mod gpu;
@@ -24,13 +24,13 @@ struct Finding {
     consequence: String,
 }
 
-/// What to look for.
+/// Arguments of `kvasir doctor`.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
-    /// The configuration; without one, the defaults.
+    /// The configuration file. Without a file, the defaults apply.
     #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print what other nodes need to know of this one, for `kvasir explain-path --node`.
+    /// Print the description of this node for other nodes, for `kvasir explain-path --node`.
     #[arg(long)]
     describe: bool,
     /// Draw the machine: sockets, switches, GPUs and NICs.
@@ -38,8 +38,8 @@ pub(crate) struct DoctorArgs {
     svg: Option<PathBuf>,
 }
 
-/// Prints one line of finding and one of consequence for each item, then the links and memory with what is wrong with
-/// them. Looks only; changes nothing.
+/// Prints one line of finding and one of consequence for each item, then the links and memory with their
+/// problems. Nothing is changed.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let settings = path_command::settings(args.config.as_deref())?;
     if args.describe {
@@ -79,7 +79,7 @@ fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// The number behind `name:` in a file like `/proc/meminfo`.
+/// Returns the number after `name:` in a file like `/proc/meminfo`.
 fn field(path: &str, name: &str) -> Option<u64> {
     let text = read(path)?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -168,7 +168,7 @@ fn rdma(settings: &Settings) -> Finding {
     Finding { what: "RDMA", found, consequence }
 }
 
-/// The ports that a worker started here would use, and why not the others.
+/// Returns the ports that a worker started here would use, and the reasons why other ports are not used.
 fn chosen(settings: &Settings, names: &[String]) -> String {
     if !settings.rdma.devices.is_empty() {
         return format!("used: {} (rdma.devices)", settings.rdma.devices.join(", "));

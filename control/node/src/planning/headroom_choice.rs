@@ -1,8 +1,8 @@
-//! The share of a worker's capacity that is used, chosen by replaying the demand of one's own fleet.
+//! Choice of the share of a worker's capacity that is used, by replaying the fleet's recorded demand.
 //!
-//! Each tick's demand is recorded, in memory and in a file for each pool. Every `choose_every`, once `choose_after` is known, a
-//! thread puts it through the planner in simulation with each share of a grid (`control-planner`, `headroom`). The decisions of
-//! the fleet go on meanwhile.
+//! Each tick's demand is recorded, in memory and in a file for each pool. Every `choose_every`, once
+//! `choose_after` of demand is recorded, a thread replays it through the planner in simulation with each
+//! share of a grid (`control-planner`, `headroom`). The fleet's decisions continue meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use crate::compose::some;
 
-/// Most requests of a replay; of more, those around the steepest rise ([`RecordedDemand::requests`]). More would take minutes
-/// of a core.
+/// Most requests of a replay; if more are recorded, those around the steepest rise are used
+/// ([`RecordedDemand::requests`]). More requests would take minutes of a core.
 const REPLAYED_MAX: usize = 100_000;
-/// Requests of the first seconds are replayed and not judged: the simulated fleet begins at its minimum.
+/// Seconds at the beginning that are replayed and not judged: the simulated fleet begins at its minimum.
 const WARM_UP: f64 = 600.0;
 
-/// The demand of one pool, and what came of its last replay.
+/// Demand of one pool, and the result of its last replay.
 struct Pool {
     config: PoolConfig,
     demand: RecordedDemand,
@@ -32,21 +32,21 @@ struct Pool {
     trials: Vec<Trial>,
 }
 
-/// Records demand, and chooses the share for each pool.
+/// Records demand, and chooses the share of capacity for each pool.
 pub(super) struct HeadroomChoice {
-    /// Empty when nothing is recorded.
+    /// Empty if no demand is recorded.
     pools: Vec<Pool>,
     planner: PlannerConfig,
     choose_after: f64,
     choose_every: Duration,
-    /// When a choice was last begun, and its result to come.
+    /// Start of the last choice, and the receiver of its result.
     begun: Option<Instant>,
     choosing: Option<Receiver<(usize, Headroom, Vec<Trial>)>>,
 }
 
 impl HeadroomChoice {
-    /// Takes over what the files of `planner.history_folder` have. A file that cannot be read or written is logged;
-    /// that pool's demand is then kept in memory only.
+    /// Loads the demand in the files of `planner.history_folder`. A file that cannot be read or written is
+    /// logged; that pool's demand is then kept in memory only.
     pub(super) fn new(settings: &PlannerSettings, planner: &PlannerConfig, pools: &[PoolConfig]) -> Self {
         let keep = settings.history.as_secs_f64();
         let pool = |config: &PoolConfig| {
@@ -72,9 +72,9 @@ impl HeadroomChoice {
         }
     }
 
-    /// Records the demand of a tick, and has the planner use what was chosen.
+    /// Records the demand of a tick, and passes chosen shares to the planner.
     pub(super) fn tick(&mut self, now: f64, observations: &[Observation], planner: &mut Planner) {
-        // A part of the demand, taken for all of it, would choose too few workers.
+        // Demand that only some of the gateways reported would lead to too few workers.
         let whole = self.pools.iter_mut().zip(observations).filter(|(_, seen)| !seen.is_partial);
         for (pool, seen) in whole {
             if pool.demand.observe(now, seen.seconds, seen.arrivals, &seen.finished) {
@@ -150,7 +150,7 @@ impl HeadroomChoice {
         }
     }
 
-    /// What came of the last replay of a pool: share, attained, mean count of workers.
+    /// Returns the trials of a pool's last replay: share, attainment, mean count of workers.
     pub(super) fn trials(&self, pool: usize) -> Vec<Value> {
         let trials = self.pools.get(pool).map_or(&[][..], |pool| &pool.trials);
         trials.iter().map(|trial| json!([trial.utilisation, trial.attained, trial.mean_workers])).collect()
@@ -168,7 +168,7 @@ impl Pool {
     }
 }
 
-/// Reads a file of demand, writes it anew without what is too old, and opens it for more.
+/// Reads a file of demand, rewrites it without expired records, and opens it for appending.
 fn open(path: &PathBuf, demand: &mut RecordedDemand) -> std::io::Result<File> {
     match std::fs::read(path) {
         Ok(bytes) => {
@@ -198,7 +198,7 @@ mod tests {
         Observation { seconds: 5.0, arrivals, finished: vec![lengths], ..Observation::default() }
     }
 
-    /// Enough demand is recorded, the process starts again, and the share is chosen from what the file has.
+    /// Enough demand is recorded, the process restarts, and the share is chosen from the demand in the file.
     #[test]
     fn the_share_is_chosen_from_recorded_demand_that_outlives_the_process() {
         let folder = std::env::temp_dir().join(format!("kvasir-headroom-{}", std::process::id()));

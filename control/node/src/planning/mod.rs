@@ -1,4 +1,4 @@
-//! The planner beside running gateways: observes them, decides, and shows them what was decided.
+//! The planner for running gateways: observes them, decides, and shows them the decisions.
 
 mod headroom_choice;
 mod observer;
@@ -19,20 +19,20 @@ use serde_json::{Value, json};
 use headroom_choice::HeadroomChoice;
 pub(crate) use observer::{Observer, Seen, SeenWorker};
 
-/// Changes that are shown.
+/// Most changes that are shown.
 const CHANGES_MAX: usize = 32;
-/// A gateway that takes longer does not get this plan.
+/// Time limit for posting a plan to a gateway; a slower gateway does not get this plan.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// The workers of one role, as whoever starts and stops them has them.
+/// Workers of one role, as the process that starts and stops workers counts them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PoolCounts {
     pub(crate) workers: WorkerCounts,
-    /// For each worker that is starting: seconds since it was asked for.
+    /// For each starting worker: seconds since it was requested.
     pub(crate) starting_for: Vec<f64>,
-    /// Workers that became ready since the last decision: seconds since each was asked for.
+    /// For each worker that became ready since the last decision: seconds since it was requested.
     pub(crate) started_in: Vec<f64>,
-    /// Workers that were woken since the last decision: seconds since each was asked for.
+    /// For each worker that was woken since the last decision: seconds since it was requested.
     pub(crate) woken_in: Vec<f64>,
     /// The count that was last set.
     pub(crate) in_force: u32,
@@ -46,12 +46,12 @@ pub(crate) struct Planning {
     headroom: HeadroomChoice,
     wanted: Vec<Option<u32>>,
     changes: VecDeque<Value>,
-    /// For each role, what the kernels of its workers' machines say of why answers are late.
+    /// For each role, reasons for late answers from the kernels of its workers' machines.
     slow: Vec<String>,
 }
 
 impl Planning {
-    /// Plans for prefill and decode workers, or for workers that do both.
+    /// Creates the planner for prefill and decode workers, or for workers that do both.
     pub(crate) fn new(settings: &PlannerSettings, has_prefill: bool) -> Self {
         let roles = match has_prefill {
             true => vec![WorkerRole::Prefill, WorkerRole::Decode],
@@ -71,7 +71,7 @@ impl Planning {
         &self.roles
     }
 
-    /// Decides on the count of each role, in their order.
+    /// Decides on the count of each role, in the order of the roles.
     pub(crate) fn decide(&mut self, seen: &Seen, counts: &[PoolCounts]) -> Vec<Decision> {
         let has_prefill = self.roles.len() > 1;
         let observe = |(&role, counts)| observation(role, has_prefill, seen, counts);
@@ -95,18 +95,18 @@ impl Planning {
         decisions
     }
 
-    /// Forgets which counts were asked for: another process carries out its own decisions, and a count that differs from
-    /// this one's was not set by hand.
+    /// Forgets the requested counts: another process carries out its own decisions, and a count that differs
+    /// from this process's was not set by hand.
     pub(crate) fn forget_asked(&mut self) {
         self.planner.forget_asked();
     }
 
-    /// Says that the count of the pool with this number was set as it was decided.
+    /// Records that the count of the pool with this index was set as decided.
     pub(crate) fn carried_out(&mut self, pool: usize) {
         self.planner.carried_out(pool);
     }
 
-    /// The plan as gateways show it.
+    /// Returns the plan in the format that gateways show.
     pub(crate) fn to_json(&self, decisions: &[Decision], counts: &[PoolCounts]) -> Value {
         let pools = decisions.iter().zip(counts).enumerate().map(|(pool, (decision, counts))| {
             json!({
@@ -135,7 +135,7 @@ impl Planning {
     }
 }
 
-/// What the kernels say of the workers of a role, the first few.
+/// Returns the kernels' reasons for the workers of a role, limited to the first few.
 fn slow(role: WorkerRole, has_prefill: bool, seen: &Seen) -> String {
     const SHOWN: usize = 3;
     let of_role = seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role);
@@ -171,7 +171,7 @@ fn pool(settings: &PlannerSettings, role: WorkerRole) -> PoolConfig {
     }
 }
 
-/// The engine that learning begins with.
+/// Returns the initial engine model, before any measurement.
 pub(crate) fn engine(settings: &PlannerSettings) -> Engine {
     let seconds = |micros: f64| micros / 1e6;
     Engine {
@@ -188,7 +188,7 @@ pub(crate) fn engine(settings: &PlannerSettings) -> Engine {
     }
 }
 
-/// The service level of the settings.
+/// Returns the service level of the settings.
 pub(crate) fn level(settings: &PlannerSettings) -> ServiceLevel {
     ServiceLevel {
         ttft: settings.ttft.as_secs_f64(),
@@ -198,7 +198,7 @@ pub(crate) fn level(settings: &PlannerSettings) -> ServiceLevel {
 }
 
 fn config(settings: &PlannerSettings, is_acting: bool, pools: &[PoolConfig]) -> PlannerConfig {
-    // Workers that sleep have their GPUs all the same.
+    // Sleeping workers occupy their GPUs.
     let spares = if is_acting { settings.spares } else { 0 };
     let of_spares: u64 = pools.iter().map(|pool| spares * u64::from(pool.gpus)).sum();
     PlannerConfig {
@@ -208,8 +208,8 @@ fn config(settings: &PlannerSettings, is_acting: bool, pools: &[PoolConfig]) -> 
         start_time: settings.start_time.as_secs_f64(),
         clear_within: settings.clear_within.as_secs_f64(),
         down_after: settings.down_after.as_secs_f64(),
-        // Advice is not carried out, and an autoscaler or a webhook's receiver may round: a count that differs says nothing
-        // of a hand there.
+        // Advice is not carried out, and an autoscaler or a webhook's receiver may round: there, a different
+        // count does not mean that it was changed by hand.
         manual_hold: match is_acting && ["processes", "kubernetes"].contains(&settings.actuator.as_str()) {
             true => settings.manual_hold.as_secs_f64(),
             false => 0.0,
@@ -219,7 +219,8 @@ fn config(settings: &PlannerSettings, is_acting: bool, pools: &[PoolConfig]) -> 
     }
 }
 
-/// The role that a worker is planned as: beside prefill workers one that does both decodes; without them all do both.
+/// Returns the role that a worker is planned as. With prefill workers, a combined worker counts as decode;
+/// without, all count as combined.
 pub(crate) fn planned_role(worker: &SeenWorker, has_prefill: bool) -> WorkerRole {
     match (worker.role, has_prefill) {
         (_, false) => WorkerRole::Both,
@@ -231,19 +232,21 @@ pub(crate) fn planned_role(worker: &SeenWorker, has_prefill: bool) -> WorkerRole
 fn observation(role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &PoolCounts) -> Observation {
     let sum = |of: fn(&SeenWorker) -> f64| -> f64 {
         let workers = seen.workers.iter().filter(|worker| {
-            // The load of draining workers is not that of the ready ones.
+            // Draining workers' load is not part of the ready workers' load.
             planned_role(worker, has_prefill) == role && !worker.is_draining
         });
         workers.map(of).sum()
     };
-    // First tokens of all requests are measured together: they tell of prefill workers when all prompts go there.
+    // Times to first token are measured over all requests: they describe prefill workers only if nearly all
+    // prompts go there.
     let tells_of_prompts = role != WorkerRole::Prefill || seen.disaggregated >= 0.9 * seen.begun;
     let waiting = sum(|worker| worker.waiting);
-    // Gateways hold requests back when no worker can take them: in front of the first phase.
+    // Requests that gateways hold back, because no worker can take them, wait for the first phase.
     let held_back = if role == WorkerRole::Decode { 0.0 } else { seen.waiting };
     Observation {
         seconds: seen.seconds,
-        // With no prefill worker ready, prompts are computed elsewhere, and would not be otherwise.
+        // Without a ready prefill worker, decode workers compute the prompts, so all requests count as its
+        // demand.
         arrivals: match role {
             WorkerRole::Prefill if counts.workers.ready > 0 => seen.disaggregated,
             _ => seen.begun,

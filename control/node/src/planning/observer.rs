@@ -1,7 +1,8 @@
-//! Requests served by gateways since the last look: differences of the counters in their `/kvasir/status`.
+//! Requests served by gateways since the last observation: differences of the counters in their
+//! `/kvasir/status`.
 //!
-//! A gateway that does not answer is not one without requests: what it served last counts again until it answers, for five
-//! minutes at most. One that has restarted counts from its next answer on.
+//! A gateway that does not answer may still serve requests: its last rates count until it answers again, for
+//! at most five minutes. A restarted gateway counts from its second answer on.
 
 use std::time::{Duration, Instant};
 
@@ -10,20 +11,20 @@ use futures_util::future::join_all;
 use router_engines::client::EngineClient;
 use serde_json::Value;
 
-/// A gateway that takes longer is silent.
+/// Time limit for a gateway's answer; a slower gateway counts as silent.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// A gateway that has been silent for so long serves nothing any more.
+/// Time of silence after which a gateway is assumed to serve no requests.
 const GONE_AFTER: Duration = Duration::from_secs(300);
-/// Clients of a gateway that has left the list are seen at others within this time.
+/// Time within which the clients of a removed gateway appear at other gateways.
 const MOVED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Durations in buckets.
+/// Histogram of durations.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Timings {
-    /// Upper ends, in seconds.
+    /// Upper bounds of the buckets, in seconds.
     bounds: Vec<f64>,
-    /// One count more than bounds: the last is everything above.
+    /// Count of each bucket, with one more than `bounds`: the last one has no upper bound.
     counts: Vec<f64>,
     sum: f64,
 }
@@ -53,7 +54,7 @@ impl Timings {
             self.clone_from(other);
             return;
         }
-        // A gateway of another version has other buckets; its share of the quantiles is left out.
+        // A gateway of another version has different buckets and is left out of the quantiles.
         if self.bounds != other.bounds {
             return;
         }
@@ -61,20 +62,20 @@ impl Timings {
         self.sum += other.sum;
     }
 
-    /// Mean seconds; `None` without any.
+    /// Mean in seconds; `None` without durations.
     pub(crate) fn mean(&self) -> Option<f64> {
         let count: f64 = self.counts.iter().sum();
         (count > 0.0).then(|| self.sum / count)
     }
 
-    /// p90 in seconds, interpolated within its bucket; `None` without any.
+    /// 90th percentile in seconds, interpolated within its bucket; `None` without durations.
     pub(crate) fn p90(&self) -> Option<f64> {
         let rank = 0.9 * self.counts.iter().sum::<f64>();
         let mut below = 0.0;
         for (at, &count) in self.counts.iter().enumerate() {
             if count > 0.0 && below + count >= rank {
                 let lower = if at == 0 { 0.0 } else { self.bounds[at - 1] };
-                // The last bucket has no end.
+                // The last bucket has no upper bound.
                 let upper = self.bounds.get(at).copied().unwrap_or(lower);
                 return Some(lower + (upper - lower) * (rank - below) / count);
             }
@@ -92,34 +93,35 @@ pub(crate) struct SeenWorker {
     pub(crate) is_ready: bool,
     pub(crate) is_draining: bool,
     pub(crate) is_asleep: bool,
-    /// Requests of all gateways.
+    /// Requests of all gateways on the worker.
     pub(crate) requests: f64,
-    /// Requests that wait in the engine, by its own word.
+    /// Requests waiting in the engine, as the engine reports.
     pub(crate) waiting: f64,
-    /// Tokens of KV of running requests, by the gateways' bookings.
+    /// KV tokens of running requests, as the gateways account for them.
     pub(crate) kv_tokens: f64,
-    /// Blocks that the index has of it.
+    /// Blocks of the worker in the index.
     pub(crate) cached_blocks: f64,
-    /// Why its answers are late, as the kernel of its machine sees it; empty when that is not known.
+    /// Reason for late answers, from the kernel of the worker's machine; empty if unknown.
     pub(crate) why_slow: String,
 }
 
-/// Requests, lengths and latencies since the last look, and the workers now.
+/// Requests, lengths and latencies since the last observation, and the present workers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) seconds: f64,
     pub(crate) begun: f64,
-    /// Attempts of these with a prefill worker.
+    /// Attempts among `begun` that used a prefill worker.
     pub(crate) disaggregated: f64,
     pub(crate) lengths: Vec<Lengths>,
     pub(crate) ttft: Timings,
     pub(crate) itl: Timings,
-    /// Requests that wait at gateways.
+    /// Requests waiting at gateways.
     pub(crate) waiting: f64,
     pub(crate) workers: Vec<SeenWorker>,
-    /// Gateways that did not answer.
+    /// Number of gateways that did not answer.
     pub(crate) silent: usize,
-    /// Whether one of them may still serve, or one has left the list so lately that its clients may not have moved yet.
+    /// Whether a silent gateway may still serve, or a gateway was removed so recently that its clients may
+    /// not have moved yet.
     pub(crate) is_partial: bool,
 }
 
@@ -136,7 +138,7 @@ struct Sample {
 struct Gateway {
     client: EngineClient,
     before: Option<(Sample, Instant)>,
-    /// When it came into the list.
+    /// Time at which the gateway was added to the list.
     listed: Instant,
     /// Rates per second in the last interval in which the gateway answered.
     rate: Seen,
@@ -145,7 +147,7 @@ struct Gateway {
 pub(crate) struct Observer {
     gateways: Vec<Gateway>,
     before: Option<Instant>,
-    /// When a gateway last left the list.
+    /// Time at which a gateway was last removed from the list.
     left: Option<Instant>,
 }
 
@@ -160,8 +162,8 @@ impl Observer {
         Self { gateways: gateways.collect(), before: None, left: None }
     }
 
-    /// Observes these gateways from now on. One that stays is compared with what it said before; the last share of one that
-    /// is gone counts no more.
+    /// Sets the gateways to observe. A gateway that stays is compared with its previous answer; the last
+    /// rates of a removed gateway are dropped.
     pub(crate) fn set_clients(&mut self, clients: &[EngineClient]) {
         let mut known = std::mem::take(&mut self.gateways);
         let gateway = |client: &EngineClient| match known
@@ -182,7 +184,7 @@ impl Observer {
         }
     }
 
-    /// Asks all gateways; `None` when none has ever answered twice, or none answers now.
+    /// Queries all gateways; `None` if none has ever answered twice, or none answers now.
     pub(crate) async fn observe(&mut self) -> Option<Seen> {
         let answers = join_all(self.gateways.iter().map(|gateway| fetch(&gateway.client))).await;
         let now = Instant::now();
@@ -193,7 +195,7 @@ impl Observer {
                 Some(status) => gateway.take(status, now, &mut all),
                 None => {
                     all.silent += 1;
-                    // A gateway that is gone for good must not count for ever.
+                    // A gateway that is permanently gone must not count forever.
                     let heard = gateway.before.as_ref().map_or(gateway.listed, |(_, at)| *at);
                     match now - heard > GONE_AFTER {
                         true => gateway.rate = Seen::default(),
@@ -215,10 +217,10 @@ async fn fetch(client: &EngineClient) -> Option<Value> {
 }
 
 impl Gateway {
-    /// Takes an answer: its rates since the one before, and its workers.
+    /// Applies an answer: its rates since the previous answer, and its workers.
     fn take(&mut self, status: &Value, now: Instant, all: &mut Seen) {
         let sample = Sample::parse(status);
-        // A restarted gateway is believed to get what it got before.
+        // A restarted gateway is assumed to have its previous rates.
         let mut rate =
             Seen { begun: self.rate.begun, disaggregated: self.rate.disaggregated, ..Seen::default() };
         if let Some((before, at)) = &self.before
@@ -235,7 +237,7 @@ impl Gateway {
         self.before = Some((sample, now));
         all.waiting += status["waiting"].as_f64().unwrap_or(0.0);
         for worker in status["workers"].as_array().into_iter().flatten().filter_map(parse_worker) {
-            // Loads of all gateways are in `peers_requests`; the rest each of them sees by itself.
+            // `peers_requests` has the load of all gateways; the other values are each gateway's own.
             match all.workers.iter_mut().find(|known| known.name == worker.name) {
                 Some(known) => {
                     known.is_ready |= worker.is_ready;
@@ -273,7 +275,7 @@ impl Sample {
         let histograms = &status["histograms"];
         Self {
             started_unix: status["started_unix"].as_u64().unwrap_or(0),
-            // Each request that a worker got, and none that was refused for its key or its form.
+            // Counts each request that a worker got, and none that was rejected for its key or its form.
             begun: Timings::parse(&histograms["routing"]).counts.iter().sum(),
             disaggregated: number("disaggregated"),
             finished: status["lengths"]["count"].as_u64().unwrap_or(0),
@@ -283,7 +285,7 @@ impl Sample {
     }
 }
 
-/// Lengths of the last `count` requests, as far as the gateway has kept them.
+/// Returns the lengths of the last `count` requests, as far as the gateway has kept them.
 fn recent(status: &Value, count: u64) -> Vec<Lengths> {
     let told = status["lengths"]["recent"].as_array().into_iter().flatten();
     let lengths = told.filter_map(|lengths| {

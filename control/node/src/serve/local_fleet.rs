@@ -9,36 +9,37 @@ use control_config::Settings;
 use crate::serve::service::{Secrets, Service};
 use crate::{Common, LogFormat, Role, process};
 
-/// Cores for each process below which none are pinned.
+/// Fewest cores per process with which processes are pinned.
 const CORES_EACH_MIN: usize = 2;
 
 pub(super) struct LocalWorker {
     pub(super) service: Service,
     pub(super) role: Role,
-    /// Tells workers of a role apart. The lowest free one is used, so that a worker finds the disk tier of the one before.
+    /// Number of the worker within its role. The lowest free number is used, so that a new worker reuses the
+    /// disk tier of its predecessor.
     number: u64,
     pub(super) url: String,
     pub(super) asked: Instant,
-    /// Whether the gateway has ever said that it takes requests.
+    /// Whether the gateway has reported this run of the worker as ready.
     pub(super) was_ready: bool,
-    /// Whether the gateway knows it.
+    /// Whether the gateway has the worker in its list.
     pub(super) is_known: bool,
-    /// Since when it drains.
+    /// Time since which the worker drains; `None`: it does not drain.
     pub(super) leaving: Option<Instant>,
-    /// Since when its process has been asked to end.
+    /// Time at which the worker's process was sent SIGTERM; `None`: it was not.
     pub(super) stopping: Option<Instant>,
-    /// Looks in a row that saw it drain without a request.
+    /// Consecutive polls in which the worker was draining and had no request.
     pub(super) idle_looks: u32,
 }
 
 pub(super) struct LocalFleet<'a> {
     settings: &'a Settings,
     secrets: &'a Secrets,
-    /// Arguments of every child.
+    /// Command-line arguments that every child gets.
     inherited: Vec<String>,
-    /// Of the gateway, without its workers.
+    /// Command-line arguments of the gateway, without its workers.
     gateway_arguments: Vec<String>,
-    /// Threads of a worker that has no cores of its own.
+    /// Threads of a worker that is not pinned to cores.
     shared_threads: usize,
     pub(super) gateway: Service,
     pub(super) workers: Vec<LocalWorker>,
@@ -49,7 +50,8 @@ pub(super) fn free_address() -> Result<SocketAddr> {
     Ok(probe.local_addr()?)
 }
 
-/// Cores for process `index` of `count`, when there are enough.
+/// Returns the core list and the number of cores for process `index` of `count`; `None` if there are too few
+/// cores.
 fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, usize)> {
     let cores = process::available_cores();
     if !settings.serve.pin_cores || cores < count * CORES_EACH_MIN {
@@ -77,7 +79,7 @@ impl<'a> LocalFleet<'a> {
         }
         let serve = &settings.serve;
         let prefill = (0..serve.prefill_workers).map(|_| Role::Prefill);
-        // Without prefill workers every decode worker does both.
+        // Without prefill workers, every worker both prefills and decodes.
         let decode_role = if serve.prefill_workers == 0 { Role::Both } else { Role::Decode };
         let roles: Vec<Role> = prefill.chain((0..serve.decode_workers).map(|_| decode_role)).collect();
         let count = roles.len() + 1;
@@ -105,7 +107,7 @@ impl<'a> LocalFleet<'a> {
         Ok(fleet)
     }
 
-    /// Starts a worker, on cores of its own where some are given.
+    /// Starts a worker, pinned to `cores` if given.
     pub(super) fn add(&mut self, role: Role, cores: Option<(String, usize)>) -> Result<&mut LocalWorker> {
         let is_used =
             |number: &u64| self.workers.iter().any(|worker| worker.role == role && worker.number == *number);
@@ -137,7 +139,7 @@ impl<'a> LocalFleet<'a> {
         Ok(&mut self.workers[last])
     }
 
-    /// An address that no worker has, not even one that is between two runs.
+    /// Returns an address that no worker uses, including workers that are waiting for a restart.
     fn free_address(&self) -> Result<SocketAddr> {
         loop {
             let address = free_address()?;
@@ -148,27 +150,28 @@ impl<'a> LocalFleet<'a> {
         }
     }
 
-    /// The workers that a gateway has which starts from now on.
+    /// Sets the gateway's arguments to the present workers; they take effect when the gateway starts again.
     pub(super) fn tell_gateway(&mut self) {
         let staying = self.workers.iter().filter(|worker| worker.leaving.is_none());
         let workers = staying.flat_map(|worker| ["--worker".to_owned(), worker.url.clone()]);
         self.gateway.arguments = self.gateway_arguments.iter().cloned().chain(workers).collect();
     }
 
-    /// All children, the gateway first.
+    /// Returns all children, the gateway first.
     pub(super) fn services(&mut self) -> impl Iterator<Item = &mut Service> {
         let workers = self.workers.iter_mut().map(|worker| &mut worker.service);
         std::iter::once(&mut self.gateway).chain(workers)
     }
 
-    /// Starts children that are to run, and notes which have ended. A worker that ends while it drains stays away.
+    /// Starts due children and records which have exited. A worker that exits while it drains is not
+    /// restarted.
     pub(super) fn watch(&mut self) -> Result<()> {
         self.gateway.watch(self.settings)?;
         let staying = self.workers.iter_mut().filter(|worker| worker.leaving.is_none());
         staying.map(|worker| &mut worker.service).try_for_each(|service| service.watch(self.settings))
     }
 
-    /// A child that has ended so many times.
+    /// Returns a child that has exited at least `ends_max` times, with its count.
     pub(super) fn failed(&mut self, ends_max: u32) -> Option<(String, u32)> {
         let failed = self.services().find(|service| service.ends >= ends_max)?;
         Some((failed.name.clone(), failed.ends))

@@ -1,8 +1,9 @@
-//! `kvasir serve`: gateway and workers as child processes, watched and restarted, and started and stopped as the planner
-//! wants them.
+//! `kvasir serve`: runs the gateway and the workers as child processes, restarts those that exit, and starts
+//! and stops workers as the planner decides.
 //!
-//! The children get process groups of their own, so that Ctrl-C reaches this process alone and shutdown has an
-//! order: the gateway drains first, then the workers stop. Children die with their parent (a death signal).
+//! Each child has its own process group, so that Ctrl-C reaches only this process and shutdown is ordered:
+//! the gateway drains first, then the workers stop. Children are killed when their parent exits (a death
+//! signal).
 
 mod local_fleet;
 mod scaling;
@@ -25,14 +26,14 @@ use crate::serve::service::Secrets;
 use crate::serve::status_line::Status;
 use crate::{Common, compose, memory_plan, process};
 
-/// How often the children are looked at.
+/// Interval between two polls of the children.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
 const READY_WITHIN: Duration = Duration::from_secs(120);
-/// After the drain a gateway writes its snapshot and sends its last traces.
+/// Time after the drain in which the gateway writes its snapshot and sends its last traces.
 const GATEWAY_ENDS_WITHIN: Duration = Duration::from_secs(6);
-/// Workers have nothing to drain once the gateway is gone.
+/// Time in which workers stop. They have nothing to drain once the gateway has exited.
 const WORKERS_STOP_WITHIN: Duration = Duration::from_secs(5);
-/// How often a process may end before everything was ready once. More means that it cannot start at all.
+/// Exits of one process, before all processes were ready once, after which `serve` gives up.
 const FAILED_STARTS_MAX: u32 = 3;
 
 pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCode> {
@@ -52,13 +53,14 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCod
 }
 
 async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<ExitCode> {
-    // Before any child is started, so that the reason is a clear one.
+    // Bound before any child is started, so that an address in use is reported clearly.
     let probe = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
-    // With port 0 it has decided.
+    // The address with the actual port, if port 0 was given.
     let listen = probe.local_addr()?;
     drop(probe);
-    // Over TLS, with keys or a listener for administrators, this process would be a stranger to its own gateway: it asks
-    // over a listener of its own, and shows what gateways of a fleet show each other.
+    // With TLS, client keys or an administrators' listener, this process would have no access to its own
+    // gateway. It uses a separate listener, and authenticates with the key that gateways of a fleet use among
+    // themselves.
     let is_tls = !settings.tls.certificate_file.is_empty();
     let has_admin_listener = !settings.gateway.admin_listen.is_empty();
     let aside = if is_tls || has_admin_listener { Some(free_address()?) } else { None };
@@ -84,7 +86,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
         tokio::select! {
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
-            // Files and logs are the gateway's, which comes first.
+            // Only the gateway has files to reload and logs to reopen.
             _ = hang_up.recv() => fleet.gateway.signal(rustix::process::Signal::HUP),
             _ = watch.tick() => {}
         }
@@ -122,7 +124,8 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
 
 async fn drain(fleet: &mut LocalFleet<'_>, settings: &Settings) {
     for (index, service) in fleet.services().enumerate() {
-        // The gateway comes first and waits for its requests; it has a moment more than it grants them.
+        // The gateway is stopped first and waits for its requests; it gets slightly longer than the drain
+        // time.
         let within =
             if index == 0 { settings.serve.drain + GATEWAY_ENDS_WITHIN } else { WORKERS_STOP_WITHIN };
         if !service.stop(within).await {
@@ -135,7 +138,7 @@ fn announce(settings: &Settings, listen: SocketAddr, fleet: &LocalFleet<'_>) {
     let names = fleet.names();
     let model = compose::model_name(settings);
     let tls = !settings.tls.certificate_file.is_empty();
-    // Nobody can be asked at "any address".
+    // The unspecified address is not a destination.
     let host = if listen.ip().is_unspecified() { "localhost".to_owned() } else { listen.ip().to_string() };
     let host = if listen.is_ipv6() && host.contains(':') { format!("[{host}]") } else { host };
     let base = format!("{}://{host}:{}", if tls { "https" } else { "http" }, listen.port());
@@ -156,6 +159,6 @@ fn announce(settings: &Settings, listen: SocketAddr, fleet: &LocalFleet<'_>) {
         "curl -N{authority}{own} {base}/v1/chat/completions{key} -H 'content-type: application/json' -d \
          '{{\"model\":\"{model}\",\"stream\":true,\"seed\":3,\"max_tokens\":48,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n",
     );
-    // Whoever reads a pipe wants to see this now.
+    // Flushed at once for readers of a pipe.
     let _closed = std::io::stdout().flush();
 }

@@ -1,7 +1,8 @@
-//! Makes the number of workers of this machine what the planner wants.
+//! Adjusts the number of workers on this machine to the planner's decision.
 //!
-//! A worker that is to go is drained first: the gateway gives it nothing more, and its process ends when its last request
-//! has. The one whose cache is smallest goes; one that is still starting before any other.
+//! A worker to be removed is drained first: the gateway sends it no new requests, and its process is stopped
+//! when its last request has ended. Workers that are still starting are removed first, then the worker with
+//! the smallest cache.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,13 +24,14 @@ use crate::secret;
 use crate::serve::WORKERS_STOP_WITHIN;
 use crate::serve::local_fleet::{LocalFleet, LocalWorker};
 
-/// Interval between two looks at workers that drain.
+/// Interval between two polls of draining workers.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
-/// A worker ends when it was seen idle so often in a row: a decode worker may still fetch what it has computed.
+/// Consecutive idle polls after which a worker is stopped: a decode worker may still fetch blocks that it has
+/// computed.
 const IDLE_LOOKS: u32 = 2;
 
-/// Workers of this machine at most.
+/// Most workers on this machine.
 pub(super) fn workers_max(settings: &Settings) -> u64 {
     let (serve, planner) = (&settings.serve, &settings.planner);
     let at_start = serve.prefill_workers + serve.decode_workers;
@@ -52,7 +54,7 @@ pub(super) struct Scaling {
     planning: Planning,
     observer: Observer,
     client: EngineClient,
-    /// The key that this process's workers demand of callers.
+    /// Key that the workers of this process require of callers.
     worker_key: String,
     is_acting: bool,
     interval: Duration,
@@ -62,7 +64,7 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// `None` when no planner is wanted.
+    /// Returns `None` if the planner is off.
     pub(super) fn new(settings: &Settings, client: EngineClient, peer_key: &str) -> Result<Option<Self>> {
         let planner = &settings.planner;
         if planner.mode == "off" {
@@ -106,7 +108,7 @@ impl Scaling {
         post(&self.client, &self.planning.to_json(&decisions, &counts)).await;
     }
 
-    /// Notes which workers have become ready, and counts them by role.
+    /// Updates which workers have become ready, and counts the workers by role.
     fn counts(&self, fleet: &mut LocalFleet<'_>, seen: &Seen) -> Vec<PoolCounts> {
         let seen: HashMap<&str, &SeenWorker> =
             seen.workers.iter().map(|worker| (worker.name.as_str(), worker)).collect();
@@ -115,13 +117,13 @@ impl Scaling {
             let WorkerCounts { ready: takes, starting, draining, .. } = &mut counts.workers;
             for worker in fleet.workers.iter_mut().filter(|worker| worker.role == role_of(role)) {
                 let is_ready = seen.get(name(worker)).is_some_and(|seen| seen.is_ready);
-                // An administrator drains or has removed it.
+                // An administrator drained or removed the worker.
                 let is_sent_away = seen.get(name(worker)).map_or(worker.is_known, |seen| seen.is_draining);
                 if is_sent_away && worker.leaving.is_none() && self.is_acting {
                     worker.leaving = Some(Instant::now());
                 }
                 if worker.was_ready && !is_ready {
-                    // The worker starts again.
+                    // The worker was restarted.
                     (worker.was_ready, worker.asked) = (false, Instant::now());
                 }
                 let age = worker.asked.elapsed().as_secs_f64();
@@ -152,7 +154,7 @@ impl Scaling {
                 .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
                 .collect();
             if staying.len() < wanted {
-                // Too many processes or files: the next round tries again.
+                // Starting may fail for lack of processes or files; the next round tries again.
                 if let Err(error) = fleet.add(role, None) {
                     tracing::warn!("a worker cannot be added: {error:#}");
                     break;
@@ -164,7 +166,8 @@ impl Scaling {
                 });
                 let Some(at) = least else { break };
                 let worker = &fleet.workers[at];
-                // A gateway that does not answer has it drained when it is asked again, or no longer has it when it restarts.
+                // If the gateway does not answer, the drain is requested again later; a restarted gateway no
+                // longer has the worker.
                 let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
                 fleet.workers[at].leaving = Some(Instant::now());
             } else {
@@ -174,7 +177,7 @@ impl Scaling {
         fleet.tell_gateway();
     }
 
-    /// Tells the gateway of workers that it does not know.
+    /// Adds workers to the gateway that it does not have yet.
     async fn introduce(&self, fleet: &mut LocalFleet<'_>) {
         for worker in fleet.workers.iter_mut().filter(|worker| !worker.is_known && worker.leaving.is_none()) {
             let body = json!({ "url": worker.url, "role": worker.role.name(), "key": self.worker_key });
@@ -185,7 +188,7 @@ impl Scaling {
         }
     }
 
-    /// Ends workers that drain and have no request any more, or have had their time.
+    /// Stops draining workers that have no more requests or whose drain time is over.
     async fn end_drained(&self, fleet: &mut LocalFleet<'_>) {
         let told = tokio::time::timeout(ANSWER_WITHIN, self.client.get("/kvasir/workers")).await;
         let Some(told) = told.ok().and_then(Result::ok) else { return };
@@ -216,7 +219,8 @@ impl Scaling {
                 }
                 Some(stopping) if worker.service.has_ended() => {
                     tracing::debug!("{} has ended after {:?}", worker.service.name, stopping.elapsed());
-                    // A gateway that no longer knows it has nothing to remove; one that is busy is asked again.
+                    // An unknown worker needs no removal; if the gateway did not answer, the removal is
+                    // requested again.
                     if !matches!(
                         self.change(&format!("{}/remove", path(worker))).await,
                         Err(Asked::Failed(_))
@@ -249,12 +253,12 @@ impl Scaling {
     }
 }
 
-/// Why a gateway did not do something.
+/// Error of a request to the gateway.
 #[derive(Debug)]
 enum Asked {
-    /// The gateway's own reason.
+    /// The gateway refused, with this reason.
     Refused(String),
-    /// The gateway was not reached, or gave no answer.
+    /// The gateway was not reached or did not answer.
     Failed(String),
 }
 
@@ -265,7 +269,7 @@ impl fmt::Display for Asked {
     }
 }
 
-/// The name that a gateway gives to a worker.
+/// Returns the name that the gateway gives to a worker.
 fn name(worker: &LocalWorker) -> &str {
     worker.url.trim_start_matches("http://")
 }
@@ -274,7 +278,7 @@ fn path(worker: &LocalWorker) -> String {
     format!("/kvasir/workers/{}", name(worker))
 }
 
-/// Cost of removing a worker: whether it is ready, its cached blocks, its requests.
+/// Sort key of a worker for removal: whether it is ready, its cached blocks, its requests.
 fn value(worker: &LocalWorker, seen: &Seen) -> (bool, f64, f64) {
     let known = seen.workers.iter().find(|seen| seen.name == name(worker));
     known.map_or((false, 0.0, 0.0), |seen| (seen.is_ready, seen.cached_blocks, seen.requests))

@@ -1,4 +1,4 @@
-//! A child process: how to start it, and its present run.
+//! A child process: its command line and its present run.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,23 +10,25 @@ use tokio::process::{Child, Command};
 
 use crate::compose;
 
-/// A child that lived this long starts again without a long pause.
+/// Lifetime after which a child's restart pause is reset to the shortest one.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
 
-/// What the processes of one run show each other.
+/// Secrets that the processes of one run share.
 #[derive(Clone)]
 pub(super) struct Secrets {
-    /// Key that a child shows to the gateway's closed routes, and the gateway to other gateways.
+    /// Key with which a child authenticates at the gateway's restricted routes, and the gateway at other
+    /// gateways.
     pub(super) peer_key: String,
-    /// Secret of transfers between the workers; `None` where the configuration or the environment decides.
+    /// Secret of transfers between the workers; `None`: the configuration or the environment sets it.
     transfer: Option<String>,
 }
 
 impl Secrets {
-    /// Those of the environment, and fresh ones for what is not set.
+    /// Takes the secrets of the environment and generates those that are not set.
     pub(super) fn new(settings: &Settings) -> Result<Self> {
         let peer_key = compose::peer_key().map_or_else(router_access::new_secret, Ok)?;
-        // Others than the children share a secret that somebody has set, or none.
+        // Processes outside this run cannot know a generated secret: with any of them configured, none is
+        // generated.
         let gateway = &settings.gateway;
         let others = [
             &settings.remote_tier.nodes,
@@ -46,7 +48,7 @@ impl Secrets {
     }
 }
 
-/// How to start a child, and its present process.
+/// A child's command line and its present process.
 pub(super) struct Service {
     pub(super) name: String,
     pub(super) arguments: Vec<String>,
@@ -55,7 +57,7 @@ pub(super) struct Service {
     started: Instant,
     pause: Duration,
     start_at: Instant,
-    /// How often it has ended.
+    /// Times that the child has exited or failed to start.
     pub(super) ends: u32,
 }
 
@@ -90,11 +92,12 @@ impl Service {
         Ok(())
     }
 
-    /// Starts the child when it is time, notes its end, and plans its restart.
+    /// Starts the child when its pause is over, records its exit, and schedules its restart.
     pub(super) fn watch(&mut self, settings: &Settings) -> Result<()> {
         match &mut self.child {
             None if Instant::now() >= self.start_at => {
-                // Too many processes, say: the others go on, and it is tried again.
+                // Starting may fail, for example with too many processes: the other children continue, and
+                // the start is retried.
                 if let Err(error) = self.start() {
                     eprintln!("\r{error:#}; trying again in {} ms", self.pause.as_millis());
                     self.ends += 1;
@@ -124,7 +127,7 @@ impl Service {
         }
     }
 
-    /// Whether it has no process, or one that has ended.
+    /// Whether the service has no process or its process has exited.
     pub(super) fn has_ended(&mut self) -> bool {
         self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
     }
@@ -133,19 +136,19 @@ impl Service {
         let id =
             self.child.as_ref().and_then(Child::id).and_then(|id| rustix::process::Pid::from_raw(id as i32));
         if let Some(id) = id {
-            // A child that has just ended needs no signal.
+            // A child that has just exited needs no signal.
             let _ended = rustix::process::kill_process(id, signal);
         }
     }
 
-    /// Asks the child to stop and waits; false when it had to be killed.
+    /// Stops the child and waits for it; returns false if it had to be killed.
     pub(super) async fn stop(&mut self, within: Duration) -> bool {
         self.signal(rustix::process::Signal::TERM);
         let Some(child) = &mut self.child else { return true };
         if tokio::time::timeout(within, child.wait()).await.is_ok() {
             return true;
         }
-        // Its end is certain now; nothing more can be done about a failure here.
+        // The child is certain to exit now; a failure to kill it cannot be handled here.
         let _killed = child.kill().await;
         false
     }

@@ -1,4 +1,4 @@
-//! The line that `serve` keeps on a terminal, from the gateway's own status.
+//! Terminal status line of `serve`, with the values of the gateway's status route.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use router_engines::client::EngineClient;
 use serde_json::Value;
 
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
-/// A gateway that hangs must not keep this process from its signals.
+/// Time limit of a status query, so that a gateway that hangs does not keep this process from its signals.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
-/// The live line.
+/// The status line.
 pub(super) struct Status {
     client: EngineClient,
     shown: Instant,

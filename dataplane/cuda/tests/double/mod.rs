@@ -1,8 +1,9 @@
-//! The double of the driver: the files of `driver`, compiled here and loaded in the place of `libcuda`. The library's own
-//! name (`soname`) is the driver's, so that whoever loads the driver by name is given the one that is loaded already; a
-//! second, empty library is behind the shorter name.
+//! The double of the driver: the files of `driver`, compiled here and loaded in the place of `libcuda`. The
+//! library has the driver's own name (`soname`), so that code that loads the driver by name gets the double,
+//! which is loaded already; a second, empty library has the shorter name.
 //!
-//! Its state is the process's: whoever holds a [`Double`] has it alone, and the next one finds it as it was.
+//! The double's state is global to the process. A [`Double`] is held by one test at a time and starts from
+//! the defaults.
 
 #![allow(dead_code, reason = "each test uses its part of it")]
 
@@ -16,14 +17,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 
-/// A file with its name, as the C compiler shall tell it.
+/// The content of a file, with its name for the C compiler's messages.
 macro_rules! named {
     ($name:literal) => {
         concat!("#line 1 \"", $name, "\"\n", include_str!($name))
     };
 }
 
-/// The driver's text, in the order in which its parts know each other.
+/// Source of the double, in the order of its dependencies.
 const DRIVER: &str = concat!(
     named!("driver/libcuda.c"),
     named!("driver/abi.h"),
@@ -40,7 +41,7 @@ const DRIVER: &str = concat!(
     named!("driver/graphs.c"),
 );
 
-/// Faults and settings, as they are without anybody's doing.
+/// Faults and settings, with their defaults.
 const SETTINGS: [(&str, i64); 25] = [
     ("devices", 2),
     ("version", 12_080),
@@ -69,7 +70,7 @@ const SETTINGS: [(&str, i64); 25] = [
     ("writes_ordering", 0),
 ];
 
-/// What must be gone when everything was dropped.
+/// Counts that must be zero after all values were dropped.
 const LIVE: [&str; 8] =
     ["allocations", "events", "streams", "registrations", "modules", "graphs", "contexts", "imports"];
 
@@ -80,12 +81,12 @@ pub(crate) struct Double {
 }
 
 impl Double {
-    /// Compiles and loads it. `None`, with the reason on standard error, without a compiler.
+    /// Compiles and loads the double. `None`, with the reason on standard error, without a compiler.
     pub(crate) fn load() -> Option<Self> {
         Self::load_compiled(&[])
     }
 
-    /// A driver as old as this crate takes: without what came after CUDA 11.4.
+    /// Loads a double of the oldest supported driver: without the functions that came after CUDA 11.4.
     pub(crate) fn load_old() -> Option<Self> {
         Self::load_compiled(&["-DKVASIR_DOUBLE_OLD"])
     }
@@ -118,20 +119,20 @@ impl Double {
         unsafe { variable(&self.library, name).write_volatile(value) };
     }
 
-    /// Reads a count.
+    /// Returns the value of a count.
     pub(crate) fn get(&self, name: &str) -> i64 {
         // SAFETY: as in `set`.
         unsafe { variable(&self.library, name).read_volatile() }
     }
 
-    /// How much the count grows during the work.
+    /// Returns the growth of the count during `work`.
     pub(crate) fn growth(&self, name: &str, work: impl FnOnce()) -> i64 {
         let before = self.get(name);
         work();
         self.get(name) - before
     }
 
-    /// Nothing is left.
+    /// Asserts that all of [`LIVE`] are zero.
     pub(crate) fn assert_nothing_leaked(&self) {
         for name in LIVE {
             assert_eq!(self.get(name), 0, "{name} are left");
@@ -139,7 +140,7 @@ impl Double {
         assert!(self.current_context().is_null(), "each call leaves this thread's context as it was");
     }
 
-    /// The context that is current on this thread.
+    /// Returns the context that is current on this thread.
     pub(crate) fn current_context(&self) -> *mut c_void {
         type Current = unsafe extern "C" fn(*mut *mut c_void) -> u32;
         // SAFETY: the function's type, by the driver's header.
@@ -162,15 +163,15 @@ impl Drop for Double {
     }
 }
 
-/// Compiles the double of the driver, for a program that is started with it; `None`, with the reason on standard error,
-/// without a compiler.
+/// Compiles the double of the driver, for a program that is started with it; `None`, with the reason on
+/// standard error, without a compiler.
 pub(crate) fn compiled(flags: &[&str]) -> Option<PathBuf> {
     let mut all = vec!["-Wl,-soname,libcuda.so.1"];
     all.extend_from_slice(flags);
     shared_object("libcuda", DRIVER, &all)
 }
 
-/// A setting or a count of a double.
+/// Returns a setting or a count of a double.
 fn variable(library: &Library, name: &str) -> *mut i64 {
     let name = format!("kvasir_double_{name}");
     // SAFETY: every variable of that prefix is an `int64_t`.
@@ -178,8 +179,8 @@ fn variable(library: &Library, name: &str) -> *mut i64 {
     *symbol.expect(&name)
 }
 
-/// Compiles C source to a shared object in the tests' scratch folder, unless it is there from the last time; `None`
-/// without a compiler.
+/// Compiles C source to a shared object in the tests' scratch folder, unless it exists from an earlier run;
+/// `None` without a compiler.
 pub(crate) fn shared_object(name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
     (source, flags).hash(&mut hasher);
@@ -187,7 +188,7 @@ pub(crate) fn shared_object(name: &str, source: &str, flags: &[&str]) -> Option<
     if object.exists() {
         return Some(object);
     }
-    // Several processes may do this at a time: each has its own files, and the last one's stays.
+    // Several processes may compile at a time: each writes its own files, and the last one's result stays.
     let (text, mine) = (
         object.with_extension(format!("{}.c", process::id())),
         object.with_extension(format!("{}", process::id())),

@@ -1,5 +1,6 @@
-//! The double of NVRTC: `libnvrtc.c`, loaded in the place of `libnvrtc` as the driver's double is in that of `libcuda`.
-//! Whoever loads it does so before anything is compiled: the crate keeps the compiler that it finds first.
+//! The double of NVRTC: `libnvrtc.c`, loaded in the place of `libnvrtc` as the driver's double is in that of
+//! `libcuda`. The double must be loaded before any compilation: the crate keeps the first compiler that it
+//! finds.
 
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
@@ -13,13 +14,13 @@ pub(crate) struct Compiler {
     library: Library,
 }
 
-/// Compiles it; `None`, with the reason on standard error, without a compiler.
+/// Compiles the double; `None`, with the reason on standard error, without a compiler.
 pub(crate) fn compiled() -> Option<PathBuf> {
     shared_object("libnvrtc", include_str!("libnvrtc.c"), &["-Wl,-soname,libnvrtc.so"])
 }
 
 impl Compiler {
-    /// Loads it. Its images name this emulator.
+    /// Loads the double. Its images name this emulator.
     pub(crate) fn load(emulator: &Path) -> Option<Self> {
         // SAFETY: the library has no initialisers.
         let library = unsafe { Library::new(compiled()?) }.expect("the double loads");
@@ -31,7 +32,7 @@ impl Compiler {
         Some(double)
     }
 
-    /// From here on images name this emulator.
+    /// Sets the emulator that later images name.
     pub(crate) fn set_emulator(&self, emulator: &Path) {
         type Set = unsafe extern "C" fn(*const c_char);
         // SAFETY: the function's type.
@@ -41,13 +42,13 @@ impl Compiler {
         unsafe { set(path.as_ptr()) };
     }
 
-    /// Sets a setting.
+    /// Sets the value of a setting.
     pub(crate) fn set(&self, name: &str, value: i64) {
         // SAFETY: the variable lives as long as the library; the double reads it whole.
         unsafe { variable(&self.library, name).write_volatile(value) };
     }
 
-    /// Reads a count.
+    /// Returns the value of a count.
     pub(crate) fn get(&self, name: &str) -> i64 {
         // SAFETY: as in `set`.
         unsafe { variable(&self.library, name).read_volatile() }

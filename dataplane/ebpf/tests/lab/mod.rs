@@ -1,4 +1,4 @@
-//! What the tests borrow from the machine, each given back on drop, also in a panic: a cgroup to be in, network
+//! Resources of the machine that the tests use, each released on drop, also in a panic: a cgroup, network
 //! namespaces, child processes.
 
 #![allow(dead_code)]
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_ebpf::Off;
 
-/// Tests of one binary share the process's cgroup and the machine's programs: one at a time.
+/// The tests of one binary share the process's cgroup and the machine's programs, so they run one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -25,8 +25,8 @@ pub(crate) fn unique(what: &str) -> String {
     format!("kv{}-{what}{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The value, or `None` after a line that says why the test is skipped. Anything that a right machine must not
-/// say fails the test.
+/// Returns the value, or prints why the test is skipped and returns `None`. An error that a suitable machine
+/// must not return fails the test.
 pub(crate) fn or_skip<T>(result: Result<T, Off>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -44,7 +44,7 @@ pub(crate) fn or_skip<T>(result: Result<T, Off>) -> Option<T> {
     }
 }
 
-/// Runs a command of the machine; `Err` with its words where it fails or is not there.
+/// Runs a command; `Err` with its output when it fails or does not exist.
 pub(crate) fn run(words: &[&str]) -> Result<String, String> {
     let output = Command::new(words[0])
         .args(&words[1..])
@@ -57,7 +57,7 @@ pub(crate) fn run(words: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A child cgroup that this process moves into, and out of on drop.
+/// A child cgroup that this process moves into; drop moves the process back.
 pub(crate) struct Cgroup {
     pub(crate) path: PathBuf,
     home: PathBuf,
@@ -69,7 +69,7 @@ impl Cgroup {
         let (home, mounted) = match dataplane_ebpf::own_cgroup() {
             Ok(home) => (home, None),
             Err(_) => {
-                // No hierarchy in sight: the kernel has one all the same, and root may mount it anywhere.
+                // No hierarchy is mounted: the kernel has one all the same, and root may mount it anywhere.
                 let point = std::env::temp_dir().join(unique("cgroup2"));
                 fs::create_dir_all(&point).expect("the temporary directory is writable");
                 if let Err(why) = run(&["mount", "-t", "cgroup2", "none", &point.to_string_lossy()]) {
@@ -95,7 +95,7 @@ impl Cgroup {
         fs::write(path.join("cgroup.procs"), process.to_string())
     }
 
-    /// Moves another process to where this one came from.
+    /// Moves another process to the original cgroup of this process.
     pub(crate) fn release(&self, process: u32) {
         self.take(&self.home, process).expect("root may move processes");
     }
@@ -123,7 +123,7 @@ pub(crate) struct Namespaces {
     pub(crate) right: String,
 }
 
-/// The interface's name in both of them.
+/// Name of the interface in both namespaces.
 pub(crate) const VETH: &str = "veth0";
 
 impl Namespaces {
@@ -182,7 +182,7 @@ impl Drop for Namespaces {
     }
 }
 
-/// Moves the calling thread into a namespace; do it in a thread of its own.
+/// Moves the calling thread into a namespace; use a thread of its own.
 pub(crate) fn enter(namespace: &str) {
     let file = fs::File::open(format!("/run/netns/{namespace}")).expect("ip netns made it");
     rustix::thread::move_into_link_name_space(
@@ -192,7 +192,7 @@ pub(crate) fn enter(namespace: &str) {
     .expect("root may enter it");
 }
 
-/// Runs `work` in a namespace and hands back its result.
+/// Runs `work` in a namespace and returns its result.
 pub(crate) fn within<T: Send + 'static>(namespace: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let namespace = namespace.to_owned();
     std::thread::spawn(move || {
@@ -203,7 +203,7 @@ pub(crate) fn within<T: Send + 'static>(namespace: &str, work: impl FnOnce() -> 
     .expect("the thread did not panic")
 }
 
-/// This binary again, running only the test `name` with `KVASIR_CHILD` set. Killed on drop.
+/// A process of this binary that runs only the test `name` with `KVASIR_CHILD` set. Killed on drop.
 pub(crate) struct Grandchild {
     child: Child,
 }
@@ -224,7 +224,7 @@ impl Grandchild {
         self.child.id()
     }
 
-    /// Waits for a line that holds `word`.
+    /// Waits for a line that contains `word`.
     pub(crate) fn wait_for(&mut self, word: &str) -> String {
         let output = self.child.stdout.as_mut().expect("it is piped");
         let mut line = String::new();
@@ -238,13 +238,13 @@ impl Grandchild {
         panic!("the child ended before it said {word:?}");
     }
 
-    /// Lets the child that waits in [`wait_for_parent`] go on.
+    /// Releases the child that waits in [`wait_for_parent`].
     pub(crate) fn nudge(&mut self) {
         use std::io::Write as _;
         self.child.stdin.as_mut().expect("it is piped").write_all(b"\n").expect("the child reads");
     }
 
-    /// SIGKILL, and the end of it.
+    /// Kills the process with SIGKILL and waits for its end.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it is ours");
@@ -258,7 +258,7 @@ impl Drop for Grandchild {
     }
 }
 
-/// What the parent asked this process for; `None` in an ordinary test run.
+/// Returns the argument that the parent set for this process; `None` in an ordinary test run.
 pub(crate) fn child_argument() -> Option<String> {
     std::env::var("KVASIR_CHILD").ok()
 }
@@ -276,7 +276,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// How many programs with these names the kernel holds.
+/// Returns the number of programs with these names that the kernel holds.
 pub(crate) fn programs(names: &[&str]) -> usize {
     aya::programs::loaded_programs()
         .filter_map(Result::ok)
@@ -284,7 +284,7 @@ pub(crate) fn programs(names: &[&str]) -> usize {
         .count()
 }
 
-/// A repeatable stream of bytes: xorshift64.
+/// A repeatable stream of random bytes: xorshift64.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,3 +1,5 @@
+//! Tests of the proofs that two peers exchange.
+
 use super::*;
 
 fn sides() -> (Authentication, Authentication) {

@@ -12,7 +12,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use super::SocketId;
 use super::socket::Socket;
 
-/// Sockets looked at in one call.
+/// Largest number of sources that one call returns.
 const READY_MAX: usize = 64;
 const LISTENER: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
@@ -21,11 +21,11 @@ const TIMER: u64 = u64::MAX - 1;
 pub(super) struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// When the timer rings next.
+    /// Time at which the timer fires next.
     armed: Option<Instant>,
 }
 
-/// A source with something to read.
+/// A source that is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ready {
     Listener,
@@ -33,7 +33,7 @@ pub(super) enum Ready {
     Socket(SocketId),
 }
 
-/// Sources found ready; at most [`READY_MAX`], the others the next time.
+/// Ready sources, at most [`READY_MAX`]; the rest is returned by the next call.
 pub(super) struct Found {
     tokens: [u64; READY_MAX],
     count: usize,
@@ -65,7 +65,7 @@ impl Poller {
     pub(super) fn look(&self) -> Found {
         let mut events = [MaybeUninit::uninit(); READY_MAX];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interrupted look finds nothing; the next one is not far.
+        // An interrupted call returns no source; the next call follows soon.
         let ready = epoll::wait(&self.epoll, &mut events, Some(&at_once)).map_or(&[][..], |(ready, _)| ready);
         let (mut tokens, count) = ([0; READY_MAX], ready.len());
         tokens.iter_mut().zip(ready).for_each(|(token, event)| *token = event.data.u64());
@@ -77,21 +77,21 @@ impl Poller {
     }
 
     pub(super) fn remove_listener(&self, listener: BorrowedFd<'_>) {
-        // Deleting fails when the listener is not watched, which is what is wanted.
+        // Deleting fails when the listener is not watched, which is the desired state.
         let _absent = epoll::delete(&self.epoll, listener);
     }
 
-    /// A socket that is connecting becomes writable when it is over, one way or the other.
+    /// Adds a socket. A connecting socket becomes writable when connecting has succeeded or failed.
     pub(super) fn add(&self, socket: &mut Socket, socket_id: SocketId) -> Result<(), Errno> {
         socket.is_watched_for_output = socket.is_connecting();
         let flags = if socket.is_watched_for_output { EventFlags::OUT } else { EventFlags::IN };
         epoll::add(&self.epoll, &socket.descriptor, EventData::new_u64(socket_id.0), flags)
     }
 
-    /// The socket is not connecting any more.
+    /// Watches input only, once the socket has finished connecting.
     pub(super) fn watch_input(&self, socket: &mut Socket, socket_id: SocketId) {
         if std::mem::take(&mut socket.is_watched_for_output) {
-            // The socket is in the set, and so this cannot fail for want of memory.
+            // The socket is in the set already, so this cannot fail for lack of memory.
             let _changed = epoll::modify(
                 &self.epoll,
                 &socket.descriptor,
@@ -101,18 +101,18 @@ impl Poller {
         }
     }
 
-    /// Closing would do, unless a forked child has the socket too.
+    /// Removes a socket. Closing it is not enough if a forked child has the socket too.
     pub(super) fn remove(&self, socket: &Socket) {
-        // Deleting fails when the socket is not in the set, which is what is wanted.
+        // Deleting fails when the socket is not in the set, which is the desired state.
         let _absent = epoll::delete(&self.epoll, &socket.descriptor);
     }
 
-    /// Rings at `at`, or earlier if it was to ring earlier.
+    /// Sets the timer to `at`, unless it fires earlier.
     pub(super) fn arm(&mut self, at: Instant) {
         if self.armed.is_some_and(|armed| armed <= at) {
             return;
         }
-        // Zero would disarm it.
+        // Zero would disarm the timer.
         let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
         let it_value = Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -123,10 +123,10 @@ impl Poller {
         self.armed = set.is_ok().then_some(at);
     }
 
-    /// The timer has rung.
+    /// Handles the timer's expiry.
     pub(super) fn rung(&mut self) {
         self.armed = None;
-        // A timer that was set anew meanwhile reads as EAGAIN.
+        // A timer that was set again in the meantime reads as EAGAIN.
         let _empty = rustix::io::read(&self.timer, &mut [0_u8; 8]);
     }
 }

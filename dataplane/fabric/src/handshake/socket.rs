@@ -18,19 +18,19 @@ use crate::auth::{Authentication, Dialled, OPENING_BYTES, PROOF_BYTES, Protocol,
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) descriptor: OwnedFd,
-    /// Whether this side connected.
+    /// Whether this side made the connection.
     pub(super) is_initiator: bool,
-    /// Whether it was accepted and has not proved itself.
+    /// Whether the socket was accepted and the peer's proof has not been verified.
     pub(super) is_stranger: bool,
-    /// Whether it has been told as failed: what comes from it is thrown away until its end.
+    /// Whether the failure has been reported: further input is discarded until the socket ends.
     pub(super) has_failed: bool,
     pub(super) is_watched_for_output: bool,
-    /// When the handshake must be over.
+    /// Time by which the handshake must be complete.
     pub(super) deadline: Option<Instant>,
     authentication: Authentication,
-    /// The opening of a side that connects, until it is connected.
+    /// Opening of a connecting side, until the socket is connected and the opening is sent.
     opening: Option<[u8; OPENING_BYTES]>,
-    /// The opening or the frame that is being received, and the descriptors that came with it.
+    /// The opening or frame that is being received, and its descriptors.
     incoming: Vec<u8>,
     descriptors: Vec<OwnedFd>,
 }
@@ -38,7 +38,7 @@ pub(super) struct Socket {
 /// The result of reading.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    /// Nothing complete yet.
+    /// Nothing is complete yet.
     Nothing,
     /// The openings are exchanged: frames may follow.
     Opened,
@@ -84,7 +84,7 @@ impl Socket {
         self.opening.is_some()
     }
 
-    /// Whether the socket is connected, with its opening sent; an error is how connecting ended.
+    /// Whether the socket is connected and its opening is sent. An error is the reason why connecting failed.
     pub(super) fn finish_connecting(&mut self) -> Result<bool, String> {
         let Some(opening) = self.opening else { return Ok(true) };
         let failed = |errno: Errno| format!("cannot connect: {}", std::io::Error::from(errno));
@@ -95,7 +95,7 @@ impl Socket {
                 Ok(true)
             }
             Ok(_) => Err("the peer takes no bytes".to_owned()),
-            // Not connected yet.
+            // Still connecting.
             Err(Errno::AGAIN | Errno::NOTCONN | Errno::INTR) => Ok(false),
             Err(errno) => Err(failed(errno)),
         }
@@ -162,7 +162,7 @@ impl Socket {
         taken.unwrap_or_else(Incoming::Failed)
     }
 
-    /// Reads into `incoming` from `start` on. FrameDescriptors that nobody expects are closed by the kernel.
+    /// Reads into `incoming` from `start` on. The kernel closes descriptors that are not expected.
     fn receive(&mut self, start: usize, with_descriptors: bool) -> Result<usize, Errno> {
         let room = &mut self.incoming[start..];
         if !with_descriptors {
@@ -175,7 +175,7 @@ impl Socket {
             rustix::net::recvmsg(&self.descriptor, &mut [IoSliceMut::new(room)], &mut control, flags)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
-                // More than belong to a frame are refused with it, and not collected.
+                // Surplus descriptors make the frame invalid, so at most one too many is kept.
                 let more = (DESCRIPTORS_MAX + 1).saturating_sub(self.descriptors.len());
                 self.descriptors.extend(rights.take(more));
             }
@@ -195,7 +195,8 @@ impl Socket {
         }
     }
 
-    /// The other end of a connection that this side made, its own end of one that was accepted.
+    /// Returns the remote address of a connection that this side made, and the local address of an accepted
+    /// one.
     fn dialled(&self, transport: Transport) -> Option<Dialled> {
         if matches!(transport, Transport::Shm | Transport::CudaIpc) {
             return Some(Dialled::LOCAL);

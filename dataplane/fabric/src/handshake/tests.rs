@@ -1,3 +1,5 @@
+//! Tests of the handshake between two peers.
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -30,7 +32,7 @@ fn dial(handshakes: &mut Handshakes, address: std::net::SocketAddr) -> SocketId 
     handshakes.connect(socket.into()).expect("a socket_id")
 }
 
-/// Looks at both until `done`, with a side's events behind those of before.
+/// Polls both sides until `done`. Events of a side are appended to its earlier ones.
 fn until(
     sides: &mut [(&mut Handshakes, &mut Vec<HandshakeEvent>)],
     what: &str,
@@ -50,7 +52,7 @@ fn until(
     }
 }
 
-/// Both sides up to the initiator's hello, which has arrived.
+/// Runs both sides up to the arrival of the initiator's hello.
 fn greeted(a: &mut Handshakes, b: &mut Handshakes, address: std::net::SocketAddr) -> (SocketId, SocketId) {
     let ours = dial(a, address);
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
@@ -71,7 +73,7 @@ fn hellos_are_exchanged_and_sockets_are_released_with_what_follows() {
     let (of_a, of_b) = greeted(&mut a, &mut b, address);
     b.send(of_b, b"of-B-abc", &[]).expect("sent");
     let mut accepted = TcpStream::from(b.release(of_b).expect("the socket"));
-    // What follows the hello is not read by the handshake.
+    // Bytes after the hello are not read by the handshake.
     accepted.write_all(b"and more").expect("written");
     let mut events = Vec::new();
     until(&mut [(&mut a, &mut events)], "the answer", |events| !events[0].is_empty());
@@ -98,7 +100,7 @@ fn a_socket_that_is_kept_outlives_the_deadline_and_tells_of_the_end() {
     std::thread::sleep(short.timeout + Duration::from_millis(300));
     b.poll(|_| true, &mut events);
     assert!(events.is_empty(), "{events:?}");
-    // A frame that is told even now.
+    // A frame after `keep_open` is still reported.
     a.send(of_a, b"once-mor", &[]).expect("sent");
     until(&mut [(&mut b, &mut events)], "the frame", |events| !events[0].is_empty());
     assert!(
@@ -132,7 +134,7 @@ fn a_socket_that_is_neither_kept_nor_released_fails_in_time() {
     assert_eq!(b.take_counts(), HandshakeCounts { late: 1, ..HandshakeCounts::default() });
 }
 
-/// The oldest makes room; the rest end at their deadlines; nobody hears of them.
+/// The oldest stranger is displaced, the rest end at their deadlines, and none is reported to the transport.
 #[test]
 fn strangers_are_bounded_and_end_in_time() {
     let timeout = Duration::from_millis(400);
@@ -160,7 +162,7 @@ fn strangers_are_bounded_and_end_in_time() {
     }
 }
 
-/// Also in a pause of accepting: a thread that sleeps on the descriptor is not kept awake.
+/// Stopping to listen ends a pause in accepting: a thread that sleeps on the descriptor is not kept awake.
 #[test]
 fn a_node_that_stops_listening_is_left_alone() {
     let (mut b, address) = listening(config());
@@ -174,7 +176,7 @@ fn a_node_that_stops_listening_is_left_alone() {
     assert_eq!(silent.read(&mut [0; 1]).expect("closed"), 0, "strangers are closed, too");
     assert!(TcpStream::connect(address).is_err(), "nobody listens");
     std::thread::sleep(2 * ACCEPT_PAUSE);
-    // The timer of the pause rings once.
+    // The timer of the pause fires once.
     b.poll(|_| true, &mut events);
     let descriptor = b.descriptor();
     let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
@@ -201,7 +203,8 @@ fn whoever_is_not_admitted_is_closed_at_once() {
     assert!(b.sockets.is_empty());
 }
 
-/// Every byte of an opening and a hello comes alone; a break anywhere leaves nothing.
+/// Each byte of an opening and a hello arrives separately; a connection that ends after any of them leaves no
+/// socket.
 #[test]
 fn handshakes_come_in_crumbs_and_break_off_anywhere() {
     let (mut b, address) = listening(config());
@@ -287,7 +290,7 @@ fn an_address_where_nobody_listens_is_told() {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
     let socket = rustix::net::socket_with(family, kind, flags, None).expect("a socket");
-    // The system may know at once, and then the caller does.
+    // `connect(2)` may report the refusal at once, to its caller.
     if rustix::net::connect(&socket, &address).is_err_and(|errno| errno == Errno::CONNREFUSED) {
         return;
     }
@@ -303,7 +306,7 @@ fn an_address_where_nobody_listens_is_told() {
     );
 }
 
-/// A frame comes with its descriptors, the proof covers what identifies them, and another number of them is refused.
+/// A frame carries its descriptors, the proof covers their identity, and another number of them is refused.
 #[test]
 fn descriptors_come_with_a_frame() {
     fn identify(descriptors: &[BorrowedFd<'_>], covered: &mut Vec<u8>) -> Result<(), String> {

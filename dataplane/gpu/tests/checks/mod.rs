@@ -1,4 +1,4 @@
-//! What must hold on any device: the double's or a real one. Targets are full of other bytes before each launch.
+//! Checks that hold on any device, the double or a real one. Targets hold other bytes before each launch.
 
 #![allow(dead_code, reason = "each test uses its part of it")]
 
@@ -20,7 +20,7 @@ pub(crate) use sums::sums_of_ranges_are_those_of_the_processor;
 
 use crate::harness::Random;
 
-/// Two devices, or one twice, each with its kernels and queues; and host memory between them.
+/// Two devices, or the same one twice, each with its kernels and queue, and host memory between them.
 pub(crate) struct Rig {
     pub(crate) sides: [Side; 2],
 }
@@ -42,7 +42,7 @@ impl Rig {
     }
 }
 
-/// What a batch ended with.
+/// Result of a batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Words {
     pub(crate) statuses: Vec<u32>,
@@ -50,7 +50,7 @@ pub(crate) struct Words {
 }
 
 impl Side {
-    /// The one batch in flight.
+    /// Waits for the one batch in flight and returns its result.
     pub(crate) fn finish(&mut self, token: u64) -> Words {
         let mut ends = Vec::new();
         self.queue.drain(|end| {
@@ -61,7 +61,7 @@ impl Side {
         ends.pop().expect("one")
     }
 
-    /// Slots that hold other bytes.
+    /// Allocates slots filled with random bytes.
     pub(crate) fn slots(&self, random: &mut Random, slot_bytes: usize, slot_count: u32) -> Arc<DeviceSlab> {
         let layout = SlabLayout { slot_bytes, slot_count };
         let slab = DeviceSlab::allocate(&self.device, layout).expect("slots");
@@ -97,7 +97,7 @@ pub(crate) fn host_slots(slot_bytes: usize, slot_count: u32) -> Arc<Slab> {
     Arc::new(Slab::create("checks", layout, PageSize::Standard).expect("slab"))
 }
 
-/// A random engine on a device, and the same bytes here.
+/// A random engine on a device, and a host copy of its bytes.
 pub(crate) struct Engine {
     pub(crate) tensors: Arc<PagedTensors>,
     memory: Arc<DeviceSlab>,
@@ -106,7 +106,7 @@ pub(crate) struct Engine {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What two engines must have in common to exchange blocks.
+/// Properties that two engines must share to exchange blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) layers: u32,
@@ -114,7 +114,7 @@ pub(crate) struct Shape {
     pub(crate) tokens: u32,
     pub(crate) heads: u32,
     pub(crate) head_bytes: u32,
-    /// All offsets are multiples of this.
+    /// All offsets are multiples of this number of bytes.
     pub(crate) unit: u32,
 }
 
@@ -158,7 +158,7 @@ impl Engine {
         self.tensors.layout().blocks
     }
 
-    /// What the device has now.
+    /// Returns the current bytes on the device.
     pub(crate) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes.len()];
         self.memory.read(0, &mut bytes).expect("read");
@@ -166,7 +166,7 @@ impl Engine {
     }
 }
 
-/// Some blocks in any order, each with a slot from the first on.
+/// Returns some blocks in random order, paired with the slots from the first on.
 pub(crate) fn random_pairs(random: &mut Random, blocks: u64, at_most: u64) -> Vec<Pair> {
     let mut numbers: Vec<u64> = (0..blocks).collect();
     for left in (1..numbers.len()).rev() {

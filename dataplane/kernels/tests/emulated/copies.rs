@@ -5,7 +5,7 @@ use dataplane_kernels::{CopyPlan, Direction, HeadRange, PlanError, SlotLayout, c
 use crate::engine::{DEVICE, lay, random_engine, with_sums};
 use crate::harness::{Emulator, Memory, Random, seed};
 
-/// Bytes of a head in units.
+/// Bytes of a head, in units.
 const HEAD_UNITS: [u32; 8] = [1, 2, 3, 4, 8, 10, 16, 72];
 
 fn random_heads(random: &mut Random, paged: u32) -> (u32, HeadRange) {
@@ -19,10 +19,11 @@ fn random_heads(random: &mut Random, paged: u32) -> (u32, HeadRange) {
     (slot, HeadRange { paged_first, slot_first, count })
 }
 
-/// One geometry, both directions. Returns the bytes of an access and whether checksums were taken.
+/// Copies one random geometry in one direction. Returns the bytes of an access and whether checksums were
+/// taken.
 fn round(emulator: &mut Emulator, random: &mut Random, direction: Direction) -> (u64, bool) {
     let heads = 1 + random.below(8) as u32;
-    // All sizes and places are multiples of this.
+    // All sizes and offsets are multiples of this.
     let unit = random.one_of(&[1, 2, 4, 8, 16, 16]);
     let head_bytes = unit * random.one_of(&HEAD_UNITS);
     let unit = u64::from(unit);
@@ -60,7 +61,7 @@ fn round(emulator: &mut Emulator, random: &mut Random, direction: Direction) -> 
             Direction::Scatter => reference::scatter(layouts, slot, place, &mut engine_after),
         }
     }
-    // Scratch is clear again after a launch, so a second one gives the same.
+    // The scratch is zero again after a launch, so a second launch gives the same result.
     for _ in 0..2 {
         emulator.run(&launch, &mut memory, random.bits());
         let what = format!("{direction:?} {} {:?} {slot:?} {range:?}", launch.function, engine.paged);
@@ -95,7 +96,7 @@ fn random_layouts_are_gathered_and_scattered_to_the_byte() {
     assert!(summed > 10);
 }
 
-/// Pieces in canonical order whose size is no multiple of 16: wide accesses and a tail.
+/// Runs in canonical order whose length is not a multiple of 16: wide accesses and a tail.
 #[test]
 fn tails_of_runs_are_copied_and_nothing_behind_them() {
     let Some(mut emulator) = Emulator::start() else { return };
@@ -135,7 +136,8 @@ fn tails_of_runs_are_copied_and_nothing_behind_them() {
     }
 }
 
-/// What one engine with few heads gathers, another with more of them scatters: tensor parallelism 4 to 2.
+/// Heads gathered by one engine with few heads are scattered by another with more heads: tensor parallelism 4
+/// to 2.
 #[test]
 fn heads_of_two_ranks_meet_in_one_slot() {
     let Some(mut emulator) = Emulator::start() else { return };

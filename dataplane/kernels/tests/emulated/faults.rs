@@ -1,4 +1,4 @@
-//! What the kernels refuse, and that the rig sees what it should see.
+//! Inputs that the kernels refuse, and faults that the emulator must detect.
 
 use dataplane_kernels::{CopyPlan, Direction, HeadRange, SlotLayout, status};
 
@@ -32,7 +32,7 @@ fn a_block_that_does_not_exist_and_a_crooked_address_are_refused() {
     }
 }
 
-/// A tensor that the engine does not have: its plane is neither read nor written, and the others are.
+/// A plane that the engine lacks is neither read nor written; the other planes are.
 #[test]
 fn a_plane_without_an_address_is_reported_and_not_touched() {
     let Some(mut emulator) = Emulator::start() else { return };
@@ -55,7 +55,7 @@ fn a_plane_without_an_address_is_reported_and_not_touched() {
     }
 }
 
-/// The canary: a slot that is a byte too small must stop the sanitizer.
+/// Control: a slot that is one byte too small must stop the sanitizer.
 #[test]
 #[should_panic(expected = "no sanitizer stopped the emulator")]
 fn a_write_behind_a_slot_is_seen() {

@@ -1,5 +1,5 @@
-//! Builds the emulator with the machine's C++ compiler and talks to it. Without a compiler tests skip, and
-//! say so.
+//! Builds the emulator with the machine's C++ compiler and talks to it. Without a compiler, tests are skipped
+//! with a message.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -32,22 +32,22 @@ impl Random {
     }
 }
 
-/// The seed of a test: `KVASIR_SEED`, or the given one. Printed, so that a failure can be repeated.
+/// Returns the seed of a test: `KVASIR_SEED`, or the given one. Prints it, so that a failure can be repeated.
 pub(crate) fn seed(default: u64) -> u64 {
     let seed = std::env::var("KVASIR_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     println!("seed {seed} (KVASIR_SEED)");
     seed
 }
 
-/// Where the emulator's source is, from whichever crate's tests this is part of.
+/// Returns the folder of the emulator's source, from any crate whose tests include this file.
 fn folder() -> PathBuf {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let mut folders = above.map(|folder| folder.join("dataplane/kernels/tests/emulator"));
     folders.find(|folder| folder.exists()).expect("the emulator's folder")
 }
 
-/// Compiles files of the emulator unless this very text was compiled before; `None`, with the reason told:
-/// skip.
+/// Compiles files of the emulator, unless the same text was compiled before. `None`: the test is skipped,
+/// with the reason printed.
 pub(crate) fn build(name: &str, files: &[&str], options: &[&str]) -> Option<PathBuf> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     if Command::new(&compiler).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err()
@@ -62,7 +62,7 @@ pub(crate) fn build(name: &str, files: &[&str], options: &[&str]) -> Option<Path
     for file in ["emulator.h", "emulator_api.h", "emulator.cpp", "driver.cpp"] {
         text.extend(std::fs::read(folder().join(file)).expect("the emulator's source"));
     }
-    // One test of this process compiles, the others wait for it; of several processes the last one's file
+    // One test of this process compiles while the others wait. Of several processes, the last one's file
     // stays.
     static COMPILING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _guard = COMPILING.lock();
@@ -88,14 +88,14 @@ pub(crate) fn build(name: &str, files: &[&str], options: &[&str]) -> Option<Path
     Some(target)
 }
 
-/// Device memory of a test: regions at addresses far apart.
+/// Device memory of a test: regions at distant addresses.
 #[derive(Default)]
 pub(crate) struct Memory {
     regions: Vec<(u64, Vec<u8>)>,
 }
 
 impl Memory {
-    /// Puts bytes at an address that has this remainder modulo 256.
+    /// Places bytes at an address with this remainder modulo 256.
     pub(crate) fn put(&mut self, bytes: Vec<u8>, remainder: u64) -> u64 {
         let after =
             self.regions.last().map_or(0x7f12_0000_0000, |(address, bytes)| address + bytes.len() as u64);
@@ -104,12 +104,12 @@ impl Memory {
         address
     }
 
-    /// Puts numbers.
+    /// Places numbers in memory.
     pub(crate) fn put_words(&mut self, words: &[u64]) -> u64 {
         self.put(words.iter().flat_map(|word| word.to_le_bytes()).collect(), 0)
     }
 
-    /// A region's bytes.
+    /// Returns the bytes of a region.
     pub(crate) fn at(&self, address: u64) -> &[u8] {
         &self.regions.iter().find(|(start, _)| *start == address).expect("a region").1
     }
@@ -129,7 +129,7 @@ pub(crate) struct Emulator {
 }
 
 impl Emulator {
-    /// With sanitizers; `None`: skip, the reason was told.
+    /// Starts the emulator with sanitizers. `None`: the test is skipped, with the reason printed.
     pub(crate) fn start() -> Option<Self> {
         let sanitized = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
         let driver = build("driver", &["driver.cpp", "emulator.cpp"], &sanitized)?;
@@ -138,7 +138,7 @@ impl Emulator {
         Some(Self { child: command.spawn().expect("the emulator starts") })
     }
 
-    /// Runs a launch on the memory; threads and thread blocks take turns as the seed says.
+    /// Runs a launch on the memory. The seed `order` decides how threads and thread blocks take turns.
     pub(crate) fn run(&mut self, launch: &Launch, memory: &mut Memory, order: u64) {
         let mut request = Vec::new();
         let number = |bytes: &mut Vec<u8>, number: u64| bytes.extend_from_slice(&number.to_le_bytes());

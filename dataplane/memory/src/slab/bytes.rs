@@ -1,5 +1,5 @@
-//! Bytes of slots that the CPU can reach, in and out. Other processes may write them at any time: so everything here copies
-//! through raw pointers, and the one function that gives out a reference is unsafe.
+//! Access to slot bytes that the CPU can reach. Other processes may write them at any time: so everything
+//! here copies through raw pointers, and the one function that returns a reference is unsafe.
 
 use std::mem::MaybeUninit;
 
@@ -17,21 +17,22 @@ impl Slab {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
     }
 
-    /// Copies bytes of a slot out.
+    /// Copies bytes out of a slot.
     pub fn read(&self, slot: u32, offset: usize, bytes: &mut [u8]) {
         let source = self.address(slot, offset, bytes.len());
         // SAFETY: as in `write`, the other way round.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    /// Adds bytes of a slot to the sum of what begins at the slot's start; panics unless `offset` is a whole number of lanes.
+    /// Adds bytes of a slot to a sum that begins at the slot's start; panics unless `offset` is a multiple
+    /// of the lane size.
     pub fn add_to_sum(&self, slot: u32, offset: usize, bytes: usize, sum: &mut Sum) {
         let source = self.address(slot, offset, bytes);
         // SAFETY: `address` checked the range.
         unsafe { sum.add_shared(lane(offset), source.as_ptr(), bytes) };
     }
 
-    /// Copies bytes of a slot out and adds what was copied, as [`Self::add_to_sum`] does.
+    /// Copies bytes out of a slot and adds them to the sum, as [`Self::add_to_sum`] does.
     pub fn read_summed(
         &self,
         slot: u32,
@@ -47,7 +48,7 @@ impl Slab {
         }
     }
 
-    /// The same for a few bytes, through the caches.
+    /// [`Self::read_summed`] for a few bytes, through the caches.
     pub fn read_summed_into(&self, slot: u32, offset: usize, target: &mut [u8], sum: &mut Sum) {
         let source = self.address(slot, offset, target.len());
         let (place, bytes) = (target.as_mut_ptr(), target.len());
@@ -55,7 +56,7 @@ impl Slab {
         unsafe { sum.add_copied(lane(offset), source.as_ptr(), place, bytes, Stores::Cached) };
     }
 
-    /// Copies `bytes` into a slot and adds them, as [`Self::add_to_sum`] does.
+    /// Copies `bytes` into a slot and adds them to the sum, as [`Self::add_to_sum`] does.
     pub fn write_summed(&self, slot: u32, offset: usize, bytes: &[u8], sum: &mut Sum, stores: Stores) {
         let target = self.address(slot, offset, bytes.len());
         // SAFETY: as in `read_summed`, the other way round.
@@ -64,7 +65,8 @@ impl Slab {
         }
     }
 
-    /// Copies the start of a slot of `source` to the start of a slot of another slab, and adds what was copied.
+    /// Copies the start of a slot of `source` to the start of a slot of another slab, and adds the copied
+    /// bytes to the sum.
     pub fn copy_summed(
         &self,
         source: &Slab,
@@ -81,7 +83,8 @@ impl Slab {
         unsafe { sum.add_copied(0, from.as_ptr(), to.as_ptr(), bytes, stores) };
     }
 
-    /// Copies `len` bytes from a slot of `source` into a slot of this slab; panics when either range is outside.
+    /// Copies `len` bytes from a slot of `source` into a slot of this slab; panics when either range is
+    /// outside its slot.
     pub fn copy_from(&self, source: &Slab, from: (u32, usize), to: (u32, usize), len: usize) {
         let from = source.address(from.0, from.1, len);
         let to = self.address(to.0, to.1, len);
@@ -89,7 +92,7 @@ impl Slab {
         unsafe { copy::copy(from.as_ptr(), to.as_ptr(), len) };
     }
 
-    /// Like [`Self::copy_from`], but a range that does not exist is an answer (false, nothing copied).
+    /// [`Self::copy_from`] that returns false, and copies nothing, when a range does not exist.
     #[must_use]
     #[inline]
     pub fn try_copy_from(&self, source: &Slab, from: (u32, usize), to: (u32, usize), len: usize) -> bool {
@@ -117,8 +120,8 @@ impl Slab {
         assert!(copied, "{count} rows of {bytes} bytes, {strides:?} apart, from {from:?} to {to:?}");
     }
 
-    /// Like [`Self::copy_rows_from`], but rows that do not exist are an answer (false, nothing copied). The span
-    /// of all rows is checked once, before the first is copied.
+    /// [`Self::copy_rows_from`] that returns false, and copies nothing, when rows do not exist. The span of
+    /// all rows is checked once, before the first is copied.
     #[must_use]
     pub fn try_copy_rows_from(
         &self,
@@ -146,11 +149,11 @@ impl Slab {
         true
     }
 
-    /// The bytes of a slot as a slice.
+    /// Returns the bytes of a slot as a slice.
     ///
     /// # Safety
     /// 1. For as long as the slice lives, the caller keeps the slot from being reused: it holds a `SlotRef`.
-    /// 2. Nobody writes these bytes meanwhile: no transfer into the slot is under way, and no thread of this
+    /// 2. These bytes are not written meanwhile: no transfer into the slot is in progress, and no thread of this
     ///    process has the mutable slice.
     #[must_use]
     pub unsafe fn bytes(&self, slot: u32, offset: usize, len: usize) -> &[u8] {

@@ -1,10 +1,11 @@
-//! Numbers for the generations of slots.
+//! Generation numbers of slots.
 //!
-//! A peer names a slot together with its generation, and a fabric that checks names does what they ask for. So a generation
-//! is a permission as well: it is drawn from a keyed hash (the standard library's `RandomState` over a counter: SipHash-1-3 at
-//! present, under keys of the process that the system drew), and a peer that was told of some slots cannot guess the names of others. A guess is right once
-//! in 2³² tries, and a wrong one ends the connection. For the same reason a slot that is reused keeps an old name valid by
-//! accident once in 2³² times; what is moved has its checksum besides.
+//! A peer names a slot together with its generation, and a fabric that checks names obeys the pair. So a
+//! generation is a permission as well: it is drawn from a keyed hash (the standard library's `RandomState`
+//! over a counter: SipHash-1-3 at present, with keys of the process that the system drew), and a peer that
+//! was told of some slots cannot guess the names of others. A guess is right once in 2³² tries, and a wrong
+//! one ends the connection. For the same reason a reused slot keeps an old name valid by accident once in
+//! 2³² times; moved bytes have a checksum besides.
 //!
 //! Per draw: one atomic addition and about 10 ns; no lock, no allocation.
 

@@ -1,4 +1,4 @@
-//! The shape of a slab, and its header: how the shape is told to a process that attaches it.
+//! The layout of a slab, and the header that describes it to a process that attaches the slab.
 
 use std::sync::atomic::AtomicU32;
 
@@ -8,13 +8,13 @@ use crate::MemoryError;
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRSLAB");
 const VERSION: u32 = 1;
 pub(super) const HEADER_BYTES: usize = 64;
-/// Byte of the header that says where the slots lie.
+/// Offset in the header of the byte that holds the place of the slots.
 const PLACE: usize = 24;
 pub(super) const PAGE_BYTES: usize = 4096;
-/// Slots start on a cache line, as DMA engines and vector loads like it.
+/// Slots start on a cache line, for DMA engines and vector loads.
 const SLOT_ALIGNMENT: usize = 64;
 
-/// Which pages back a slab.
+/// Page size behind a slab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSize {
     /// 4 KiB pages.
@@ -33,25 +33,26 @@ pub struct SlabLayout {
 }
 
 impl SlabLayout {
-    /// From the start of one slot to the start of the next, in bytes.
+    /// Returns the bytes from the start of one slot to the start of the next.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.slot_bytes.next_multiple_of(SLOT_ALIGNMENT)
     }
 
-    /// From the start of the mapping to the start of the first slot, in bytes.
+    /// Returns the bytes from the start of the mapping to the start of the first slot.
     #[must_use]
     pub fn slots_offset(&self) -> usize {
         (HEADER_BYTES + self.slot_count as usize * size_of::<AtomicU32>()).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Bytes of all slots, from the start of the first; for a usable layout ([`SlabLayout::mapped_bytes`]).
+    /// Returns the bytes of all slots, from the start of the first; for a usable layout
+    /// ([`SlabLayout::mapped_bytes`]).
     #[must_use]
     pub fn slots_bytes(&self) -> usize {
         self.stride() * self.slot_count as usize
     }
 
-    /// Bytes of the whole mapping with 4 KiB pages, or `None` when the layout is unusable.
+    /// Returns the bytes of the whole mapping with 4 KiB pages; `None` when the layout is unusable.
     #[must_use]
     pub fn mapped_bytes(&self) -> Option<usize> {
         if self.slot_bytes == 0 || self.slot_count == 0 || self.slot_bytes > isize::MAX as usize / 2 {
@@ -63,14 +64,14 @@ impl SlabLayout {
     }
 }
 
-/// Where the slots of a slab lie.
+/// Place of a slab's slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotsPlace {
     Mapping = 0,
     Device = 1,
 }
 
-/// The mapping's first bytes: magic, version, slot count, slot bytes, place of the slots.
+/// Encodes the header: magic, version, slot count, slot bytes, place of the slots.
 pub(super) fn header(layout: SlabLayout, place: SlotsPlace) -> [u8; HEADER_BYTES] {
     let mut header = [0_u8; HEADER_BYTES];
     header[0..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -81,7 +82,8 @@ pub(super) fn header(layout: SlabLayout, place: SlotsPlace) -> [u8; HEADER_BYTES
     header
 }
 
-/// The layout that a header of another process says, if its slots are in a mapping of so many bytes.
+/// Decodes the layout in another process's header, and checks that its slots fit into a mapping of
+/// `mapped_bytes`.
 pub(super) fn layout_of(header: &[u8; HEADER_BYTES], mapped_bytes: usize) -> Result<SlabLayout, MemoryError> {
     let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;

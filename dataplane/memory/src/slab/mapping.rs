@@ -1,4 +1,4 @@
-//! How a slab comes to be: made, or attached; and how it ends. For start-up: all of this blocks.
+//! Creation, attachment and unmapping of a slab. For start-up: all of this blocks.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::{DeviceMemory, MemoryError};
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 impl Slab {
-    /// Makes a slab. `name` appears in `/proc/self/maps` and in errors.
+    /// Creates a slab. `name` appears in `/proc/self/maps` and in errors.
     pub fn create(name: &str, layout: SlabLayout, pages: PageSize) -> Result<Self, MemoryError> {
         let standard_bytes = layout.mapped_bytes().ok_or_else(|| unusable(name, layout))?;
         let slab = match pages {
@@ -35,8 +35,8 @@ impl Slab {
         Ok(slab)
     }
 
-    /// Makes a slab whose slots lie in `device`, from its byte 0 on. Header and generations are in host memory as
-    /// ever, so references, generations and leases work unchanged; the slots' bytes are for devices alone.
+    /// Creates a slab whose slots lie in `device`, from its byte 0 on. Header and generations stay in host
+    /// memory, so references, generations and leases work unchanged; only devices access the slots' bytes.
     pub fn on_device(
         name: &str,
         layout: SlabLayout,
@@ -88,8 +88,8 @@ impl Slab {
         })
     }
 
-    /// Maps a slab that another process made, after checking that it is one and can no longer change size. One whose
-    /// slots lie in a device's memory is refused: its descriptor does not hold them.
+    /// Maps a slab that another process made, after checking that it is valid and can no longer change
+    /// size. A slab whose slots lie in a device's memory is refused: its descriptor does not hold them.
     pub fn attach(memory: OwnedFd) -> Result<Self, MemoryError> {
         let system = |operation| {
             move |errno| MemoryError::System { operation, name: "(attached)".to_owned(), bytes: 0, errno }
@@ -125,18 +125,18 @@ impl Slab {
         Ok(slab)
     }
 
-    /// Maps the first `bytes` of the slab into this process now, so that the first copy to a page does not stop
-    /// for a fault (3 µs for each 4 KiB page on a busy virtual machine, and as much here). Pages that nobody has
-    /// touched yet are allocated. Blocks meanwhile; for start-up. `bytes` beyond the end count as the end, which is
-    /// that of the generations when the slots lie in a device's memory.
+    /// Maps the first `bytes` of the slab into this process now, so that the first copy to a page does not
+    /// incur a fault (3 µs for each 4 KiB page on a busy virtual machine, and as much here). Untouched
+    /// pages are allocated. Blocks meanwhile; for start-up. `bytes` beyond the end count as the end, which
+    /// is that of the generations when the slots lie in a device's memory.
     pub fn populate(&self, bytes: usize) -> Result<(), MemoryError> {
         self.populate_range(0..bytes.min(self.mapped_bytes))
     }
 
-    /// The same for the pages of some slots.
+    /// [`Self::populate`] for the pages of some slots.
     ///
     /// # Panics
-    /// When the slots do not exist, or lie in a device's memory.
+    /// If the slots do not exist, or lie in a device's memory.
     pub fn populate_slots(&self, slots: Range<u32>) -> Result<(), MemoryError> {
         let count = self.reachable_count;
         assert!(slots.start <= slots.end && slots.end <= count, "slots {slots:?} of {count}");
@@ -146,7 +146,7 @@ impl Slab {
         self.populate_range(place(slots.start) / page * page..end)
     }
 
-    /// A range within the mapping that begins at a page.
+    /// Populates a range of the mapping that begins at a page boundary.
     fn populate_range(&self, range: Range<usize>) -> Result<(), MemoryError> {
         // SAFETY: the range is inside our own mapping.
         let start = unsafe { self.base.as_ptr().add(range.start) };
@@ -160,11 +160,11 @@ impl Slab {
             })
     }
 
-    /// Has pages that are touched from now on taken from this NUMA node, as far as it has some, whoever touches them first. For
-    /// start-up, before the slots are used.
+    /// Prefers this NUMA node for pages that are touched from now on, by whichever thread or process, as
+    /// long as the node has free pages. For start-up, before the slots are used.
     ///
     /// # Errors
-    /// When the system refuses: a node that it does not have, or a container that may not ask.
+    /// If the system refuses: the node does not exist, or the container lacks the permission.
     pub fn prefer_numa_node(&self, node: u32) -> Result<(), MemoryError> {
         const NODES_MAX: u32 = 1024;
         const BITS: u32 = u64::BITS;
@@ -196,7 +196,7 @@ impl Slab {
         Err(failed(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)))
     }
 
-    /// Writes the header, and gives each slot its first generation.
+    /// Writes the header, and sets the first generation of each slot.
     fn initialise_header(&self, place: SlotsPlace) {
         let header = header(self.layout, place);
         // SAFETY: the mapping is at least one page and nobody else has its descriptor yet.

@@ -1,3 +1,5 @@
+//! Tests of slabs.
+
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::layout::PAGE_BYTES;
@@ -77,7 +79,7 @@ fn populating_slots_allocates_their_pages_and_no_others() {
     slab.write(3, 0, b"kept");
     let before = allocated();
     slab.populate_slots(2..12).expect("populate");
-    // The slots begin at a page; one of theirs was there.
+    // The slots begin at a page boundary; one of their pages was allocated already.
     assert_eq!(allocated() - before, 10 * 8192 - 4096);
     slab.populate_slots(0..40).expect("populate");
     slab.populate_slots(40..40).expect("nothing");
@@ -173,7 +175,7 @@ fn a_range_beyond_the_slot_is_a_bug() {
     let _ = slab(64, 1).address(0, 60, 5);
 }
 
-/// The kernel's own account of the mapping says so (numa(7)).
+/// Checks the kernel's own account of the mapping (numa(7)).
 #[test]
 fn pages_are_wanted_on_a_node() {
     let Ok(maps) = std::fs::read_to_string("/proc/self/numa_maps") else {

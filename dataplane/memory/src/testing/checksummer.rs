@@ -1,18 +1,18 @@
-//! A checksummer as of a device: sums come late, and not always.
+//! Test double of a device's checksummer: sums arrive late, and may fail.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Checksummer, DeviceError, Slab, SlotSum, SumDone, SumRefused};
 
-/// What may go wrong, and how slow it is.
+/// Delay and faults of a [`ChecksummerDouble`].
 #[derive(Debug, Clone, Copy)]
 pub struct SumFaults {
-    /// A sum ends at the latest with so many polls after its flush (at least 1), the number drawn from the seed.
+    /// A sum completes at most this many polls after its flush (at least 1), the number drawn from the seed.
     pub polls_max: u64,
-    /// One in so many sums fails; 0 is never.
+    /// One in this many sums fails; 0: none.
     pub fail_one_in: u64,
-    /// One in so many sums has a wrong bit; 0 is never.
+    /// One in this many sums has a wrong bit; 0: none.
     pub wrong_one_in: u64,
 }
 
@@ -30,8 +30,8 @@ struct Running {
     is_wrong: bool,
 }
 
-/// Sums slots of any device memory, each a seeded number of polls after its flush and in no order. The bytes are read
-/// when the sum ends, so that a slot that is reused too early shows.
+/// Checksums slots of any device memory, each completing a seeded number of polls after its flush and in no
+/// order. The bytes are read when the sum completes, so that a slot that is reused too early is detected.
 #[derive(Debug)]
 pub struct ChecksummerDouble {
     random: u64,
@@ -39,7 +39,7 @@ pub struct ChecksummerDouble {
     capacity: usize,
     polls: u64,
     is_dead: bool,
-    /// Submitted, and not flushed yet.
+    /// Sums submitted and not flushed yet.
     submitted: VecDeque<SlotSum>,
     running: Vec<Running>,
     scratch: Vec<u8>,
@@ -47,7 +47,7 @@ pub struct ChecksummerDouble {
 }
 
 impl ChecksummerDouble {
-    /// Takes `capacity` sums at a time.
+    /// Makes a checksummer that takes `capacity` sums at a time.
     #[must_use]
     pub fn new(seed: u64, capacity: usize, faults: SumFaults) -> Self {
         Self {
@@ -63,17 +63,17 @@ impl ChecksummerDouble {
         }
     }
 
-    /// Changes what may go wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_faults(&mut self, faults: SumFaults) {
         self.faults = faults;
     }
 
-    /// The device is lost: whatever is in flight or comes ends with an error.
+    /// Loses the device: sums in flight and later ones end with an error.
     pub fn kill(&mut self) {
         self.is_dead = true;
     }
 
-    /// Flushes that had something to start.
+    /// Returns the number of flushes that started sums.
     #[must_use]
     pub fn doorbells(&self) -> u64 {
         self.doorbells
@@ -158,7 +158,7 @@ impl Checksummer for ChecksummerDouble {
     }
 }
 
-/// One double for its user and for the test that disturbs it.
+/// Lets the double's user and the test that injects faults share one double.
 impl Checksummer for Arc<Mutex<ChecksummerDouble>> {
     fn reaches(&self, slab: &Arc<Slab>) -> bool {
         locked(self).reaches(slab)
@@ -210,8 +210,9 @@ mod tests {
         SlotSum { token, slot: slot.clone(), offset, len }
     }
 
-    /// Random ranges with refusals and faults: each accepted token ends once with the sum of the bytes that were there
-    /// when it was submitted, although its owner forgets the slot at once, and no slot is held afterwards.
+    /// Random ranges with refusals and faults: each accepted token ends once with the sum of the bytes that
+    /// were there when it was submitted, although its owner drops the slot at once, and no slot is held
+    /// afterwards.
     #[test]
     fn every_sum_ends_once_and_holds_its_slot_until_then() {
         for seed in 1..=20_u64 {

@@ -1,15 +1,15 @@
-//! A copier as of a device: bytes move late, and not always.
+//! Test double of a device's copier: bytes move late, and copies may fail.
 
 use std::collections::VecDeque;
 
 use crate::{Copier, CopyDone, CopyRefused, DeviceError, Slab, SlotCopy};
 
-/// What may go wrong, and how slow it is.
+/// Delay and faults of a [`CopierDouble`].
 #[derive(Debug, Clone, Copy)]
 pub struct CopyFaults {
-    /// A copy ends at the latest with so many polls after its flush (at least 1), the number drawn from the seed.
+    /// A copy completes at most this many polls after its flush (at least 1), the number drawn from the seed.
     pub polls_max: u64,
-    /// One in so many copies fails, and leaves rubbish in a part of its target; 0 is never.
+    /// One in this many copies fails, and leaves garbage in a part of its target; 0: none.
     pub fail_one_in: u64,
 }
 
@@ -26,9 +26,9 @@ struct Running {
     fails: bool,
 }
 
-/// Copies between host slabs and slabs of any device memory, each a seeded number of polls after its flush. Copies of
-/// one direction end in order, those of different directions do not. The bytes are read when the copy ends, so that a
-/// source that is reused too early shows.
+/// Copies between host slabs and slabs of any device memory, each completing a seeded number of polls after
+/// its flush. Copies of one direction complete in order, those of different directions do not. The bytes
+/// are read when the copy completes, so that a source that is reused too early is detected.
 #[derive(Debug)]
 pub struct CopierDouble {
     random: u64,
@@ -36,9 +36,9 @@ pub struct CopierDouble {
     capacity: usize,
     polls: u64,
     is_dead: bool,
-    /// Submitted, and not flushed yet.
+    /// Copies submitted and not flushed yet.
     submitted: VecDeque<SlotCopy>,
-    /// By where from and where to.
+    /// Running copies, by the kind of source and target.
     running: [VecDeque<Running>; 4],
     scratch: Vec<u8>,
     doorbells: u64,
@@ -46,7 +46,7 @@ pub struct CopierDouble {
 }
 
 impl CopierDouble {
-    /// Takes `capacity` copies at a time.
+    /// Makes a copier that takes `capacity` copies at a time.
     #[must_use]
     pub fn new(seed: u64, capacity: usize, faults: CopyFaults) -> Self {
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -64,23 +64,23 @@ impl CopierDouble {
         }
     }
 
-    /// Changes what may go wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_faults(&mut self, faults: CopyFaults) {
         self.faults = faults;
     }
 
-    /// The device is lost: whatever is in flight or comes ends with an error.
+    /// Loses the device: copies in flight and later ones end with an error.
     pub fn kill(&mut self) {
         self.is_dead = true;
     }
 
-    /// Copies that have ended, as they should or not.
+    /// Returns the number of copies that have ended, successfully or not.
     #[must_use]
     pub fn copied(&self) -> u64 {
         self.copied
     }
 
-    /// Flushes that had something to start.
+    /// Returns the number of flushes that started copies.
     #[must_use]
     pub fn doorbells(&self) -> u64 {
         self.doorbells
@@ -113,7 +113,7 @@ impl CopierDouble {
     }
 }
 
-/// Where bytes of a slot lie in the device's memory.
+/// Returns the offset of a slot's bytes in the device's memory.
 fn offset_of(slab: &Slab, at: (u32, u32)) -> usize {
     at.0 as usize * slab.layout().stride() + at.1 as usize
 }
@@ -217,8 +217,8 @@ mod tests {
         bytes
     }
 
-    /// Random copies in all four directions, with refusals and faults: each accepted token ends once, a good end means
-    /// equal bytes, and no slot is held afterwards, nor reused while its copy goes on.
+    /// Random copies in all four directions, with refusals and faults: each accepted token ends once,
+    /// success means equal bytes, and no slot is held afterwards, nor reused during its copy.
     #[test]
     fn every_copy_ends_once_and_holds_its_slots_until_then() {
         for seed in 1..=20_u64 {

@@ -1,7 +1,7 @@
-//! Memory of a device that does not exist.
+//! Test double of a device's memory.
 //!
-//! The same pages are mapped twice: at the address that is given out no access is allowed, so whoever dereferences it
-//! dies at once; the double itself uses the other mapping, behind a lock.
+//! The same pages are mapped twice: at the address that is returned no access is allowed, so that a
+//! dereference faults at once; the double itself uses the other mapping, under a lock.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -13,34 +13,35 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 
-/// How a NIC may reach the memory.
+/// Ways in which a NIC may reach the memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Abilities {
-    /// Whether it can be exported as a dma-buf. (What is exported is a memfd, which no kernel takes for one.)
+    /// Whether the memory can be exported as a dma-buf. (The export is a memfd, which no kernel accepts as
+    /// a dma-buf.)
     pub dma_buf: bool,
-    /// Whether it says that a NIC may register its address.
+    /// Whether the memory reports that a NIC may register its address.
     pub peer_memory: bool,
 }
 
-/// See the module.
+/// Test double of a device's memory; see the module's documentation.
 #[derive(Debug)]
 pub struct DeviceDouble {
     memory: OwnedFd,
-    /// Mapped without any access.
+    /// Mapping without any access, whose address is returned.
     face: NonNull<u8>,
-    /// The same bytes. The lock keeps two threads' copies apart.
+    /// Accessible mapping of the same bytes. The lock serialises the copies of two threads.
     alias: Mutex<NonNull<u8>>,
     bytes: usize,
     abilities: Abilities,
     is_dead: AtomicBool,
-    /// It is not exported through its window on the bus.
+    /// Whether the export through the bus window is refused.
     refuses_bar: AtomicBool,
     settled: AtomicU64,
-    /// What was written and is not settled, when it is to be kept back.
+    /// Writes that are not settled yet; `None`: writes take effect at once.
     unsettled: Mutex<Option<Vec<Write>>>,
 }
 
-/// Where, and what.
+/// Offset and bytes of a write.
 type Write = (usize, Box<[u8]>);
 
 // SAFETY: both mappings belong to this value until it is dropped; the face is never accessed, the alias only under
@@ -50,7 +51,7 @@ unsafe impl Send for DeviceDouble {}
 unsafe impl Sync for DeviceDouble {}
 
 impl DeviceDouble {
-    /// `bytes` of zeros. Panics when the system has no memory for it: this is for tests.
+    /// Makes memory of `bytes` zeros. Panics when the system has no memory for it: this is for tests.
     #[must_use]
     pub fn new(bytes: usize, abilities: Abilities) -> Arc<Self> {
         let memory = rustix::fs::memfd_create("device-double", MemfdFlags::CLOEXEC).expect("a memfd");
@@ -62,8 +63,8 @@ impl DeviceDouble {
         Arc::new(Self { memory, face, alias, bytes, abilities, is_dead, refuses_bar, settled, unsettled })
     }
 
-    /// From now on what is written can be read only after [`DeviceMemory::settle`], as what a NIC writes to a device
-    /// that reorders such writes.
+    /// From now on written bytes can be read only after [`DeviceMemory::settle`], like a NIC's writes to a
+    /// device that reorders them.
     pub fn reorder_writes(&self) {
         self.unsettled().get_or_insert_default();
     }
@@ -80,18 +81,18 @@ impl DeviceDouble {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// From now on it is exported in the automatic way only, as by a driver that cannot be asked for another.
+    /// From now on only the automatic export succeeds, as with a driver that does not support the other.
     pub fn refuse_bar(&self) {
         self.refuses_bar.store(true, Ordering::Relaxed);
     }
 
-    /// How often what NICs have written was made visible.
+    /// Returns the number of times that written bytes were made visible.
     #[must_use]
     pub fn settled_count(&self) -> u64 {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// The device falls off its bus: from now on every access fails.
+    /// Removes the device from the bus: from now on every access fails.
     pub fn kill(&self) {
         self.is_dead.store(true, Ordering::Relaxed);
     }
@@ -214,7 +215,7 @@ mod tests {
         assert!(double.read(0, &mut bytes).expect_err("dead").reason.contains("gone"));
     }
 
-    /// The guard must hold: the kernel, asked to read from the address that is given out, finds no access there.
+    /// Checks the guard mapping: a kernel read from the returned address fails.
     #[test]
     fn the_address_faults() {
         let double = DeviceDouble::new(4096, Abilities::default());

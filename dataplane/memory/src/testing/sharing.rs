@@ -1,4 +1,4 @@
-//! Device memory that nodes of one process share, as processes share a device's.
+//! Test double of shared device memory: nodes of one process share it as processes share a device's.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::{
 static EXPORTED: Mutex<Option<HashMap<u64, Arc<DeviceDouble>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// See the module. Its copiers are [`CopierDouble`]s.
+/// Test double of [`DeviceSharing`]. Its copiers are [`CopierDouble`]s.
 #[derive(Debug)]
 pub struct SharingDouble {
     slab: Arc<Slab>,
@@ -24,7 +24,7 @@ pub struct SharingDouble {
     is_lost: Arc<AtomicBool>,
 }
 
-/// A copier that is lost with its device.
+/// A copier that fails when its device is lost.
 #[derive(Debug)]
 struct Losable {
     copier: CopierDouble,
@@ -57,7 +57,7 @@ impl Copier for Losable {
 }
 
 impl SharingDouble {
-    /// A slab in memory of its own. Panics when there is none: this is for tests.
+    /// Makes a slab in memory of its own. Panics when there is none: this is for tests.
     #[must_use]
     pub fn new(layout: SlabLayout, memory: &Arc<DeviceDouble>, faults: CopyFaults) -> Self {
         let shared: Arc<dyn DeviceMemory> = memory.clone();
@@ -67,7 +67,7 @@ impl SharingDouble {
         Self { slab: Arc::new(slab), memory: Arc::clone(memory), number, faults, is_lost }
     }
 
-    /// The device is lost: every copier of this node's notices.
+    /// Loses the device: every copier of this node reports it.
     pub fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
     }

@@ -11,25 +11,25 @@ use crate::rdma::{GidKind, RdmaDevice, RdmaPort};
 use crate::topology::{Memory, Topology};
 use crate::warning::Severity;
 
-/// What a fact means for Kvasir.
+/// Rating of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Used, or as it should be.
+    /// In use, or as it should be.
     Ok,
-    /// Works, but not as well as it could.
+    /// Works, but slower than it could.
     Warn,
-    /// Not there or not usable; Kvasir does without.
+    /// Absent or unusable; Kvasir runs without it.
     Off,
 }
 
-/// One line.
+/// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What it means.
+    /// Rating.
     pub state: State,
-    /// What it is about, one word or two.
+    /// Subject, in one or two words.
     pub what: String,
-    /// What was found.
+    /// Observation.
     pub found: String,
 }
 
@@ -44,13 +44,13 @@ impl fmt::Display for Fact {
     }
 }
 
-/// All facts as text, one per line.
+/// Returns all facts as text, one per line.
 #[must_use]
 pub fn doctor(topology: &Topology, needs: &Needs) -> String {
     facts(topology, needs).iter().map(|fact| format!("{fact}\n")).collect()
 }
 
-/// All facts, the warnings last.
+/// Returns all facts, the warnings last.
 #[must_use]
 pub fn facts(topology: &Topology, needs: &Needs) -> Vec<Fact> {
     let mut facts = Vec::new();

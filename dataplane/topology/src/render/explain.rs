@@ -14,24 +14,24 @@ use crate::render::outline::{Kind, Marks, Node, build};
 use crate::render::svg;
 use crate::topology::{Memory, Topology};
 
-/// How two places are connected.
+/// Explanation of the path between two places.
 #[derive(Debug)]
 pub struct Explanation {
-    /// In words, with the tree below.
+    /// The explanation in words, with the tree below.
     pub text: String,
-    /// As a picture.
+    /// The explanation as a picture.
     pub svg: String,
-    /// What was decided; `None` where a device and not a memory was named.
+    /// The chosen path; `None` when one end is a device and not a memory.
     pub decision: Option<Decision>,
 }
 
-/// Explains the path from a place on this node to another place, here or on a described node.
+/// Explains the path from a place on this node to another place, on this node or on a described node.
 ///
-/// Two memories are connected by what [`choose`] chooses. With a device (a NIC, a disk) at an end only the
-/// PCIe path is explained.
+/// Two memories are connected by the path that [`choose`] returns. With a device (a NIC, a disk) at one end
+/// only the PCIe path is explained.
 ///
 /// # Errors
-/// When a place is not written well, is not there, or is on a node that is not described.
+/// When a place is malformed, does not exist, or is on a node that is not described.
 pub fn explain(
     topology: &Topology,
     others: &[NodeDescription],
@@ -51,7 +51,7 @@ pub fn explain(
             let memory = to.find_remote(&node)?;
             (node, Found::Memory(memory))
         }
-        // A place that other processes of this node listen at too.
+        // Another process of this node: it listens on the loopback address.
         None => (NodeDescription::of(topology, vec!["127.0.0.1".to_owned()]), to.find(topology)?),
     };
     match (source, target) {
@@ -143,7 +143,7 @@ fn devices(topology: &Topology, from: &Place, to: &Place, source: Found, target:
             between(topology, *memory, *address)
         }
         (Found::Device(left), Found::Device(right)) => {
-            // A device takes the place of a GPU: both are peers on the bus.
+            // The device takes the role of a GPU: both are peers on the bus.
             between(topology, Memory::Gpu(*left), *right)
         }
         (Found::Memory(_), Found::Memory(_)) => (None, None),
@@ -162,7 +162,8 @@ fn between(topology: &Topology, memory: Memory, address: PciAddress) -> (Option<
     (topology.distance_to_memory(memory, device), topology.pcie_ceiling_gb_s(device, memory))
 }
 
-/// The tree, the path marked by `*` at the margin; parts without it are counted only.
+/// Prints the tree, with the path marked by `*` in the margin; subtrees without a part of the path are only
+/// counted.
 fn print_tree(text: &mut String, system: &Node) {
     let _ = writeln!(text, "{} {}", margin(system), system.title);
     print_children(text, system, "");

@@ -1,4 +1,4 @@
-//! The tree that people think of: NUMA node, host bridge, switch, device. Ports are left out.
+//! The outline of a node: NUMA node, host bridge, switch, device. PCIe ports are left out.
 //!
 //! A PCIe switch is two layers of bridges to the kernel: one upper port, then a lower port per device. Below
 //! a root port every second bridge of a chain is therefore a switch; the others only lead to it.
@@ -9,7 +9,7 @@ use crate::bandwidth::show_gb_s;
 use crate::pci::{PciAddress, PciDevice};
 use crate::topology::{Memory, Topology};
 
-/// What a box stands for.
+/// Kind of hardware that a box stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     System,
@@ -22,17 +22,17 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// One box with what is inside it.
+/// One box with the boxes inside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,
     pub(crate) title: String,
     pub(crate) detail: String,
-    /// Its end of the path.
+    /// Whether the box is an end of the path.
     pub(crate) marked: bool,
-    /// The path touches it.
+    /// Whether the path touches the box.
     pub(crate) on_path: bool,
-    /// Bandwidth to print on it.
+    /// Bandwidth to print on the box.
     pub(crate) badge: Option<String>,
     pub(crate) children: Vec<Node>,
 }
@@ -43,14 +43,14 @@ impl Node {
     }
 }
 
-/// The ends of a path on this node, and what to print on each.
+/// The ends of a path on this node, and the text to print on each.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     pub(crate) devices: BTreeMap<PciAddress, Option<String>>,
     pub(crate) memory: Option<Memory>,
 }
 
-/// Boxes for all devices that bytes come from or go to. More than these are not drawn.
+/// Largest number of device boxes; further devices are not drawn.
 const DEVICES_MAX: usize = 256;
 
 pub(crate) fn build(topology: &Topology, marks: &Marks) -> Node {
@@ -95,7 +95,7 @@ fn numa_nodes(topology: &Topology) -> Vec<(Option<u32>, Node)> {
     nodes.collect()
 }
 
-/// GPUs, NICs and disks: what is not a source or sink of blocks is not drawn.
+/// Returns the GPUs, NICs and disks. Devices that are neither source nor sink of blocks are not drawn.
 fn endpoints(topology: &Topology) -> Vec<&PciDevice> {
     let wanted = |device: &&PciDevice| {
         let address = Some(device.address);
@@ -138,7 +138,7 @@ fn insert(numa: &mut Node, topology: &Topology, device: &PciDevice, leaf: Node) 
     node.children.push(leaf);
 }
 
-/// The child with this title, made if it is not there.
+/// Returns the child with this title, and creates it if it is missing.
 fn child<'a>(node: &'a mut Node, kind: Kind, title: &str, detail: &str) -> &'a mut Node {
     let index = node.children.iter().position(|child| child.kind == kind && child.title == title);
     let index = index.unwrap_or_else(|| {

@@ -1,7 +1,7 @@
-//! The picture: boxes in boxes, the path in one colour, bandwidths on the chosen rails.
+//! Drawing of the picture: nested boxes, the path in one colour, bandwidths on the chosen rails.
 //!
 //! Plain SVG 1.1 with one style sheet that follows the viewer's light or dark theme. Sizes are computed from
-//! the tree: devices have one size, a box is as large as what it holds, rows wrap at a width.
+//! the tree: devices have one size, a box is as large as its content, rows wrap at a width.
 
 use std::fmt::Write as _;
 
@@ -51,7 +51,7 @@ pub(crate) fn draw(system: &Node, title: &str, notes: &[String]) -> String {
     let longest = notes.iter().map(|note| note.chars().count()).chain([title.chars().count() * 3 / 2]).max();
     let characters = u32::try_from(longest.unwrap_or(0).min(200)).unwrap_or(0);
     width = width.max(characters * 13 / 2 + 2 * GAP);
-    // Boxes of one width line up.
+    // Gives the boxes of NUMA nodes the same width.
     for placed in boxes.iter_mut().filter(|placed| placed.node.kind == Kind::Numa) {
         placed.width = width - 2 * GAP;
     }
@@ -138,7 +138,7 @@ fn is_leaf(node: &Node) -> bool {
     matches!(node.kind, Kind::Gpu | Kind::Nic | Kind::Disk | Kind::Other)
 }
 
-/// Places a box and all inside it; returns its width and height. Parents come before children, so that they
+/// Places a box and its content, and returns its width and height. Parents come before children, so that they
 /// are painted below them.
 fn place<'a>(node: &'a Node, x: u32, y: u32, boxes: &mut Vec<Placed<'a>>) -> (u32, u32) {
     let index = boxes.len();
@@ -158,7 +158,7 @@ fn place<'a>(node: &'a Node, x: u32, y: u32, boxes: &mut Vec<Placed<'a>>) -> (u3
     (width, height)
 }
 
-/// A GPU over its NIC, both as wide as the header of the switch around them.
+/// Places a GPU over its NIC, both as wide as the header of the switch around them.
 fn place_stack<'a>(
     node: &'a Node,
     (x, y): (u32, u32),

@@ -1,4 +1,4 @@
-//! Which path is chosen between fixtures, and with what reasons.
+//! The path that is chosen between fixtures, and the reasons that are given.
 
 use dataplane_topology::render::explain;
 use dataplane_topology::{
@@ -11,7 +11,7 @@ use crate::fixtures::{Machine, dgx, infiniband, plain_vm, soft_roce, two_rails, 
 fn describe(topology: &Topology, name: &str) -> NodeDescription {
     let mut description = NodeDescription::of(topology, vec!["10.0.0.9:7001".to_owned()]);
     description.hostname = name.to_owned();
-    // As it arrives: through the text form.
+    // As a peer gets it: through the text form.
     NodeDescription::parse(description.encode().as_bytes()).expect("own text")
 }
 
@@ -38,7 +38,7 @@ fn a_gpu_gets_the_rail_beside_it() {
     assert_eq!(decision.transport, Some(Transport::Rdma));
     assert_eq!(names(&decision), ["mlx5_0:1>mlx5_6:1"]);
     assert!(!decision.staged);
-    // A rail of 49.7 GB/s and a GPU link of 63.0.
+    // A rail of 49.7 GB/s and a GPU link of 63.0 GB/s.
     assert_eq!(decision.limited_by, "the rails");
     assert!((decision.expected_gb_s.expect("known") - 49.68).abs() < 0.1, "{:?}", decision.expected_gb_s);
     assert_eq!(decision.warnings, []);
@@ -67,7 +67,7 @@ fn each_gpu_of_a_dgx_has_a_rail_of_its_own() {
     assert_eq!(topology.gpus.len(), 8);
     for gpu in 0..8 {
         assert_eq!(rails_of(&topology, gpu), [format!("mlx5_{gpu}:1")]);
-        // The node that another sees gives the same.
+        // The same selection from the node's description.
         let described = describe(&topology, "a");
         let (rails, _) = select_remote(&described, Memory::Gpu(topology.gpus[gpu].address));
         assert_eq!(
@@ -152,7 +152,7 @@ fn a_process_works_beside_its_gpu_or_its_processors() {
         assert_eq!(limited(processors).memory_of_process(None), Memory::Host { numa }, "{processors}");
     }
     let topology = limited("0-111");
-    // The node of a GPU, with its processors.
+    // The NUMA node of a GPU, with its processors.
     for (gpu, node) in [(0, 0), (3, 0), (4, 1), (7, 1)] {
         let near = topology.numa_node_of(Memory::Gpu(topology.gpus[gpu].address)).expect("known");
         let node_of_host = topology.numa_node_of(Memory::Host { numa: Some(node) });
@@ -171,7 +171,7 @@ fn a_process_works_beside_its_gpu_or_its_processors() {
     ] {
         assert_eq!(topology.memory_of_process(variable), memory, "{variable:?}");
     }
-    // A container that is shown two of them, and then one.
+    // A container that is shown two of the GPUs, and then one.
     let show = |number: usize| {
         let address = topology.gpus[number].address.to_string();
         let text = format!("Model: \t NVIDIA H100\nGPU UUID: \t GPU-aaaa-{number}\n");

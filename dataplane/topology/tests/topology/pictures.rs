@@ -1,4 +1,4 @@
-//! What people see.
+//! The output for operators: text and pictures.
 
 use dataplane_topology::{
     Needs, NodeDescription, Place, TopologyError, Transports,

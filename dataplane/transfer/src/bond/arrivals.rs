@@ -1,45 +1,48 @@
-//! The receiving side of a lane: events that have come and wait for their turn or for markers.
+//! The receiving side of a lane: events that have arrived and wait for earlier events or for markers.
 //!
-//! An event is delivered once, in turn, and only when the markers of one of its copies have come: the writes before it have
-//! landed then ([`super::lane`]). A copy that depends on an ended connection counts for nothing, since the peer may post again
-//! what that connection carried. What waits is bounded by the number of events, the bytes of their messages, and the copies.
+//! An event is delivered once, in order, and only when the markers of one of its copies have arrived: the
+//! writes before it have landed then ([`super::lane`]). A copy that depends on an ended connection is
+//! ignored, since the peer may post again the writes that the connection carried. The waiting events are
+//! bounded by their number, the bytes of their messages, and the copies.
 
 use std::collections::VecDeque;
 
 use super::lane::{UNACKNOWLEDGED_BYTES_MAX, UNACKNOWLEDGED_MAX};
 use super::wire::{LinkName, MarkerName};
 
-/// Different copies of one event, by the live connections that they depend on. A peer that sends more loses the connection, and
-/// sends the event again.
+/// Most copies of one event, by the live connections that they depend on. A peer that sends more loses the
+/// connection, and sends the event again.
 const PROOFS_MAX: usize = 16;
 
-/// A copy of an event as it came: why the writes before the event have landed.
+/// One received copy of an event, with the connections that carried the writes before the event.
 #[derive(Debug, PartialEq, Eq)]
 struct Proof {
-    /// The connection that carried the copy, and with it, before it, some of the writes.
+    /// The connection that carried the copy and, before it, some of the writes.
     over: LinkName,
-    /// Connections that carried others: these markers have to come.
+    /// Markers of the connections that carried the other writes; they must have arrived.
     behind: Vec<MarkerName>,
 }
 
-/// An event that has come and waits for its turn or its markers.
+/// An event that has arrived and waits for earlier events or for markers.
 #[derive(Debug)]
 struct Arrived<T> {
     event: T,
     bytes: usize,
-    /// Of the copies that came: an event is sent again when a link fails, and an old copy may come after a new one. Copies
-    /// that depend on an ended connection are gone, since the peer may post its writes again.
+    /// Received copies: an event is sent again when a link fails, and an old copy may arrive after a new
+    /// one. Copies that depend on an ended connection are removed, since the peer may post its writes
+    /// again.
     proofs: Vec<Proof>,
 }
 
-/// Events that have come, in turn. At most [`UNACKNOWLEDGED_MAX`] wait, and of messages [`UNACKNOWLEDGED_BYTES_MAX`] and one more.
+/// Received events, in order. At most [`UNACKNOWLEDGED_MAX`] wait, with [`UNACKNOWLEDGED_BYTES_MAX`] bytes
+/// of messages plus one message.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T> {
-    /// Number of the last event that was delivered here.
+    /// Number of the last event that was delivered.
     pub(crate) delivered: u64,
-    /// Events with the next numbers.
+    /// Received events with the next numbers.
     waiting: VecDeque<Arrived<T>>,
-    /// Bytes of the messages that wait.
+    /// Bytes of the waiting messages.
     waiting_bytes: usize,
 }
 
@@ -50,7 +53,8 @@ impl<T> Default for Arrivals<T> {
 }
 
 impl<T> Arrivals<T> {
-    /// Takes a copy of an event, when the event is the next or waits already. False when the peer sends more than may wait.
+    /// Takes a copy of an event, if the event is the next one or is waiting already. Returns false when the
+    /// peer exceeds the bounds.
     pub(crate) fn take(
         &mut self,
         sequence: u64,
@@ -77,7 +81,7 @@ impl<T> Arrivals<T> {
         true
     }
 
-    /// A connection is over: no event is delivered on account of what the connection brought, unless it was before.
+    /// Handles the end of a connection: copies that depend on it are removed.
     pub(crate) fn link_down(&mut self, name: LinkName) {
         for arrived in &mut self.waiting {
             let depends =
@@ -86,8 +90,8 @@ impl<T> Arrivals<T> {
         }
     }
 
-    /// The next event, once the markers of one of its copies have come; `marker` gives the number of the last one of a
-    /// connection.
+    /// Returns the next event, once the markers of one of its copies have arrived; `marker` returns the
+    /// number of a connection's last marker.
     pub(crate) fn next(&mut self, marker: impl Fn(LinkName) -> Option<u64>) -> Option<T> {
         let sequence = self.delivered + 1;
         let has_come = |needed: &MarkerName| marker(needed.over).is_some_and(|last| last >= needed.number);

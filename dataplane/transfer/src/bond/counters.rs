@@ -1,18 +1,20 @@
-//! Counts and pace of each rail of a bond. The thread that drives the bond writes them, any thread reads the counts.
+//! Counters and pace of each rail of a bond. The thread that drives the bond writes them, any thread reads
+//! the counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::link::Pace;
 
-/// A rail is slow when it takes so many times as long for a KiB as the best of its rank.
+/// A rail is slow when it takes this many times as long per KiB as the best rail of its rank.
 const SLOW_FACTOR: f64 = 3.0;
-/// Slices after which a rail's pace says something.
+/// Number of slices from which a rail's pace is meaningful.
 const SLICES_MIN: u64 = 32;
-/// The pace of a rail that was measured longer ago is no measure for others.
+/// Age from which a rail's pace is no longer compared with others.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Counts of one rail. Each only grows, but for the two levels. All but the first are of peers with several links.
+/// Counters of one rail. They only grow, except the two gauges. All but the first cover only peers with
+/// several links.
 #[derive(Debug, Default)]
 pub(crate) struct RailCounts {
     pub(crate) bytes: AtomicU64,
@@ -22,20 +24,20 @@ pub(crate) struct RailCounts {
     pub(crate) links_restored: AtomicU64,
     pub(crate) markers_sent: AtomicU64,
     pub(crate) markers_received: AtomicU64,
-    /// A level.
+    /// Gauge: pace of the rail.
     pace: AtomicU64,
-    /// A level: 1 when it is slow.
+    /// Gauge: 1 when the rail is slow.
     slow: AtomicU64,
 }
 
 impl RailCounts {
-    /// Load and store need not be one step: the thread that drives the bond is the only writer.
+    /// Adds with a load and a store: the thread that drives the bond is the only writer.
     pub(crate) fn add(counter: &AtomicU64, value: u64) {
         counter.store(counter.load(Ordering::Relaxed) + value, Ordering::Relaxed);
     }
 }
 
-/// Counts of a bond's rails.
+/// Counters of a bond's rails.
 #[derive(Debug)]
 pub struct BondCounters {
     rails: Box<[RailCounts]>,
@@ -54,35 +56,36 @@ impl BondCounters {
         self.rails.iter().map(|rail| counter(rail).load(Ordering::Relaxed)).sum()
     }
 
-    /// Links that ended while their peer went on over others, over all rails.
+    /// Returns the number of links that ended while their peer continued over others, over all rails.
     #[must_use]
     pub fn links_failed(&self) -> u64 {
         self.sum(|rail| &rail.links_failed)
     }
 
-    /// Links that were made again, over all rails.
+    /// Returns the number of links that were made again, over all rails.
     #[must_use]
     pub fn links_restored(&self) -> u64 {
         self.sum(|rail| &rail.links_restored)
     }
 
-    /// Slices posted again on another link, over all rails.
+    /// Returns the number of slices posted again on another link, over all rails.
     #[must_use]
     pub fn slices_retried(&self) -> u64 {
         self.sum(|rail| &rail.slices_retried)
     }
 
-    /// Markers of peers that have come behind their writes, over all rails.
+    /// Returns the number of peers' markers received behind their writes, over all rails.
     #[must_use]
     pub fn markers_received(&self) -> u64 {
         self.sum(|rail| &rail.markers_received)
     }
 
-    /// Name, help text and value of each count of the rail with this index in [`super::Bond::new`]; the last two are levels.
+    /// Returns name, help text and value of each counter of the rail with this index in
+    /// [`super::Bond::new`]; the last two are gauges.
     ///
     /// # Panics
     ///
-    /// When the bond has no such rail.
+    /// If the bond has no such rail.
     #[must_use]
     pub fn snapshot(&self, rail: usize) -> [(&'static str, &'static str, u64); 9] {
         let rail = &self.rails[rail];
@@ -131,14 +134,14 @@ pub(super) struct RailPace {
 }
 
 impl RailPace {
-    /// Nanoseconds for a KiB, if it was measured often enough and not long ago.
+    /// Returns the nanoseconds per KiB, if measured often enough and recently.
     fn known(&self, now: Instant) -> Option<f64> {
         let is_fresh = self.measured_at.is_some_and(|at| now.saturating_duration_since(at) < FRESH);
         (is_fresh && self.slices >= SLICES_MIN).then(|| self.pace.nanos_per_kib())
     }
 }
 
-/// The paces of all rails: which of them is slow beside those of its rank.
+/// The paces of all rails, compared within each rank to find slow ones.
 #[derive(Debug)]
 pub(super) struct Paces {
     rails: Vec<RailPace>,
@@ -150,8 +153,8 @@ impl Paces {
         Self { rails: ranks.iter().map(|_| RailPace::default()).collect(), ranks }
     }
 
-    /// A slice was done `elapsed` after it was posted, with `bytes` before and in it. Says in the log when the rail has become slow,
-    /// or is no longer.
+    /// Records a slice that completed `elapsed` after it was posted, with `bytes` before and in it. Logs
+    /// when the rail becomes slow, or is no longer slow.
     pub(super) fn measured(
         &mut self,
         rail: usize,
@@ -170,7 +173,8 @@ impl Paces {
         let others = (0..self.rails.len()).filter(|&other| other != rail && self.ranks[other] == rank);
         let best = others.filter_map(|other| self.rails[other].known(now)).min_by(f64::total_cmp);
         let own = &mut self.rails[rail];
-        // A slow rail stays slow until it is clearly not: one at the border would fill the log. Beside no other none is slow.
+        // Hysteresis: a slow rail must become clearly faster, since one at the border would flood the log.
+        // A rail without a comparable one is not slow.
         let factor = if own.is_slow { SLOW_FACTOR / 2.0 } else { SLOW_FACTOR };
         let is_slow = own.slices >= SLICES_MIN && best.is_some_and(|best| pace > best * factor);
         if is_slow != own.is_slow {

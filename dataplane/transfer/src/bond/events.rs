@@ -1,4 +1,4 @@
-//! What the rails report, and what peers say on them.
+//! Events of the rails and frames of the peers.
 
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ impl<F: Fabric> Bond<F> {
         self.inners.get(&(rail, inner)).map(|inner| (inner.peer, inner.link))
     }
 
-    /// Hands an event of an unframed peer on, or keeps it until the connection was announced.
+    /// Delivers an event of an unframed peer, or keeps it until the connection is announced.
     pub(super) fn deliver(&mut self, id: PeerId, event: Event) {
         match self.peers.get_mut(&id) {
             Some(peer) if !peer.announced => {
@@ -101,7 +101,7 @@ impl<F: Fabric> Bond<F> {
         }
     }
 
-    /// A stranger has said who it is.
+    /// Handles the hello of an accepted connection.
     pub(super) fn greeted(&mut self, rail: usize, inner: PeerId, session: u64, links: u8, name: LinkName) {
         let known = self.sessions.get(&session).copied();
         let id = match known {
@@ -125,7 +125,7 @@ impl<F: Fabric> Bond<F> {
         }
         peer.link_ended(index);
         let link = &mut peer.links[index];
-        // The peer has noticed before us that the link's last connection is over.
+        // The peer has noticed earlier than this node that the link's last connection is over.
         let old = link.inner.map(|old| (link.rail, old));
         link.rail = rail;
         link.begin(inner, name.connection);
@@ -157,7 +157,7 @@ impl<F: Fabric> Bond<F> {
         self.mark_dirty(id);
     }
 
-    /// Tells the user of a connection, once it has settled.
+    /// Reports a connection to the user once it has settled.
     pub(super) fn announce(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.announced || peer.ending.is_some() || !peer.is_settled(&self.rails, now) {
@@ -200,7 +200,7 @@ impl<F: Fabric> Bond<F> {
         self.mark_dirty(in_flight.peer);
     }
 
-    /// An event has come; false when the peer sends more than it may.
+    /// Takes an event; returns false when the peer exceeds its limits.
     fn arrived(
         &mut self,
         id: PeerId,
@@ -221,7 +221,7 @@ impl<F: Fabric> Bond<F> {
         is_taken
     }
 
-    /// Hands on the events of a lane whose turn it is and whose writes have landed.
+    /// Delivers the events of a lane that are next in order and whose writes have landed.
     fn deliver_arrived(&mut self, id: PeerId, lane: usize) {
         while let Some(peer) = self.peers.get_mut(&id) {
             let links = &peer.links;
@@ -235,7 +235,7 @@ impl<F: Fabric> Bond<F> {
         }
     }
 
-    /// False when the peer breaks the protocol.
+    /// Handles a frame; returns false when the peer breaks the protocol.
     pub(super) fn framed(&mut self, id: PeerId, (rail, inner): (usize, PeerId), message: &[u8]) -> bool {
         let Some(frame) = Frame::decode(message) else { return false };
         let Some((index, connection)) =
@@ -261,7 +261,7 @@ impl<F: Fabric> Bond<F> {
             }
             Frame::Marker { lane, number } => {
                 let link = &mut peer.links[index];
-                // A marker that a replaced connection still brings counts for nothing.
+                // A marker from a replaced connection is ignored.
                 if link.connection == connection {
                     let last = &mut link.markers[usize::from(lane)];
                     *last = number.max(*last);
@@ -288,7 +288,7 @@ impl<F: Fabric> Bond<F> {
                 let open = self.inners.iter().find(|(_, inner)| is_it(inner)).map(|(&key, _)| key);
                 peer.owe_fence(name, open.is_some());
                 if let Some((rail, inner)) = open {
-                    // Nothing is posted to it any more while it closes.
+                    // Nothing is posted to the connection while it closes.
                     if peer.links[usize::from(name.link)].inner == Some(inner) {
                         peer.links[usize::from(name.link)].state = State::Down { retry_at: None };
                         peer.link_ended(usize::from(name.link));

@@ -1,16 +1,17 @@
-//! One lane of a bonded peer: what waits, what is under way, and in which order it may be told.
+//! One lane of a bonded peer: waiting requests, requests in flight, and the order in which events are delivered.
 //!
-//! Writes and reads are cut into slices that go over any rail. A message or an immediate (an *event*) says that every write
-//! before it has landed; writes behind it do not wait. For that the lane keeps writes by *epoch*, the stretch between two
-//! events. Once all slices of an epoch are posted, a *marker* goes over every link that took some of them, and the event over its
-//! own link: each rail delivers what it carries in order, so that the receiver, which keeps the number of each rail's last marker,
-//! knows that the slices before them are in memory ([`super::arrivals`]). While no link fails, no event waits for completions:
-//! over RDMA a completion says that the peer's NIC has the bytes, not that a reader whom another NIC has told of them sees them.
-//! When a link with slices of an epoch fails, its event waits until all of them have completed, and then goes behind markers of
-//! the links that took the slices again.
+//! Writes and reads are cut into slices that go over any rail. A message or an immediate (an *event*) says
+//! that every write before it has landed; writes behind it do not wait. For that the lane groups writes by
+//! *epoch*, the interval between two events. Once all slices of an epoch are posted, a *marker* goes over
+//! every link that took some of them, and the event over its own link: each rail delivers in order, so that
+//! the receiver, which keeps the number of each rail's last marker, knows that the slices before them are
+//! in memory ([`super::arrivals`]). While no link fails, no event waits for completions: over RDMA a
+//! completion says that the peer's NIC has the bytes, not that a reader whom another NIC has notified can
+//! see them. When a link with slices of an epoch fails, its event waits until all of them have completed,
+//! and then goes behind markers of the links that took the slices again.
 //!
-//! An event stays here until the peer has acknowledged it, so that it can be sent again over another link; the peer takes only the
-//! number that is next, so nothing is delivered twice or out of turn.
+//! An event stays here until the peer has acknowledged it, so that it can be sent again over another link;
+//! the peer accepts only the next number, so nothing is delivered twice or out of order.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,21 +19,21 @@ use dataplane_fabric::Operation;
 
 use super::wire::{Frame, MarkerName};
 
-/// Requests that wait or are under way in one lane to one peer before `post` says full.
+/// Most requests that wait or are in flight in one lane to one peer; beyond it `post` returns full.
 pub(crate) const REQUESTS_MAX: usize = 1024;
-/// Events that are sent and not acknowledged.
+/// Most events that are sent and not acknowledged.
 pub(crate) const UNACKNOWLEDGED_MAX: usize = 256;
-/// Bytes of messages that are sent and not acknowledged, but for the last of them.
+/// Bytes of messages sent and not acknowledged at which sending stops; the last message may exceed it.
 pub(crate) const UNACKNOWLEDGED_BYTES_MAX: usize = 1 << 20;
 
 /// A write or read of the user.
 #[derive(Debug)]
 struct Request {
-    /// The user's id; zero: nobody asks.
+    /// The user's id; zero: no completion is reported.
     id: u64,
-    /// Set for writes.
+    /// Epoch of a write; `None` for reads and sends.
     epoch: Option<u64>,
-    /// Slices posted and not completed; the part that waits counts as one.
+    /// Slices posted and not completed; the waiting rest counts as one.
     unfinished: u32,
 }
 
@@ -41,9 +42,9 @@ struct Request {
 pub(crate) struct Slice {
     pub(crate) request: u64,
     pub(crate) operation: Operation,
-    /// Nothing of the request is left to post behind it, and it was not posted before.
+    /// Whether the slice ends its request and is posted for the first time.
     pub(crate) is_last: bool,
-    /// Connections that have ended with it.
+    /// Number of connections that failed while they carried the slice.
     pub(crate) failures: u8,
 }
 
@@ -100,7 +101,7 @@ impl EventContent {
 struct QueuedEvent {
     sequence: u64,
     content: EventContent,
-    /// The user's id; zero: nobody asks.
+    /// The user's id; zero: no completion is reported.
     id: u64,
 }
 
@@ -111,18 +112,19 @@ pub(crate) struct LaneMarker {
     pub(crate) number: u64,
 }
 
-/// Writes, and the event behind them.
+/// Writes between two events, and the event behind them.
 #[derive(Debug, Default)]
 struct Epoch {
     /// Writes that have not completed.
     unfinished: u32,
-    /// Writes of which something is not posted.
+    /// Writes that are not fully posted.
     unposted: u32,
-    /// Links with slices of these writes, since their present connections were made.
+    /// Links with slices of these writes, since each link's present connection was made.
     used: LinkSet,
-    /// Markers that were posted to links of `used`, behind the last slice.
+    /// Markers posted to links of `used`, behind the last slice.
     marked: Vec<LaneMarker>,
-    /// A link with slices of these writes has failed: the event waits for their completions, before its markers.
+    /// Whether a link with slices of these writes has failed: the event waits for their completions, before
+    /// its markers.
     by_completion: bool,
     event: Option<QueuedEvent>,
 }
@@ -130,11 +132,11 @@ struct Epoch {
 /// The next post of a lane.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A marker, on this link.
+    /// A marker to post on this link.
     Marker { link: usize, number: u64 },
-    /// The next event, on its link, behind these markers on others.
+    /// The next event, to post on its own link, behind these markers on others.
     Event { behind: Vec<LaneMarker> },
-    /// Nothing for now.
+    /// Nothing can be posted now.
     Nothing,
 }
 
@@ -142,16 +144,17 @@ pub(crate) enum Next {
 pub(crate) struct Lane {
     requests: HashMap<u64, Request>,
     next_request: u64,
-    /// What is left to cut and post.
+    /// Slices that are still to be cut and posted.
     pub(crate) waiting: VecDeque<Slice>,
-    /// Epochs from `first_epoch` on. The leading ones' events are posted and not acknowledged; the last has no event yet.
+    /// Epochs from `first_epoch` on. The events of the leading ones are posted and not acknowledged; the
+    /// last has no event yet.
     epochs: VecDeque<Epoch>,
     first_epoch: u64,
-    /// How many of the leading ones that are.
+    /// Number of leading epochs whose events were sent.
     sent: usize,
-    /// How many of those must be sent again.
+    /// Number of leading epochs whose events must be sent again.
     resend: usize,
-    /// Bytes of the messages of the leading ones.
+    /// Bytes of the messages of those events.
     sent_bytes: usize,
     next_sequence: u64,
     last_marker: u64,
@@ -176,7 +179,7 @@ impl Lane {
         (number, &mut self.epochs[last])
     }
 
-    /// The epoch of a request, unless its event is acknowledged.
+    /// Returns the epoch of a request, unless its event is acknowledged.
     fn epoch_of(&mut self, request: u64) -> Option<&mut Epoch> {
         let number = self.requests.get(&request)?.epoch?;
         self.epochs.get_mut(number.checked_sub(self.first_epoch)? as usize)
@@ -213,14 +216,14 @@ impl Lane {
         self.epochs.push_back(Epoch::default());
     }
 
-    /// A slice was cut off a waiting one and posted.
+    /// Counts a slice that was cut off a waiting one and posted.
     pub(crate) fn cut(&mut self, request: u64) {
         if let Some(request) = self.requests.get_mut(&request) {
             request.unfinished += 1;
         }
     }
 
-    /// A slice was posted to a link.
+    /// Records that a slice was posted to a link.
     pub(crate) fn slice_posted(&mut self, request: u64, is_last: bool, link: usize) {
         if let Some(epoch) = self.epoch_of(request) {
             epoch.used.insert(link);
@@ -230,7 +233,8 @@ impl Lane {
         }
     }
 
-    /// A slice has completed; the user's id when that was the last of its request and somebody asks.
+    /// Counts a completed slice; returns the user's id when it was the last one of its request and a
+    /// completion is reported.
     pub(crate) fn slice_done(&mut self, number: u64) -> Option<u64> {
         let request = self.requests.get_mut(&number)?;
         request.unfinished -= 1;
@@ -244,15 +248,15 @@ impl Lane {
         (request.id != 0).then_some(request.id)
     }
 
-    /// Whether the peer has delivered the event behind this write, of those up to number `delivered`: the write has landed, whatever
-    /// became of the link.
+    /// Whether the event behind this write is among those up to number `delivered` that the peer has
+    /// delivered: the write has landed, whatever happened to the link.
     pub(crate) fn was_delivered(&self, request: u64, delivered: u64) -> bool {
         // The event behind epoch 0 is number 1.
         let epoch = self.requests.get(&request).and_then(|request| request.epoch);
         epoch.is_some_and(|epoch| epoch < delivered)
     }
 
-    /// Which event is to be sent next: of those that go again the first, else the first that was not sent.
+    /// Index of the event to send next: the first of those to send again, else the first that was not sent.
     fn next_index(&self) -> Option<usize> {
         let is_full = self.sent >= UNACKNOWLEDGED_MAX || self.sent_bytes >= UNACKNOWLEDGED_BYTES_MAX;
         if self.resend == 0 && is_full {
@@ -267,7 +271,7 @@ impl Lane {
         self.next_index().is_some()
     }
 
-    /// The next post when events go over the link `carrier`.
+    /// Returns the next post when events go over the link `carrier`.
     pub(crate) fn next(&self, carrier: usize) -> Next {
         let Some(epoch) = self.next_index().map(|index| &self.epochs[index]) else { return Next::Nothing };
         if epoch.unposted > 0 || (epoch.by_completion && epoch.unfinished > 0) {
@@ -284,7 +288,7 @@ impl Lane {
         Next::Event { behind }
     }
 
-    /// The marker of [`Next::Marker`] was posted.
+    /// Records that the marker of [`Next::Marker`] was posted.
     pub(crate) fn marked(&mut self, link: usize) {
         if let Some(index) = self.next_index() {
             self.last_marker += 1;
@@ -293,7 +297,7 @@ impl Lane {
         }
     }
 
-    /// The next event as a frame of lane `lane`, with what it waits for at the receiver.
+    /// Encodes the next event as a frame of lane `lane`, with the markers that the receiver waits for.
     pub(crate) fn event_frame(&self, lane: u8, behind: Vec<MarkerName>) -> Option<Box<[u8]>> {
         let event = self.epochs.get(self.next_index()?)?.event.as_ref()?;
         let sequence = event.sequence;
@@ -305,7 +309,7 @@ impl Lane {
         })
     }
 
-    /// The next event was posted.
+    /// Records that the next event was posted.
     pub(crate) fn event_sent(&mut self) {
         if self.resend > 0 {
             self.resend -= 1;
@@ -316,8 +320,9 @@ impl Lane {
         }
     }
 
-    /// A link carries nothing more. Events that wait for its markers wait for completions instead, and when it carried events, or
-    /// some that were sent wait for its markers, all that are not acknowledged go again.
+    /// Handles the end of a link. Events that wait for its markers wait for completions instead. If it
+    /// carried events, or events that were sent wait for its markers, all unacknowledged events are sent
+    /// again.
     pub(crate) fn link_ended(&mut self, link: usize, was_carrier: bool) {
         let mut must_resend = was_carrier;
         for (index, epoch) in self.epochs.iter_mut().enumerate() {
@@ -333,12 +338,12 @@ impl Lane {
         }
     }
 
-    /// Whether another link may carry the next event: nothing is on its way over the present one.
+    /// Whether another link may carry the next event: no event is in transit over the present one.
     pub(crate) fn may_change_carrier(&self) -> bool {
         self.sent == self.resend
     }
 
-    /// The peer has delivered everything up to this number; gives the ids of the users who asked.
+    /// Removes the events up to this number, which the peer has delivered; adds the ids to report to `done`.
     pub(crate) fn acknowledged(&mut self, delivered: u64, done: &mut Vec<u64>) {
         while self.sent > 0
             && let Some(epoch) = self
@@ -354,7 +359,7 @@ impl Lane {
         self.resend = self.resend.min(self.sent);
     }
 
-    /// The connection is over: the ids of all that somebody asks for.
+    /// Ends the lane; returns the ids of all requests whose completion is reported.
     pub(crate) fn abandon(&mut self) -> Vec<u64> {
         self.waiting.clear();
         let mut ids: Vec<u64> = self.requests.drain().map(|(_, request)| request.id).collect();
@@ -381,7 +386,7 @@ mod tests {
         Operation::Write { source, target, rows: None, immediate: None }
     }
 
-    /// A lane with so many writes and an event behind them, the writes posted to these links.
+    /// Makes a lane with one write on each of these links and an event behind them.
     fn posted(links: &[usize]) -> Lane {
         let mut lane = Lane::default();
         links.iter().for_each(|_| lane.add_request(0, write()));
@@ -428,7 +433,7 @@ mod tests {
         assert!(lane.is_idle());
     }
 
-    /// The marker that was there before the writes came to this link again proves nothing of them.
+    /// A marker posted before the writes were posted to this link again does not cover them.
     #[test]
     fn writes_that_went_again_have_a_marker_of_their_own() {
         let mut lane = posted(&[0, 1, 2]);

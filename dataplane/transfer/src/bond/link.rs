@@ -1,4 +1,4 @@
-//! One link of a bonded peer: a connection of one rail, made as often as it takes.
+//! One link of a bonded peer: a connection of one rail, made again after each failure.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +6,9 @@ use dataplane_fabric::{PeerId, Priority};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Not connected; the node that connects tries again at that moment.
+    /// Not connected; the node that connects tries again at `retry_at`.
     Down { retry_at: Option<Instant> },
-    /// The rail connects.
+    /// The rail is connecting.
     Connecting,
     /// Connected; waiting for the peer's welcome.
     Greeting { since: Instant },
@@ -19,19 +19,19 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) rail: usize,
-    /// The rail's own notation, where we connect.
+    /// Address in the rail's notation, if this node connects.
     pub(crate) address: Option<String>,
     pub(crate) inner: Option<PeerId>,
     pub(crate) state: State,
-    /// Number of its present or last connection; 0 before the first.
+    /// Number of the present or last connection; 0 before the first.
     pub(crate) connection: u32,
     /// Failed attempts and connections since a connection lasted `BondConfig::retry_max`.
     pub(crate) failures: u32,
-    /// Since when the present connection is up.
+    /// Time at which the present connection came up.
     pub(crate) up_since: Option<Instant>,
     /// Bytes posted and not completed.
     pub(crate) outstanding_bytes: u64,
-    /// The number of each lane's last marker that has come over the present connection.
+    /// By lane: number of the last marker that arrived over the present connection.
     pub(crate) markers: [u64; Priority::ALL.len()],
     pub(crate) pace: Pace,
 }
@@ -52,7 +52,7 @@ impl Link {
         }
     }
 
-    /// A connection is made anew.
+    /// Starts a new connection.
     pub(crate) fn begin(&mut self, inner: PeerId, connection: u32) {
         self.inner = Some(inner);
         self.connection = connection;
@@ -61,7 +61,7 @@ impl Link {
         self.markers = [0; Priority::ALL.len()];
     }
 
-    /// Whether its connection is being made.
+    /// Whether the connection is being made.
     pub(crate) fn is_being_made(&self) -> bool {
         matches!(self.state, State::Connecting | State::Greeting { .. })
     }
@@ -71,8 +71,9 @@ impl Link {
     }
 }
 
-/// What a link has shown it takes: nanoseconds for a KiB, smoothed. A rail that is slower, or slowed by loss or by a
-/// neighbour, gets fewer slices; as the others fill up it gets one now and then, which keeps the measure fresh.
+/// Measured pace of a link: nanoseconds per KiB, smoothed. A rail that is slower, or slowed by loss or by
+/// competing traffic, gets fewer slices; as the other links fill up it gets one now and then, which keeps
+/// the measurement current.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     nanos_per_kib: f64,
@@ -80,7 +81,7 @@ pub(crate) struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        // 10 GB/s until something was measured.
+        // 10 GB/s until the first measurement.
         Self { nanos_per_kib: 100.0 }
     }
 }
@@ -90,12 +91,12 @@ impl Pace {
         self.nanos_per_kib
     }
 
-    /// When a slice posted behind `bytes` would be done.
+    /// Returns the estimated nanoseconds until a slice posted behind `bytes` completes.
     pub(crate) fn finish_nanos(&self, bytes: u64) -> u64 {
         (bytes as f64 / 1024.0 * self.nanos_per_kib) as u64
     }
 
-    /// A slice was done `elapsed` after it was posted, with `bytes` before and in it.
+    /// Records a slice that completed `elapsed` after it was posted, with `bytes` before and in it.
     pub(crate) fn measured(&mut self, bytes: u64, elapsed: Duration) {
         let sample = elapsed.as_nanos() as f64 / (bytes.max(1024) as f64 / 1024.0);
         self.nanos_per_kib += (sample - self.nanos_per_kib) / 8.0;

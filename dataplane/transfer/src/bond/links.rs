@@ -1,4 +1,4 @@
-//! Links are made, fail, are made again, and end with their peer.
+//! Links: connecting, failure, reconnection, and their end with the peer.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,8 @@ use super::wire::LinkName;
 use super::{Bond, GREET_WITHIN, Inner, LINKS_MAX};
 
 impl<F: Fabric> Bond<F> {
-    /// The rail for the `nth` address of a transport: addresses and rails of one name are paired in order.
+    /// Returns the rail for the `nth` address of a transport: addresses and rails of one name are paired in
+    /// order.
     pub(super) fn rail_named(&self, name: &str, nth: usize) -> Option<usize> {
         let of_name: Vec<usize> =
             (0..self.rails.len()).filter(|&rail| self.rails[rail].fabric.name() == name).collect();
@@ -27,7 +28,7 @@ impl<F: Fabric> Bond<F> {
         for part in address.split(',') {
             let (name, rest) = part.split_once(':').ok_or_else(|| wrong("no transport before ':'"))?;
             let nth = links.iter().filter(|link| self.rails[link.rail].fabric.name() == name).count();
-            // A transport that this node has not is passed over: the list is the peer's, for everybody.
+            // A transport that this node lacks is skipped: the peer gives the same list to every node.
             if let Some(rail) = self.rail_named(name, nth) {
                 links.push(Link::new(rail, Some(rest.to_owned())));
             }
@@ -39,7 +40,7 @@ impl<F: Fabric> Bond<F> {
         }
     }
 
-    /// Connects one link of a peer that we connect to.
+    /// Connects one link of a peer that this node connects to.
     pub(super) fn connect_link(&mut self, id: PeerId, index: usize) -> Result<(), ConnectError> {
         let Some(link) = self.peers.get_mut(&id).and_then(|peer| peer.links.get_mut(index)) else {
             return Ok(());
@@ -65,7 +66,7 @@ impl<F: Fabric> Bond<F> {
         link.state = State::Down { retry_at };
     }
 
-    /// A connection is over, and nothing can arrive over it here any more.
+    /// Handles the end of a connection, over which nothing can arrive here any more.
     pub(super) fn link_down(&mut self, rail: usize, inner: Inner, reason: &str, now: Instant) {
         let Inner { peer: id, link: index, connection, failed } = inner;
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -73,11 +74,12 @@ impl<F: Fabric> Bond<F> {
         peer.arrivals.iter_mut().for_each(|arrivals| arrivals.link_down(name));
         peer.settle_fence_for_peer(name);
         let is_current = peer.links[index].connection == connection;
-        // The peer has heard nothing of a connection that was never made.
+        // A connection that was never made is unknown to the peer.
         let was_made = !(is_current && peer.links[index].state == State::Connecting);
         if is_current {
             let link = &mut peer.links[index];
-            // A link that greets and fails soon after, as where large packets are lost, is tried less and less often.
+            // A link that fails soon after its greeting, for instance where large packets are lost, is
+            // retried at growing intervals.
             let was_up = link.up_since.take().map(|since| now.saturating_duration_since(since));
             if was_up.is_some_and(|time| time >= self.config.retry_max) {
                 link.failures = 0;
@@ -91,7 +93,7 @@ impl<F: Fabric> Bond<F> {
         }
         if !peer.links.iter().any(Link::is_up) {
             if peer.is_waiting() {
-                // Another may come up first.
+                // Another link may come up first.
                 return self.retry_link(id, index, now);
             }
             peer.ending = Some(reason.to_owned());
@@ -114,11 +116,11 @@ impl<F: Fabric> Bond<F> {
         self.mark_dirty(id);
     }
 
-    /// Closes what is left of a peer; the end is told when nothing is.
+    /// Closes the remaining connections of a peer; its end is reported when none is left.
     pub(super) fn end(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let is_first = !std::mem::replace(&mut peer.closing, true);
-        // Also connections that were replaced and still drain: what they bring must not come later.
+        // Also closes connections that were replaced and still drain: nothing may arrive over them later.
         let open: Vec<(usize, PeerId)> =
             self.inners.iter().filter(|(_, inner)| inner.peer == id).map(|(&key, _)| key).collect();
         if open.is_empty() {
@@ -138,13 +140,13 @@ impl<F: Fabric> Bond<F> {
             self.out.extend(lane.abandon().into_iter().map(completed));
         }
         let reason = peer.ending.unwrap_or_default();
-        // The user is told of the end of those peers only whose beginning was told.
+        // The end is reported only for peers whose beginning was reported, or that this node connected to.
         if peer.announced || peer.links.iter().any(|link| link.address.is_some()) {
             self.emit(Event::PeerDown { peer: id, reason });
         }
     }
 
-    /// Timeouts and retries. Looks at the peers only when a deadline has passed or something has changed.
+    /// Handles timeouts and retries. Checks the peers only when a deadline has passed or its inputs have changed.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.expires_at.is_none_or(|at| at > now) {
             return;
@@ -197,7 +199,7 @@ impl<F: Fabric> Bond<F> {
             );
         }
         for (rail, inner) in silent {
-            // A transport may tell of the end late, or never while the peer is stopped: until then nothing is waited for.
+            // The link is down at once: a transport may report the end late, or never while the peer is stopped.
             if let Some((id, index)) = self.owner(rail, inner)
                 && let Some(peer) = self.peers.get_mut(&id)
             {

@@ -12,21 +12,22 @@ use super::link::{Link, State};
 use super::wire::LinkName;
 use super::{FENCE_WITHIN, GREET_WITHIN, REACH_WITHIN, Rail, SAY_AGAIN_AFTER, SETTLE_WITHIN};
 
-/// Connections that one slice may end. Its place at the peer may be one that the peer's side refuses.
+/// Most connections that may fail while they carry one slice. The peer's side may refuse the target of such
+/// a slice.
 const SLICE_FAILURES_MAX: u8 = 16;
-/// Events of a peer that may arrive before the connection was announced.
+/// Most events of a peer that may arrive before the connection is announced.
 const EARLY_MAX: usize = 256;
-/// Control frames that may wait, and ended connections of which the peer has not confirmed the end.
+/// Most control frames that may wait, and most ended connections whose end the peer has not confirmed.
 const CONTROL_MAX: usize = 64;
 
-/// A connection that has ended here, until the peer says that nothing of it can arrive any more.
+/// A connection that has ended here, until the peer confirms that nothing of it can arrive any more.
 #[derive(Debug)]
 struct Fence {
     name: LinkName,
-    /// Writes of the connection: they are posted again then.
+    /// Writes of the connection, posted again after the confirmation.
     slices: Vec<(usize, Slice)>,
     since: Instant,
-    /// When the peer was told of the end last.
+    /// Time at which the peer was last told of the end.
     said_at: Instant,
 }
 
@@ -34,12 +35,12 @@ struct Fence {
 pub(crate) struct UpLink {
     pub(crate) index: usize,
     pub(crate) rail: usize,
-    /// The rail's connection.
+    /// Peer id of the connection on its rail.
     pub(crate) inner: PeerId,
 }
 
-/// Frames about connections, sent over every link that is up and has room: any of them may have failed at the other end only.
-/// Repeats are harmless.
+/// Frames about connections, sent over every link that is up and has room, since any link may have failed
+/// at the other end only. Repeats are harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Control {
     LinkDown(LinkName),
@@ -49,28 +50,28 @@ pub(super) enum Control {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) session: u64,
-    /// Of the node that accepted: drawn here if that is us, else as its first welcome said.
+    /// Name of the accepting node: drawn here if this node accepted, else taken from the peer's first welcome.
     pub(crate) incarnation: Option<u64>,
     pub(crate) links: Vec<Link>,
     pub(crate) lanes: [Lane; Priority::ALL.len()],
-    /// By lane: events that have come.
+    /// By lane: events that have arrived.
     pub(crate) arrivals: [Arrivals<Event>; Priority::ALL.len()],
     /// The link that carries the events of each lane.
     pub(crate) carriers: [Option<usize>; Priority::ALL.len()],
-    /// When its first link was up.
+    /// Time at which the peer's first link was up.
     pub(crate) settling_since: Option<Instant>,
-    /// By lane: since when the first slice that waits has had no link that reaches its memory.
+    /// By lane: time since which the first waiting slice has had no link that reaches its memory.
     pub(crate) out_of_reach: [Option<Instant>; Priority::ALL.len()],
-    /// Set once the user was told of the connection.
+    /// Whether the user was told of the connection.
     pub(crate) announced: bool,
     pub(crate) early: Vec<Event>,
-    /// Set once it shall end, with the reason.
+    /// Reason for the end of the peer, once it is to end.
     pub(crate) ending: Option<String>,
-    /// Its connections are being closed.
+    /// Whether the peer's connections are being closed.
     pub(crate) closing: bool,
     pub(crate) ack_due: bool,
     fences: Vec<Fence>,
-    /// Links whose end the peer wants to be told of, when they have ended here.
+    /// Links whose end the peer asks to be told of, to be reported when they have ended here.
     owed: Vec<LinkName>,
     pub(super) control: VecDeque<Control>,
 }
@@ -97,7 +98,7 @@ impl Peer {
         }
     }
 
-    /// With one link, requests pass through and messages are the users' own.
+    /// Whether messages are framed. With one link, requests pass through and messages are the users' own.
     pub(crate) fn is_framed(&self) -> bool {
         self.links.len() > 1
     }
@@ -110,15 +111,15 @@ impl Peer {
         }
     }
 
-    /// The links that are up.
+    /// Returns the links that are up.
     pub(crate) fn up_links(&self) -> impl Iterator<Item = UpLink> {
         let up = self.links.iter().enumerate().filter(|(_, link)| link.is_up());
         up.filter_map(|(index, link)| Some(UpLink { index, rail: link.rail, inner: link.inner? }))
     }
 
-    /// Whether the user can be told of the connection: a link is up, and no link that is being made would show the peer a further kind
-    /// of slab, or [`SETTLE_WITHIN`] has passed. A peer that connects to us is told of at once: it asks for memory as its own links
-    /// reach it.
+    /// Whether the user can be told of the connection: a link is up, and no link that is being made would
+    /// show the peer a further kind of slab, or [`SETTLE_WITHIN`] has passed. A peer that connects to this
+    /// node is reported at once: it asks for memory as its own links reach it.
     pub(crate) fn is_settled<F: Fabric>(&self, rails: &[Rail<F>], now: Instant) -> bool {
         let Some(since) = self.settling_since else { return false };
         let is_shown = |kind: SlabKind| {
@@ -133,13 +134,14 @@ impl Peer {
         is_up && (now >= since + SETTLE_WITHIN || !coming.any(shows_more))
     }
 
-    /// Whether a first link may still come up. After the first one there is nothing to wait for: the peer has forgotten a session
-    /// whose last link has ended.
+    /// Whether a first link may still come up. After the first one this is false: the peer has dropped a
+    /// session whose last link has ended.
     pub(crate) fn is_waiting(&self) -> bool {
         self.settling_since.is_none() && self.links.iter().any(Link::is_being_made)
     }
 
-    /// A link carries nothing more: the events that it carried, or whose writes it carried, go again over another.
+    /// Handles the end of a link: the events that it carried, or whose writes it carried, are sent again
+    /// over another.
     pub(crate) fn link_ended(&mut self, index: usize) {
         for (carrier, lane) in self.carriers.iter_mut().zip(&mut self.lanes) {
             let was_carrier = *carrier == Some(index);
@@ -152,7 +154,7 @@ impl Peer {
 
     pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         if self.ending.is_some() {
-            // Once its connections are being closed, the rails tell of the end.
+            // Once its connections are being closed, the rails report the end.
             return (!self.closing).then_some(now);
         }
         let retries = self.links.iter().filter_map(|link| match link.state {
@@ -191,8 +193,8 @@ impl Peer {
 
     // --- fences ---
 
-    /// Our slices that a dead link had: reads go again at once, writes when the peer has fenced the link. Gives the number of
-    /// reads.
+    /// Takes the slices of a failed link: reads are posted again at once, writes when the peer has fenced
+    /// the link. Returns the number of reads.
     pub(crate) fn fence(&mut self, name: LinkName, failed: Vec<(usize, Slice)>, now: Instant) -> u64 {
         let (mut writes, mut reads) = (Vec::new(), 0);
         for (lane, mut slice) in failed.into_iter().rev() {
@@ -209,8 +211,8 @@ impl Peer {
                 _ => writes.push((lane, slice)),
             }
         }
-        // Also without writes: the peer may not have noticed, and would go on sending into the void. What it sends again only
-        // once it has noticed is lost until then.
+        // Fences links without writes too: the peer may not have noticed the failure and would keep sending
+        // over the link. Whatever it sends again only after noticing would be lost until then.
         if self.fences.len() < CONTROL_MAX {
             self.fences.push(Fence { name, slices: writes, since: now, said_at: now });
         } else {
@@ -220,13 +222,14 @@ impl Peer {
         reads
     }
 
-    /// What was said over a link that has failed may not have been heard: says it again over the others.
+    /// Repeats the acknowledgements and the control frames that a failed link may have lost.
     pub(crate) fn repeat(&mut self, now: Instant) {
         self.ack_due = true;
         self.say_again(now, |_| true);
     }
 
-    /// Says the end of connections again that the peer has not confirmed for a while; true when there are some.
+    /// Repeats the end of connections that the peer has not confirmed for a while; returns true when there
+    /// are some.
     pub(crate) fn repeat_overdue(&mut self, now: Instant) -> bool {
         self.say_again(now, |fence| fence.said_at + SAY_AGAIN_AFTER <= now)
     }
@@ -243,8 +246,9 @@ impl Peer {
         !names.is_empty()
     }
 
-    /// The peer has confirmed: the writes go again, but for those that it has delivered the events of. Gives the ids of requests
-    /// that have landed with these, and how many slices go again.
+    /// Handles the peer's confirmation: the writes are posted again, except those whose events it has
+    /// delivered. Returns the ids of requests that have landed with these, and the number of slices posted
+    /// again.
     pub(crate) fn fenced(
         &mut self,
         name: LinkName,
@@ -271,10 +275,10 @@ impl Peer {
         self.fences.iter().any(|fence| !fence.slices.is_empty() && fence.since + FENCE_WITHIN <= now)
     }
 
-    /// The peer asks for news of a link's end: now if it has ended, else when it has.
+    /// Records that the peer asks for the end of a link: reported now if it has ended, else when it ends.
     pub(crate) fn owe_fence(&mut self, name: LinkName, is_open: bool) {
         if is_open {
-            // Asked again, it is still owed once.
+            // A repeated request is recorded once.
             if !self.owed.contains(&name) {
                 self.owed.push(name);
             }

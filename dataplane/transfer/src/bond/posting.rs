@@ -1,6 +1,6 @@
-//! Posting to one peer: which slice, event or control frame is next, and over which link.
+//! Posting to one peer: selection of the next slice, event or control frame, and of its link.
 //!
-//! A lane is one queue: slices wait for those before them, also when these go over other links.
+//! A lane is one queue: slices wait for earlier ones, also when these go over other links.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,8 +30,8 @@ impl Route {
 }
 
 impl Peer {
-    /// Whether slices have waited too long for a link that reaches their memory. Looks once more whether one does: it may be up since
-    /// this moment.
+    /// Whether slices have waited too long for a link that reaches their memory. Checks once more for such
+    /// a link, which may have just come up.
     pub(super) fn is_reach_overdue<F: Fabric>(&mut self, rails: &[Rail<F>], now: Instant) -> bool {
         for lane in 0..self.lanes.len() {
             let is_due = self.out_of_reach[lane].is_some_and(|since| since + REACH_WITHIN <= now);
@@ -44,7 +44,7 @@ impl Peer {
         false
     }
 
-    /// The links of the best rank, of those that are up and fit.
+    /// Returns the links of the best rank among those that are up and satisfy `fits`.
     fn best_of<F>(&self, rails: &[Rail<F>], fits: impl Fn(&UpLink) -> bool) -> LinkSet {
         let mut best: Option<(u8, LinkSet)> = None;
         for link in self.up_links().filter(fits) {
@@ -59,7 +59,7 @@ impl Peer {
         best.map_or_else(LinkSet::default, |(_, links)| links)
     }
 
-    /// The links of the best rank that move bytes between the slabs of an operation.
+    /// Returns the links of the best rank that move bytes between the slabs of an operation.
     fn route_of<F: Fabric>(&self, rails: &[Rail<F>], operation: &Operation) -> Route {
         let (here, there) = (operation.local_slab(), operation.target().map(|target| target.slab));
         let reaches = |link: &UpLink| {
@@ -69,7 +69,8 @@ impl Peer {
         Route { here: here.map(Arc::as_ptr), there, links: self.best_of(rails, reaches) }
     }
 
-    /// Of these links the one on which `bytes` more would be done first, of those that are not `full` and whose window has room.
+    /// Selects the link with the earliest expected completion of `bytes` more, among those that are not
+    /// `full` and whose window has room.
     fn choose(&self, links: LinkSet, bytes: u64, window: u64, full: LinkSet) -> Option<usize> {
         let usable = |&index: &usize| self.links[index].outstanding_bytes < window.max(1);
         let done_at = |index: &usize| {
@@ -79,8 +80,8 @@ impl Peer {
         links.without(full).iter().filter(usable).min_by_key(done_at)
     }
 
-    /// Cuts and posts what waits in a lane; true when a rail's queue was full and must be tried again. (A window has room
-    /// again when a completion says so.)
+    /// Cuts and posts waiting slices of a lane; returns true when a rail's queue was full and posting must
+    /// be retried. (A completion signals that a window has room again.)
     pub(super) fn pump_slices<F: Fabric>(
         &mut self,
         id: PeerId,
@@ -91,7 +92,7 @@ impl Peer {
         posted: &mut PostedSlices<'_>,
     ) -> bool {
         let mut full = LinkSet::default();
-        // Slices between the same slabs follow one another as a rule: their links are looked for once.
+        // Consecutive slices are between the same slabs as a rule: their links are looked up once.
         let mut last: Option<Route> = None;
         while let Some(mut slice) = self.lanes[lane].waiting.pop_front() {
             if let Some(front) = split_front(&mut slice.operation, config.slice_bytes) {
@@ -137,7 +138,7 @@ impl Peer {
         false
     }
 
-    /// Posts the events of a lane that may go, and markers before them; true when one did not fit.
+    /// Posts the events of a lane that are ready, and markers before them; returns true when one did not fit.
     pub(super) fn pump_events<F: Fabric>(
         &mut self,
         lane: usize,
@@ -181,8 +182,8 @@ impl Peer {
         markers.iter().map(name).collect()
     }
 
-    /// The link for the events of a lane: always the same while some are not acknowledged, so that they arrive in
-    /// turn; else the first of the best.
+    /// Returns the link for the events of a lane: the same one while some are not acknowledged, so that
+    /// they arrive in order; else the first of the best.
     fn carrier<F>(&mut self, lane: usize, rails: &[Rail<F>]) -> Option<usize> {
         let best = self.best_of(rails, |_| true);
         let first = best.iter().next()?;
@@ -194,7 +195,7 @@ impl Peer {
         self.carriers[lane]
     }
 
-    /// Posts control frames and the acknowledgement that is due; true when one did not fit.
+    /// Posts control frames and the acknowledgement that is due; returns true when one did not fit.
     pub(super) fn pump_control<F: Fabric>(&mut self, rails: &mut [Rail<F>]) -> bool {
         let links: Vec<(usize, PeerId)> = self.up_links().map(|link| (link.rail, link.inner)).collect();
         if links.is_empty() {
@@ -207,7 +208,8 @@ impl Peer {
         while let Some(&control) = self.control.front() {
             let frame = match control {
                 Control::LinkDown(name) => Frame::LinkDown { name }.encode(),
-                // By now more events may have been delivered than when the connection ended, but none for which it counted.
+                // More events may have been delivered since the connection ended, but none because of what
+                // the connection carried.
                 Control::Fenced(name) => Frame::Fenced { name, delivered }.encode(),
             };
             if links.iter().filter(|&&link| post(&frame, link)).count() == 0 {

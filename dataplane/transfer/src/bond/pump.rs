@@ -1,4 +1,4 @@
-//! What waits is posted.
+//! Posting of waiting slices, markers, events and control frames.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::{Bond, PostedSlices};
 impl<F: Fabric> Bond<F> {
     pub(super) fn pump(&mut self, now: Instant) {
         let mut dirty = std::mem::take(&mut self.dirty);
-        // Another one comes first each time: a fabric that copies takes so much and no more between two polls.
+        // Round robin over peers: a fabric that copies accepts a limited amount between two polls.
         if !dirty.is_empty() {
             dirty.rotate_left(1);
         }
@@ -24,7 +24,7 @@ impl<F: Fabric> Bond<F> {
         self.dirty.extend(dirty);
     }
 
-    /// Posts what can be posted to one peer; true when something is left that must be tried again.
+    /// Posts to one peer as much as possible; returns true when posting must be retried for the rest.
     pub(super) fn pump_peer(&mut self, id: PeerId, now: Instant) -> bool {
         let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.is_framed() && peer.ending.is_none())
         else {

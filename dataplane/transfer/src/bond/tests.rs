@@ -85,7 +85,7 @@ impl World {
     }
 }
 
-/// The contract of every fabric, over one rail, over two, and over three of different ranks.
+/// Runs the contract of every fabric over one rail, over two, and over three of different ranks.
 #[test]
 fn conforms_to_the_contract() {
     for ranks in [&[0][..], &[0, 0], &[1, 0, 1]] {
@@ -116,8 +116,9 @@ fn content(round: usize) -> Vec<u8> {
     (0..SLOT_BYTES).map(|at| (at * 17 + at / 253 + round * 59) as u8).collect()
 }
 
-/// Rails fail and come back at random moments while slots are written, read and announced. Whatever an immediate
-/// announces is whole, events come once and in turn, every request completes once, and nothing is held at the end.
+/// Rails fail and recover at random moments while slots are written, read and announced. The bytes that an
+/// immediate announces are complete, events arrive once and in order, every request completes once, and no
+/// slot is held at the end.
 #[test]
 fn rails_fail_and_nothing_is_lost_doubled_or_early() {
     for seed in 1..=12 {
@@ -153,7 +154,7 @@ fn rails_fail_and_nothing_is_lost_doubled_or_early() {
                 let post = WorkRequest { id: id + offset, peer: to_b, priority: Priority::Urgent, operation };
                 world.bonds[0].post(post).expect("room");
             }
-            // Never all rails at once: that ends the peer, which is another test.
+            // Never all rails at once: that ends the peer, which another test covers.
             let mut ended = 0;
             world.until("the round", |world| {
                 if below(40) == 0 && ended < 2 {
@@ -204,8 +205,9 @@ fn rails_fail_and_nothing_is_lost_doubled_or_early() {
     }
 }
 
-/// A rail fails at the sender's end while its packets are still on their way. The bytes come over the other rail;
-/// once they are announced the receiver reuses the slot, and nothing of the old rail may land in it any more.
+/// A rail fails at the sender's end while its packets are still in transit. The bytes arrive over the other
+/// rail; once they are announced the receiver reuses the slot, and no write of the old rail may land in it
+/// any more.
 #[test]
 fn late_packets_of_a_dead_rail_never_land_in_a_reused_slot() {
     let mut failed = 0;
@@ -245,8 +247,9 @@ fn late_packets_of_a_dead_rail_never_land_in_a_reused_slot() {
     assert!(failed > 10, "slices were on the dead rail: {failed}");
 }
 
-/// Two of three links fail at one end or at both, at moments that differ: what is said of them may be lost with the next one. The
-/// third is healthy, so the peer stays, what was posted arrives, and nobody is kept waiting.
+/// Two of three links fail at one end or at both, at different moments: control frames about one may be
+/// lost with the next. The third is healthy, so the peer stays, posted requests arrive, and none waits for
+/// ever.
 #[test]
 fn one_healthy_link_of_three_is_enough() {
     let mut failed = 0;
@@ -303,7 +306,7 @@ fn one_healthy_link_of_three_is_enough() {
         };
         while is_missing(&world) {
             steps += 1;
-            // Two repetitions, and what they take to arrive.
+            // Two repetitions, and the time until they arrive.
             assert!(steps < 6000, "seed {seed}: {cuts:?}, {:?}", world.events);
             world.step();
         }
@@ -322,7 +325,7 @@ fn one_healthy_link_of_three_is_enough() {
     assert!(failed >= 2 * 2 * 200, "each end has lost two links each time: {failed}");
 }
 
-/// A connection that comes up and fails at once is made again less and less often.
+/// A connection that comes up and fails at once is made again at growing intervals.
 #[test]
 fn a_link_that_does_not_last_is_tried_less_often() {
     let retry_first = Duration::from_millis(1);
@@ -347,7 +350,8 @@ fn a_link_that_does_not_last_is_tried_less_often() {
     assert!(after_a_while < waits[6] / 4, "it has lasted for a while: {waits:?}, {after_a_while}");
 }
 
-/// Frames that a peer repeats without end put off no deadline. The clock goes on within a poll, as a real one does.
+/// Frames that a peer repeats without end postpone no deadline. The clock advances within a poll, like a
+/// real one.
 #[test]
 fn a_flood_of_control_frames_puts_off_no_deadline() {
     let faults = |_| Faults { queue_depth_max: 1024, ..Faults::default() };
@@ -371,7 +375,7 @@ fn a_flood_of_control_frames_puts_off_no_deadline() {
     assert!(world.bonds[1].strangers.is_empty(), "its time is over");
 }
 
-/// A peer that floods one rail does not keep the events of others from being taken.
+/// A peer that floods one rail does not block the events of others.
 #[test]
 fn a_flooded_rail_leaves_a_share_to_the_others() {
     let faults = |_| Faults { queue_depth_max: 1024, ..Faults::default() };
@@ -403,7 +407,7 @@ fn a_flooded_rail_leaves_a_share_to_the_others() {
     assert_eq!(from.len(), 2, "after two polls of {} events", events.len());
 }
 
-/// When the last rail fails, the peer is down, once, and everything that was asked for is answered.
+/// When the last rail fails, the peer is reported down, once, and every request is completed.
 #[test]
 fn the_last_rail_ends_the_peer() {
     let config = BondConfig { slice_bytes: 9000, ..BondConfig::default() };
@@ -432,7 +436,7 @@ fn the_last_rail_ends_the_peer() {
     assert!(world.bonds[0].sessions.is_empty());
 }
 
-/// Bytes go to the rail that is faster, and to the better rank alone while that is up.
+/// Bytes go to the faster rail, and to the better rank alone while that is up.
 #[test]
 fn slices_go_where_they_are_done_first() {
     let config = BondConfig { slice_bytes: 4096, link_window_bytes: 1 << 20, ..BondConfig::default() };
@@ -464,7 +468,7 @@ fn slices_go_where_they_are_done_first() {
     assert!(posted[0] > posted[1] * 3, "the fast rail carries most: {posted:?}");
 }
 
-/// A connection that says nothing is closed, and one that says nonsense at once.
+/// A silent connection is closed after a timeout, and one that sends an invalid frame at once.
 #[test]
 fn strangers_do_not_stay() {
     let mut world = World::new(2, &[0, 0], |_| Faults::default(), BondConfig::default());
@@ -490,7 +494,7 @@ fn strangers_do_not_stay() {
     assert!(world.bonds[1].strangers.is_empty() && world.events[1].is_empty());
 }
 
-/// A rail that is dead when the connection is made costs nothing but itself, and joins when it comes back.
+/// A rail that is dead when the connection is made affects no other rail, and joins when it recovers.
 #[test]
 fn a_dead_rail_does_not_stop_a_connection() {
     for dead in [0, 1] {
@@ -515,13 +519,13 @@ fn a_dead_rail_does_not_stop_a_connection() {
     }
 }
 
-/// A node that has started anew under the same address is another peer, not the old one going on.
+/// A node that has restarted under the same address is another peer, not a continuation of the old one.
 #[test]
 fn a_peer_that_starts_anew_is_another() {
     let config = BondConfig { retry_first: Duration::from_millis(2), ..BondConfig::default() };
     let mut world = World::new(4, &[0, 0], |_| Faults::default(), config);
     let (to_b, to_a) = world.connect();
-    // Its end of the connection is forgotten there, as by a restart, and one rail notices before the other.
+    // The peer drops its end of the connection, as after a restart, and one rail notices earlier than the other.
     world.bonds[1].disconnect(to_a);
     world.networks[0].cut(0);
     world.until("the end", |world| {
@@ -534,7 +538,8 @@ fn a_peer_that_starts_anew_is_another() {
     );
 }
 
-/// Over the better rail lies a device's memory, over the other the host's: reads and writes of either take the rail that reaches it.
+/// The better rail reaches a device's memory, the other the host's: reads and writes of either take the
+/// rail that reaches it.
 #[test]
 fn reads_and_writes_take_the_rail_that_reaches_their_memory() {
     let networks =

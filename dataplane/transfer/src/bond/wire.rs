@@ -1,6 +1,6 @@
-//! What bonded nodes tell each other, in messages of the rails: a kind byte, then little-endian fields.
+//! Frames between bonded nodes, carried in messages of the rails: a kind byte, then little-endian fields.
 
-/// Links that one event may wait for: all but the one that it comes over.
+/// Most links that one event may wait for: all but the link that carries it.
 const BEHIND_MAX: usize = super::LINKS_MAX - 1;
 /// Bytes that a frame adds to a message at most.
 pub(crate) const FRAME_BYTES: usize = 11 + BEHIND_MAX * 13;
@@ -15,7 +15,7 @@ const LINK_DOWN: u8 = 4;
 const FENCED: u8 = 5;
 const MARKER: u8 = 6;
 
-/// A connection of a link of a bond: its number, which counts from 1.
+/// A connection of a link of a bond, by its number, which counts from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkName {
     pub(crate) link: u8,
@@ -31,24 +31,25 @@ pub(crate) struct MarkerName {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// First message on a link, from the node that connected. With one link, the only frame ever.
+    /// First message on a link, from the node that connected. With one link, the only frame.
     Hello { session: u64, links: u8, name: LinkName },
-    /// The answer to it. A session that goes on meets the same incarnation again; a node that has started anew, or has
-    /// ended the session, is another one.
+    /// Answer to `Hello`. The incarnation stays the same while the session lasts; a node that has
+    /// restarted, or has ended the session, draws another.
     Welcome { incarnation: u64 },
-    /// A message of the users, number `sequence` of its lane. The writes before it have landed when the markers `behind`, or
-    /// later ones over their links, have come.
+    /// A user's message, number `sequence` of its lane. The writes before it have landed when the markers
+    /// `behind`, or later ones over their links, have arrived.
     Message { lane: u8, sequence: u64, behind: Vec<MarkerName>, bytes: &'a [u8] },
-    /// An immediate of the users, alike.
+    /// A user's immediate, with the same fields.
     Immediate { lane: u8, sequence: u64, behind: Vec<MarkerName>, value: u32 },
-    /// The writes of a lane that this link has carried so far are before this marker. Numbers rise.
+    /// Marker behind the writes of a lane that this link has carried so far. Numbers increase.
     Marker { lane: u8, number: u64 },
     /// Messages and immediates up to these numbers, by lane, were delivered.
     Ack { delivered: [u64; 2] },
-    /// This link has failed here. Tell me when nothing that I sent over it can arrive any more.
+    /// The link has failed at the sender, which asks for `Fenced` once nothing that it sent over the link
+    /// can arrive any more.
     LinkDown { name: LinkName },
-    /// Nothing can arrive over that link. Events up to these numbers, by lane, were delivered; none after them will be on
-    /// account of what the link brought.
+    /// Nothing can arrive over that link any more. Events up to these numbers, by lane, were delivered; no
+    /// later event will be delivered because of bytes that the link carried.
     Fenced { name: LinkName, delivered: [u64; 2] },
 }
 

@@ -1,5 +1,5 @@
-//! Hand-offs whose blocks stay in a device's memory: which ones do, and what the ends of the device's sums mean. See
-//! [`crate::direct`].
+//! Hand-offs whose blocks stay in a device's memory: their selection, and the handling of the device's
+//! sums. See [`crate::direct`].
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::direct::{Purpose, Summing};
 use crate::outbound::{Pushed, Reservation};
 use crate::terms::Greeting;
 
-/// A transfer pushed to be sent directly that cannot be: its receiver does not have our heads, or no connection to it reaches from
-/// these slots to its.
+/// A pushed transfer that cannot be sent directly: its receiver has other heads, or no connection reaches
+/// from these slots to the receiver's.
 #[derive(Debug)]
 pub(crate) struct Returned {
     pub(crate) transfer: TransferId,
     pub(crate) content: [u8; 16],
     pub(crate) pushed: Vec<Pushed>,
-    /// Whether nothing more will be pushed.
+    /// Whether the pushes have ended.
     pub(crate) is_ended: bool,
 }
 
-/// A transfer expected into a device's slots that cannot be received there. [`TransferNode::receive_into`] or
-/// [`TransferNode::refuse_expectation`] has to follow.
+/// A transfer expected into a device's slots that cannot be received there. [`TransferNode::receive_into`]
+/// or [`TransferNode::refuse_expectation`] must follow.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct ReturnedExpectation {
@@ -37,27 +37,27 @@ pub(super) fn is_on_device(slot: &SlotRef) -> bool {
 }
 
 impl<F: Fabric> TransferNode<F> {
-    /// Lets a device sum what lies in its memory: hand-offs whose slots the fabric reaches there are then direct, and
-    /// peers are asked for the checksum that a device takes. While [`TransferNode::sums_in_flight`] is not zero, the
-    /// node must be polled.
+    /// Lets a device compute checksums in its memory: hand-offs whose slots the fabric reaches there are
+    /// then direct, and peers are asked for the checksum that a device can compute. While
+    /// [`TransferNode::sums_in_flight`] is not zero, the node must be polled.
     #[must_use]
     pub fn with_checksummer(mut self, checksummer: impl Checksummer + 'static) -> Self {
         self.summing = Some(Summing::new(Box::new(checksummer)));
         self
     }
 
-    /// Sums that a device takes: nobody rings when one has ended.
+    /// Returns the number of sums in flight at the device; their completion is not signalled.
     #[must_use]
     pub fn sums_in_flight(&self) -> usize {
         self.summing.as_ref().map_or(0, Summing::in_flight)
     }
 
-    /// What this node says of itself to a peer.
+    /// Returns the greeting that this node sends to a peer.
     pub(super) fn greeting(&self) -> Greeting {
         Greeting::new(self.layout, if self.summing.is_some() { Checksum::Lanes } else { Checksum::Xxh3 })
     }
 
-    /// Whether a push of these slots needs no staging, by all that is known of its receiver.
+    /// Whether a push of these slots needs no staging, as far as its receiver is known.
     pub(crate) fn sends_directly(&self, transfer: TransferId, slots: &[SlotRef]) -> bool {
         let reservation = self.outbound.get(transfer).and_then(|lease| lease.held.reservation());
         self.device_sums_all(slots, |slab| match reservation {
@@ -66,17 +66,18 @@ impl<F: Fabric> TransferNode<F> {
         })
     }
 
-    /// Whether blocks can go from this slab, in a device's memory, to the slots of a reservation.
+    /// Whether this slab, in a device's memory, can be written directly to the slots of a reservation.
     fn can_write_directly(&self, slab: &Arc<Slab>, to: &Reservation) -> bool {
         to.terms.allow_direct() && self.fabric.reaches(to.peer, Some(slab), to.slab)
     }
 
-    /// Whether some peers can write to these slots, and a device verify them.
+    /// Whether peers can write to these slots and a device can verify them.
     pub(crate) fn receives_directly(&self, slots: &[SlotRef]) -> bool {
         self.device_sums_all(slots, |slab| self.fabric.shows_slab(slab))
     }
 
-    /// Whether a slot lies in a slab that peers write to. The number of any other would be taken for one of that slab's.
+    /// Returns a test of whether a slot lies in a slab that peers write to. A slot number of another slab
+    /// would be taken for a slot of that one.
     pub(crate) fn shown_to_peers(&self) -> impl Fn(&SlotRef) -> bool + use<F> {
         let shown = SlabKind::ALL.map(|kind| self.fabric.shown_slab(kind));
         move |slot| {
@@ -90,10 +91,10 @@ impl<F: Fabric> TransferNode<F> {
         self.fabric.shows_slab(pool.slab())
     }
 
-    /// Whether the device sums each of these slots, and their slabs are as wanted.
+    /// Whether the device can checksum each of these slots, and their slabs satisfy `is_wanted`.
     fn device_sums_all(&self, slots: &[SlotRef], is_wanted: impl Fn(&Arc<Slab>) -> bool) -> bool {
         let Some(summing) = &self.summing else { return false };
-        // Slots of one transfer lie in one slab, as a rule: it is looked at once.
+        // Slots of one transfer lie in one slab, as a rule: its check is done once.
         let mut known: Option<&Arc<Slab>> = None;
         slots.iter().all(|slot| {
             let slab = slot.slab();
@@ -102,13 +103,14 @@ impl<F: Fabric> TransferNode<F> {
         })
     }
 
-    /// A number for the sums of a transfer that is received into these slots; `None` when the processor takes them.
+    /// Returns a number for the sums of a transfer that is received into these slots; `None` when the
+    /// processor verifies.
     pub(super) fn direct_number(&mut self, slots: &[SlotRef]) -> Option<u64> {
         slots.first().filter(|slot| is_on_device(slot))?;
         self.summing.as_mut().map(Summing::number)
     }
 
-    /// Adds a push to a transfer that is known: to be summed by the device, or by the processor.
+    /// Adds a push to a known transfer; the device or the processor computes its sums.
     pub(super) fn add_push(&mut self, transfer: TransferId, content: [u8; 16], pushed: Pushed) {
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
         if outbound.is_stopped() {
@@ -130,7 +132,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Asks the device for sums that wait in their transfers, as far as there is room.
+    /// Requests waiting sums of transfers from the device, as far as there is room.
     fn ask_sums(&mut self) {
         let layer_bytes = self.layout.layer_bytes();
         while let (Some(&transfer), Some(summing)) = (self.unasked.front(), &mut self.summing) {
@@ -146,7 +148,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Nobody waits for a transfer's sums any more.
+    /// Drops the waiting sums of a transfer that has ended.
     pub(super) fn forget_sums(&mut self, number: Option<u64>) {
         if let Some((summing, number)) = self.summing.as_mut().zip(number) {
             summing.forget(number);
@@ -154,8 +156,8 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// A transfer that cannot be sent directly to the receiver that has asked for it is left to staging, or is given up when
-    /// nobody has taken it by the next poll.
+    /// Gives back a transfer that cannot be sent directly to the receiver that has reserved it: staging
+    /// takes it, and otherwise it is stopped at the next poll.
     pub(super) fn give_back_out_of_reach(&mut self, transfer: TransferId) {
         let Some(outbound) = self.outbound.get(transfer).map(|lease| &lease.held) else { return };
         let slab = outbound.direct_slots().and_then(|slots| slots.first()).map(SlotRef::slab);
@@ -166,20 +168,21 @@ impl<F: Fabric> TransferNode<F> {
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
         let Some(content) = outbound.content else { return };
         let (pushed, is_ended) = outbound.take_back();
-        // What the device still sums is not of what will be sent: neither its value nor its failure counts.
+        // Sums in flight do not apply to the blocks that will be sent: neither their values nor their
+        // failures count.
         let number = outbound.number.take();
         self.returned.push(Returned { transfer, content, pushed, is_ended });
         self.forget_sums(number);
     }
 
-    /// Takes what cannot be sent directly.
+    /// Takes the pushes that cannot be sent directly.
     pub(crate) fn take_returned(&mut self) -> impl Iterator<Item = Returned> + '_ {
         let outbound = &self.outbound;
         self.returned.drain(..).filter(|returned| outbound.get(returned.transfer).is_some())
     }
 
-    /// Takes the expectations that cannot be received directly: their senders do not have our heads, or no connection to them leads
-    /// to the device.
+    /// Takes the expectations that cannot be received directly: the sender has other heads, or no
+    /// connection to it reaches the device.
     pub(crate) fn take_returned_expectations(&mut self) -> Vec<ReturnedExpectation> {
         let inbound = &mut self.inbound;
         let take = |transfer| {
@@ -189,7 +192,7 @@ impl<F: Fabric> TransferNode<F> {
         self.returned_expectations.drain(..).filter_map(take).collect()
     }
 
-    /// Receives a transfer into these host slots, as many as were expected, instead of those of a device.
+    /// Receives a transfer into these host slots, one for each expected device slot.
     pub(crate) fn receive_into(&mut self, transfer: TransferId, slots: Vec<SlotRef>) {
         let Some(inbound) = self.inbound.get_mut(&transfer) else { return };
         inbound.number = None;
@@ -197,12 +200,12 @@ impl<F: Fabric> TransferNode<F> {
         self.unreserved.push_back(transfer);
     }
 
-    /// There is no memory for what cannot be received directly.
+    /// Refuses an expectation that cannot be received directly and for which there are no staging slots.
     pub(crate) fn refuse_expectation(&mut self, transfer: TransferId) {
         self.end_inbound(transfer, Outcome::Refused, false);
     }
 
-    /// Nobody stages what was given back.
+    /// Ends the given-back transfers that staging has not taken.
     pub(super) fn stop_returned(&mut self) {
         const NO_STAGING: &str = "transfer: the peer has other heads, or no connection leads to the device's memory; and there are no staging slots";
         while let Some(Returned { transfer, .. }) = self.returned.pop() {
@@ -215,12 +218,12 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Makes what has landed visible to its device, and begins the sums that wait.
+    /// Makes landed bytes visible to their device, and starts the waiting sums.
     pub(super) fn start_sums(&mut self) {
         let mut landed = std::mem::take(&mut self.landed);
         let mut settled: Option<(Arc<Slab>, Result<(), DeviceError>)> = None;
         for wanted in landed.drain(..) {
-            // Its transfer may have ended by the failure of another piece.
+            // The transfer may have ended because another piece failed.
             if !self.is_open(&wanted.purpose) {
                 continue;
             }
@@ -246,7 +249,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Takes the sums that have ended; returns how many.
+    /// Takes the sums that have completed; returns their number.
     pub(super) fn reap_sums(&mut self) -> usize {
         let mut ended = std::mem::take(&mut self.sums_ended);
         if let Some(summing) = &mut self.summing {
@@ -269,7 +272,7 @@ impl<F: Fabric> TransferNode<F> {
         count
     }
 
-    /// Whether it is of a transfer that goes on, and not of an earlier one with the same id.
+    /// Whether the sum belongs to a transfer that is still open, and not to an earlier one with the same id.
     fn is_open(&self, purpose: &Purpose) -> bool {
         let (transfer, number) = (purpose.transfer(), Some(purpose.number()));
         match purpose {
@@ -313,7 +316,8 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// A push that cannot be sent ends its transfer: the receiver would take what is pushed after it for all there is.
+    /// Stops the transfer of a push that cannot be sent: otherwise the receiver would take later pushes for
+    /// the whole.
     pub(super) fn refuse_push(&mut self, transfer: TransferId) {
         let is_known = self.outbound.get(transfer).is_some();
         self.stop_outbound(transfer);
@@ -322,7 +326,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Nothing more of a transfer is sent, for a reason of this node's.
+    /// Stops sending a transfer for a reason local to this node.
     fn stop_outbound(&mut self, transfer: TransferId) {
         self.cancelled.insert(transfer, self.now);
         self.abandon_outbound(transfer);

@@ -1,4 +1,4 @@
-//! What messages of peers mean.
+//! Handling of peers' messages.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::timers::Timer;
 use crate::wire::{Message, breach_of};
 
 impl<F: Fabric> TransferNode<F> {
-    /// Takes a message, or ends the connection and says why.
+    /// Handles a message; an invalid one ends the connection with a reason.
     pub(super) fn take_message(&mut self, peer: PeerId, message: &[u8], now: Instant) {
         let taken = match Message::decode(message) {
             Some(message) => self.understand(peer, message, now),
@@ -56,7 +56,7 @@ impl<F: Fabric> TransferNode<F> {
 
     fn greet(&mut self, peer: PeerId, theirs: &Greeting) -> Result<(), Breach> {
         if self.peers.get(&peer).is_some_and(|state| state.terms.is_some()) {
-            // A second greeting.
+            // A greeting was received already.
             return Err(Breach::NoSense);
         }
         let terms = Terms::between(&self.greeting(), theirs);
@@ -82,8 +82,8 @@ impl<F: Fabric> TransferNode<F> {
         self.writes_ended(transfer, outcome);
     }
 
-    /// Ends a transfer that the peer does not want any more. One that another peer has reserved goes on: of that, nothing is
-    /// written to the slots of this one.
+    /// Ends a transfer that the peer no longer wants. A transfer that another peer has reserved continues:
+    /// it writes nothing to this peer's slots.
     fn cancelled_by(&mut self, peer: PeerId, transfer: TransferId, now: Instant) {
         let owner = self.outbound.get(transfer).map(|lease| lease.owner);
         let is_anothers = owner.flatten().is_some_and(|owner| owner != peer);

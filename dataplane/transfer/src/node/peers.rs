@@ -1,5 +1,5 @@
-//! Connections: made once for each address however many transfers want it, and not again at once when that
-//! failed, so that a node that restarts is not run down by those who wait for it.
+//! Connections: one for each address, shared by all transfers. After a failure the next attempt is delayed,
+//! so that a node that restarts is not flooded by the nodes that wait for it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -12,23 +12,23 @@ use crate::terms::Terms;
 use crate::timers::Timer;
 use crate::wire::Message;
 
-/// Messages that may wait for one peer before nothing more is expected from it.
+/// Most messages that may wait for one peer before the connection is given up.
 pub(super) const OUTBOX_MAX: usize = 4096;
-/// Addresses whose failures are remembered; the oldest are forgotten.
+/// Most addresses with a remembered failure; the oldest are dropped.
 const BACKOFFS_MAX: usize = 1024;
-/// Doublings after which the wait has surely reached its maximum.
+/// Doublings after which the delay has surely reached its maximum.
 const DOUBLINGS_MAX: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Where we connected to; `None` for a peer that connected to us.
+    /// Address that this node connected to; `None` for a peer that connected to this node.
     pub(super) address: Option<String>,
     pub(super) connected: bool,
-    /// What was agreed with it; set by its greeting.
+    /// Terms agreed with the peer; set by its greeting.
     pub(super) terms: Option<Terms>,
-    /// Messages that wait for the connection or for room.
+    /// Messages that wait for the connection or for room in its queue.
     pub(super) outbox: VecDeque<Message>,
-    /// Blocks that it has reserved here, over all of its transfers.
+    /// Blocks that the peer has reserved at this node, over all of its transfers.
     pub(super) blocks_reserved: usize,
 }
 
@@ -45,12 +45,12 @@ pub(super) struct Backoff {
     not_before: Instant,
 }
 
-/// Why there is no connection to an address.
+/// Reason that there is no connection to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unreachable {
-    /// The last try failed, now or a moment ago.
+    /// The last attempt failed, and the delay before the next has not passed.
     Resting,
-    /// It is no address of this node's transports, or there is no room for it.
+    /// The address is not one of this node's transports, or all connections are in use.
     Refused,
 }
 
@@ -64,7 +64,7 @@ impl Unreachable {
 }
 
 impl<F: Fabric> TransferNode<F> {
-    /// The connection to `address`, begun if there is none.
+    /// Returns the connection to `address`; starts one if there is none.
     pub(super) fn peer_at(&mut self, address: &str) -> Result<PeerId, Unreachable> {
         if let Some(&id) = self.dialled.get(address) {
             return Ok(id);
@@ -81,7 +81,7 @@ impl<F: Fabric> TransferNode<F> {
             Err(error) => {
                 tracing::warn!(%error, "transfer: cannot reach a peer");
                 self.rest(address);
-                // The operating system's refusal is about the peer, the others are about what was asked.
+                // An operating-system error concerns the peer; the other errors concern the request.
                 Err(match error {
                     ConnectError::System { .. } => Unreachable::Resting,
                     ConnectError::Address { .. } | ConnectError::TooMany { .. } => Unreachable::Refused,
@@ -103,16 +103,16 @@ impl<F: Fabric> TransferNode<F> {
         self.pump_outbox(peer);
     }
 
-    /// A connection that was never made counts as a failure; one that ended does not, its first successor may
-    /// come at once.
+    /// Counts a connection that was never established as a failure. One that was established and ended does
+    /// not count: its successor may be tried at once.
     fn note_failure(&mut self, peer: Peer) {
         if let Some(address) = peer.address.filter(|_| !peer.connected) {
             self.rest(&address);
         }
     }
 
-    /// Doubles the wait for `address`, less a random part, so that those who wait for one node do not all come
-    /// back in the same moment.
+    /// Doubles the delay for `address`, less a random part, so that the nodes that wait for one node do not
+    /// all reconnect at the same moment.
     fn rest(&mut self, address: &str) {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -134,7 +134,7 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn send(&mut self, peer: PeerId, message: Message) {
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.outbox.len() >= OUTBOX_MAX {
-            // It asks and does not listen.
+            // The peer sends requests but does not read the answers.
             return self.give_up(peer);
         }
         state.outbox.push_back(message);
@@ -155,7 +155,7 @@ impl<F: Fabric> TransferNode<F> {
         self.talking.remove(&peer);
     }
 
-    /// Sends what waits, to each peer as much as it takes.
+    /// Sends waiting messages, to each peer as many as it accepts.
     pub(super) fn pump_outboxes(&mut self) {
         let mut peers = std::mem::take(&mut self.peers_scratch);
         peers.extend(&self.talking);
@@ -163,7 +163,7 @@ impl<F: Fabric> TransferNode<F> {
         self.peers_scratch = peers;
     }
 
-    /// The peer is not to be found by its address any more.
+    /// Removes the peer from the table of addresses.
     fn forget_address(&mut self, peer: PeerId) {
         let address = self.peers.get(&peer).and_then(|state| state.address.as_ref());
         if let Some(address) = address.filter(|&address| self.dialled.get(address) == Some(&peer)) {
@@ -171,7 +171,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Neither its greeting nor an acknowledgement is waited for any more.
+    /// Cancels the timers for the peer's greeting and its acknowledgements.
     fn cancel_timers(&mut self, peer: PeerId) {
         self.timers.cancel(Timer::Greeting(peer));
         for transfer in self.quarantine.transfers_of(peer) {
@@ -179,8 +179,8 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Disconnects a peer that does not answer, and connects anew the next time. Its slots stay in quarantine
-    /// until the fabric says that it cannot write any more.
+    /// Disconnects a peer that does not answer; the next transfer connects anew. Its slots stay in
+    /// quarantine until the fabric reports that it cannot write any more.
     pub(super) fn give_up(&mut self, peer: PeerId) {
         tracing::warn!(?peer, "transfer: a peer does not acknowledge; disconnecting");
         self.forget_address(peer);

@@ -1,5 +1,5 @@
-//! Slots that a peer was told of and may still write to: they are not reused before it has said that it writes no more, or its
-//! connection is over.
+//! Slots that a peer was told of and may still write to: they are not reused before the peer has confirmed
+//! that it writes no more, or its connection is over.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,25 @@ use super::TransferId;
 /// Slots of one transfer that a peer may still write.
 pub(super) struct Quarantined {
     pub(super) slots: Vec<SlotRef>,
-    /// Ended when the peer has said that it writes no more.
+    /// Grants of the peer, ended when it has confirmed that it writes no more.
     pub(super) granted: Vec<SlotGrant>,
 }
 
 /// State of a transfer's slots at the end of the peer's writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
-    /// The slots are free, or were never here.
+    /// The slots are free, or were not in quarantine.
     Free,
-    /// Writes are under way where the peer may not write: its connection has to end first.
+    /// Writes are in progress although the peer may no longer write: its connection has to end first.
     Written,
 }
 
-/// All that is in quarantine at a node.
+/// All slots in quarantine at a node.
 #[derive(Default)]
 pub(super) struct Quarantine {
     held: BTreeMap<(PeerId, TransferId), Quarantined>,
-    /// Slots of peers that are gone into which another's write is under way: looked at in each round, and hardly ever any.
+    /// Slots of disconnected peers into which another peer's write is in progress: checked in each round,
+    /// and rarely any.
     strays: Vec<SlotRef>,
     slots: usize,
 }
@@ -45,7 +46,7 @@ impl Quarantine {
         self.held.contains_key(&(peer, transfer))
     }
 
-    /// Transfers with slots here.
+    /// Returns the number of transfers with slots in quarantine.
     pub(super) fn len(&self) -> usize {
         self.held.len()
     }
@@ -54,12 +55,12 @@ impl Quarantine {
         self.held.is_empty() && self.strays.is_empty()
     }
 
-    /// Slots in quarantine, for whatever reason.
+    /// Returns the number of slots in quarantine.
     pub(super) fn slots(&self) -> usize {
         self.slots + self.strays.len()
     }
 
-    /// The peer has said that it writes no more of a transfer.
+    /// Handles the peer's confirmation that it writes no more of a transfer.
     pub(super) fn leave(&mut self, peer: PeerId, transfer: TransferId) -> Left {
         let Some(mut quarantined) = self.held.remove(&(peer, transfer)) else { return Left::Free };
         self.slots -= quarantined.slots.len();
@@ -72,12 +73,12 @@ impl Quarantine {
         Left::Written
     }
 
-    /// Transfers whose slots this peer may still write.
+    /// Returns the transfers whose slots this peer may still write.
     pub(super) fn transfers_of(&self, peer: PeerId) -> impl Iterator<Item = TransferId> + '_ {
         self.held.range((peer, 0)..=(peer, TransferId::MAX)).map(|(&(_, transfer), _)| transfer)
     }
 
-    /// The peer's connection is over: nothing of it arrives any more.
+    /// Handles the end of the peer's connection: nothing of it arrives any more.
     pub(super) fn peer_down(&mut self, peer: PeerId) {
         let own: Vec<TransferId> = self.transfers_of(peer).collect();
         for transfer in own {
@@ -89,7 +90,7 @@ impl Quarantine {
         }
     }
 
-    /// Frees slots into which writes of strangers have ended.
+    /// Frees slots in which the writes of other peers have ended.
     pub(super) fn free_strays(&mut self) {
         self.strays.retain(SlotRef::has_stray_writes);
     }

@@ -1,4 +1,4 @@
-//! The receiving half: slots are reserved, pieces announced, landed and verified.
+//! The receiving half: slots are reserved; pieces are announced, land and are verified.
 
 use std::time::Instant;
 
@@ -16,7 +16,8 @@ use crate::stages::Stage;
 use crate::timers::Timer;
 use crate::wire::Message;
 
-/// Bytes of a budget that naming one slot to a peer costs: about the time in which as many are checksummed (21 ns).
+/// Bytes of a budget that naming one slot to a peer costs: about the bytes that are checksummed in the same
+/// time (21 ns).
 const NAME_COST: usize = 128;
 
 impl<F: Fabric> TransferNode<F> {
@@ -40,7 +41,7 @@ impl<F: Fabric> TransferNode<F> {
                 return;
             }
         };
-        // Its sender was told to stop, and has not answered yet.
+        // The sender of an earlier transfer of this id was told to stop, and has not answered yet.
         let is_ending = self.quarantine.contains(peer, transfer);
         let is_moving = self.peers.get(&peer).is_some_and(|state| state.outbox.len() < OUTBOX_MAX);
         let Some(tag) = (room && !is_ending && is_moving).then(|| self.free_tag()).flatten() else {
@@ -71,7 +72,7 @@ impl<F: Fabric> TransferNode<F> {
         None
     }
 
-    /// Tells senders the slots of what is expected of them, until the budget is spent.
+    /// Tells senders the slots of expected transfers, until the budget is spent.
     pub(super) fn reserve_waiting(&mut self, budget: &mut Budget) {
         while !budget.is_spent()
             && let Some(transfer) = self.unreserved.pop_front()
@@ -114,7 +115,7 @@ impl<F: Fabric> TransferNode<F> {
         self.send(peer, reserve);
     }
 
-    /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
+    /// Ends an inbound transfer. `writes_over`: whether the sender can no longer write to its slots.
     pub(super) fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
         let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
         self.ended_now.extend(inbound.view().map(|(cut, _)| (transfer, cut)));
@@ -150,8 +151,8 @@ impl<F: Fabric> TransferNode<F> {
         self.notices.push(Notice::Arrived { transfer, slots: inbound.slots, outcome });
     }
 
-    /// The peer has said that it writes no more of a transfer, or cannot. Where writes of it are under way nevertheless, the
-    /// slots are kept until its connection is over.
+    /// Releases the slots of a transfer that the peer has stopped writing, or can no longer write. If
+    /// writes of it are still in progress, the slots are kept until its connection is over.
     pub(super) fn leave_quarantine(&mut self, peer: PeerId, transfer: TransferId) {
         self.timers.cancel(Timer::Acknowledgement(peer, transfer));
         if self.quarantine.leave(peer, transfer) == Left::Free {
@@ -190,7 +191,7 @@ impl<F: Fabric> TransferNode<F> {
         self.account_verification(transfer, landing.failures);
     }
 
-    /// Verifies what has come, transfer by transfer: one that is not through keeps its turn for the next round.
+    /// Verifies arrived parts, transfer by transfer: an unfinished transfer continues in the next round.
     pub(super) fn verify(&mut self, budget: &mut Budget) {
         while let Some(transfer) = self.verifying.front().copied().filter(|_| !budget.is_spent()) {
             let Some(inbound) = self.inbound.get_mut(&transfer) else {
@@ -200,7 +201,7 @@ impl<F: Fabric> TransferNode<F> {
             let (now, stages) = (self.now, &self.counters.stages);
             let over = |since| stages.observe(Stage::Verify, now.saturating_duration_since(since));
             let failures = inbound.verify(budget, over);
-            // Without parts left it has had its turn; else the budget is spent.
+            // A transfer without parts left is done; otherwise the budget is spent.
             self.verifying.pop_front();
             if inbound.has_parts() {
                 self.verifying.push_back(transfer);
@@ -209,7 +210,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The sender can write no more. What is still to be verified may yet be all that was missing.
+    /// Ends the sender's access. The transfer stays open while parts are verified, since they may complete it.
     pub(super) fn writes_ended(&mut self, transfer: TransferId, outcome: Outcome) {
         match self.inbound.get_mut(&transfer).filter(|inbound| inbound.is_verifying()) {
             Some(inbound) => inbound.writes_over(outcome),

@@ -1,4 +1,4 @@
-//! The sending half: what is computed is pushed to whoever has reserved slots for it.
+//! The sending half: computed blocks are pushed to the peer that has reserved slots for them.
 
 use std::ops::Bound;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::outbound::{Outbound, Reservation, Reserved};
 use crate::stages::StageClock;
 use crate::wire::Message;
 
-/// Transfers that have their turn in one round: those whose peer takes no more spend nothing of a budget.
+/// Most transfers served in one round: a transfer whose peer accepts nothing spends no budget.
 const TURNS_MAX: usize = 256;
 
 impl<F: Fabric> TransferNode<F> {
@@ -33,8 +33,8 @@ impl<F: Fabric> TransferNode<F> {
         self.outbound.held_mut(transfer)
     }
 
-    /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A transfer that is
-    /// reserved already keeps its slots, since they are being written to.
+    /// Takes one message of a reservation, whose slots begin at block `offset` of the reservation. A
+    /// transfer that is reserved already keeps its slots, since they are being written to.
     pub(super) fn reserved(&mut self, transfer: TransferId, offset: usize, part: Reservation, now: Instant) {
         let peer = part.peer;
         let is_last = offset + part.slots.len() == part.blocks;
@@ -58,7 +58,7 @@ impl<F: Fabric> TransferNode<F> {
         now: Instant,
     ) -> Reserved {
         let (peer, blocks) = (part.peer, part.blocks);
-        // The owner was told of a cancelled one: it is not told again.
+        // The owner was notified of a cancelled transfer already.
         if self.cancelled.contains(transfer) {
             return Reserved::Refused;
         }
@@ -70,7 +70,7 @@ impl<F: Fabric> TransferNode<F> {
             let Some(outbound) = self.outbound_for(transfer, now) else { return Reserved::Refused };
             let is_announced = outbound.content.is_some();
             if !is_announced && self.outbound.count_owned(&Some(peer)) >= self.limits.transfers_max / 4 {
-                // One peer may not fill the table with transfers that nobody here knows of.
+                // One peer may not fill the table with transfers that this node's owner has not pushed.
                 self.end_outbound(transfer, false);
                 return Reserved::Refused;
             }
@@ -113,7 +113,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// Sums what was written, announces it, and ends transfers.
+    /// Checksums written parts, announces them, and ends transfers.
     pub(super) fn announce(&mut self, budget: &mut Budget) {
         let (mut next, mut turns) = (self.first_in_turn(), 0);
         while let Some(transfer) = next.filter(|_| !budget.is_spent() && turns < TURNS_MAX) {
@@ -140,12 +140,12 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The outbound transfer with something to do that comes first in this round.
+    /// Returns the first outbound transfer with work in this round.
     fn first_in_turn(&self) -> Option<TransferId> {
         self.active.range(self.turn..).next().or_else(|| self.active.first()).copied()
     }
 
-    /// The one behind `transfer`, until each has had its turn.
+    /// Returns the active transfer after `transfer`, until each was served once.
     fn next_in_turn(&self, transfer: TransferId) -> Option<TransferId> {
         let behind = (Bound::Excluded(transfer), Bound::Unbounded);
         if transfer >= self.turn {
@@ -156,8 +156,9 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The transfer that ends a round's turns is the last in the next, so that a large one keeps no small one waiting. Writing and
-    /// checksums end their turns each where their budget does: the nearer end counts, or those between would have no turn.
+    /// Ends the turns of a round at `transfer`, which is served last in the next round, so that a large
+    /// transfer delays no small one. Writing and checksums end at different transfers, each when its budget
+    /// is spent: the nearer end counts, so that the transfers in between are served.
     fn end_turn(&mut self, transfer: TransferId, is_last: bool) {
         let (turn, behind) = (self.turn, transfer.wrapping_add(1));
         let ahead = |next: TransferId| next.wrapping_sub(turn);
@@ -186,7 +187,7 @@ impl<F: Fabric> TransferNode<F> {
         self.abandon_outbound(transfer);
     }
 
-    /// Sends no more of a transfer than was posted, and tells the receiver, if there is one.
+    /// Stops a transfer after what was posted, and tells the receiver, if there is one.
     pub(super) fn abandon_outbound(&mut self, transfer: TransferId) {
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
         outbound.abandon();

@@ -1,4 +1,4 @@
-//! The copies under way, and what each is for.
+//! The copies in flight, with the purpose of each.
 
 use std::collections::HashMap;
 
@@ -6,22 +6,22 @@ use dataplane_memory::{Copier, CopyDone, CopyRefused, DeviceError, SlotCopy};
 
 use crate::node::TransferId;
 
-/// What a copy is for.
+/// Purpose of a copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose {
     /// A block of this part of a transfer that is sent.
     Out { transfer: TransferId, part: u64 },
-    /// So many rows of a block of a transfer that is received.
+    /// `rows` rows of a block of a transfer that is received.
     In { transfer: TransferId, block: u32, rows: u32 },
 }
 
-/// What became of a copy that was to be started.
+/// Result of starting a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Started {
     Yes,
-    /// Later.
+    /// The copier is full; the copy is retried later.
     Full,
-    /// The copier cannot do it: it reaches only other memory, or the slots are too small.
+    /// The copier cannot do the copy: it reaches other memory only, or the slots are too small.
     Never,
 }
 
@@ -44,7 +44,7 @@ impl<C: Copier> Copies<C> {
         self.purposes.is_empty()
     }
 
-    /// The token of `copy` is set here.
+    /// Starts `copy`, whose token is set here.
     pub(super) fn start(&mut self, copy: SlotCopy, purpose: Purpose) -> Started {
         if self.purposes.len() >= self.capacity {
             return Started::Full;

@@ -1,5 +1,5 @@
-//! One transfer that is received: what has arrived in staging slots and was verified is copied on, row by row where the
-//! sender has only some of our heads, else all layers that came at once.
+//! One transfer that is received: verified bytes in staging slots are copied on, row by row if the sender
+//! has only some of this node's heads, else all layers that arrived at once.
 
 use dataplane_memory::{SlotCopy, SlotRef};
 
@@ -23,11 +23,11 @@ pub(super) struct Incoming {
     /// Rows of a block.
     rows: u32,
     cut: Option<Cut>,
-    /// Copies under way, also those of blocks that were dropped.
+    /// Copies in flight, also those of blocks that were dropped.
     copying: usize,
-    /// Leading blocks without a failed copy.
+    /// Number of leading blocks without a failed copy.
     good: usize,
-    /// The block to look at next.
+    /// The block to check next.
     cursor: usize,
     outcome: Option<Outcome>,
 }
@@ -52,7 +52,7 @@ impl Incoming {
         self.staged.clone()
     }
 
-    /// Notes how many layers of each block are verified.
+    /// Records the number of verified layers of each block.
     pub(super) fn look(&mut self, cut: Cut, layers: &[u16]) {
         if self.has_arrived() {
             return;
@@ -64,17 +64,18 @@ impl Incoming {
         self.cursor = 0;
     }
 
-    /// Notes what the sender has in common with this node, where no round has shown it.
+    /// Records the bytes shared with the sender, if no round has recorded them.
     pub(super) fn agreed(&mut self, cut: Cut) {
         self.cut.get_or_insert(cut);
     }
 
-    /// Whether the node is done with it.
+    /// Whether the node is done with the transfer.
     pub(super) fn has_arrived(&self) -> bool {
         self.outcome.is_some()
     }
 
-    /// The node is done with it: the first `count` blocks are verified, and the others are of no use.
+    /// Records that the node is done with the transfer: the first `count` blocks are verified, the others
+    /// are dropped.
     pub(super) fn arrived(&mut self, count: usize, outcome: Outcome) {
         self.device.truncate(count);
         self.staged.truncate(count);
@@ -85,7 +86,7 @@ impl Incoming {
         self.outcome = Some(outcome);
     }
 
-    /// The next copy.
+    /// Returns the next copy.
     pub(super) fn next(&mut self, transfer: TransferId) -> Option<(SlotCopy, Purpose)> {
         let cut = self.cut?;
         while self.cursor < self.good {
@@ -104,14 +105,14 @@ impl Incoming {
         None
     }
 
-    /// The copy that `next` told was started.
+    /// Records that the copy that `next` returned was started.
     pub(super) fn started(&mut self, purpose: Purpose) {
         let Purpose::In { block, rows, .. } = purpose else { return };
         self.blocks[block as usize].started += rows;
         self.copying += 1;
     }
 
-    /// A copy has ended, well or not.
+    /// Records that a copy has ended, successfully or not.
     pub(super) fn copied(&mut self, block: u32, rows: u32) {
         self.copying -= 1;
         if let Some(block) = self.blocks.get_mut(block as usize) {
@@ -128,7 +129,7 @@ impl Incoming {
         self.outcome.is_some() && self.copying == 0 && self.blocks[..self.good].iter().all(is_copied)
     }
 
-    /// The device slots that hold verified blocks, and how the transfer ended.
+    /// Returns the device slots that hold verified blocks, and the outcome of the transfer.
     pub(super) fn into_end(mut self) -> (Vec<SlotRef>, Outcome) {
         let outcome = if self.good < self.blocks.len() { Some(Outcome::DeviceFailed) } else { self.outcome };
         self.device.truncate(self.good);

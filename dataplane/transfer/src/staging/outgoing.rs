@@ -1,5 +1,5 @@
-//! One transfer that is sent: blocks are copied to staging slots in the order of the pushes, and pushed on piece by
-//! piece.
+//! One transfer that is sent: blocks are copied to staging slots in the order of the pushes, and pushed to
+//! the node piece by piece.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,18 +13,19 @@ use super::lent::Lent;
 use crate::node::{Command, TransferId, TransferNode};
 use crate::shard::PieceLayout;
 
-/// Some blocks of one push.
+/// Blocks of one push.
 #[derive(Debug)]
 struct Part {
     first_block: u32,
     layers: Range<u16>,
-    /// Where the layers lie in a slot.
+    /// Offset of the layers in a slot.
     offset: u32,
     len: u32,
     device: Vec<SlotRef>,
-    /// As many, or none yet: were slots given out one by one, transfers could wait for each other's.
+    /// A staging slot for each device slot, or none yet: if slots were given out singly, transfers could
+    /// wait for each other.
     staged: Vec<SlotRef>,
-    /// Leading blocks whose copies were started.
+    /// Number of leading blocks whose copies were started.
     started: usize,
     copied: usize,
 }
@@ -38,22 +39,22 @@ impl Part {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     content: [u8; 16],
-    /// In the order of the pushes: a receiver verifies the layers of a block in order.
+    /// Parts in the order of the pushes: a receiver verifies the layers of a block in order.
     parts: VecDeque<Part>,
     /// Number of the part at the front.
     first_part: u64,
-    /// Copies under way, also those of parts that were dropped.
+    /// Copies in flight, also those of parts that were dropped.
     copying: usize,
     lent: Lent,
-    /// The owner has said that nothing more comes.
+    /// Whether the owner has ended the pushes.
     is_ended: bool,
-    /// The node knows of its end.
+    /// Whether the node was told of the end.
     is_end_told: bool,
-    /// The blocks that its receiver has asked for, once it has.
+    /// The blocks that the receiver has reserved, once it has.
     wanted: Option<Range<u32>>,
-    /// Nothing more is passed on: cancelled, or a copy failed, or the receiver is gone.
+    /// Whether the transfer was stopped: cancelled, or a copy failed, or the receiver is gone.
     is_stopped: bool,
-    /// What the node said in the end.
+    /// The node's final report: whether everything was sent.
     pushed: Option<bool>,
 }
 
@@ -106,16 +107,17 @@ impl Outgoing {
         self.is_ended = true;
     }
 
-    /// Whether something is to be copied or passed on, its end among it. What is not asked for waits.
+    /// Whether blocks or the end remain to be copied or passed on. Blocks that no receiver has reserved wait.
     pub(super) fn has_work(&self) -> bool {
         let is_end_due = self.is_ended && !self.is_end_told && !self.is_stopped;
         self.wanted.is_some() && (!self.parts.is_empty() || is_end_due)
     }
 
-    /// Notes what the receiver has asked for, when it has: other blocks need not be copied.
+    /// Records the blocks that the receiver has reserved, once it has: other blocks need not be copied.
     pub(super) fn want(&mut self, blocks: Option<Range<u32>>) {
         let Some(wanted) = blocks.filter(|_| self.wanted.is_none()) else { return };
-        // Parts get their slots in order: copies are under way of leading ones only, whose numbers stay.
+        // Parts get their slots in order: only leading parts have copies in flight, and their numbers do
+        // not change.
         let staged = self.parts.iter().take_while(|part| !part.staged.is_empty()).count();
         let mut number = 0;
         self.parts.retain(|part| {
@@ -125,7 +127,7 @@ impl Outgoing {
         self.wanted = Some(wanted);
     }
 
-    /// How many staging slots the next part wants: none before its receiver has asked.
+    /// Number of staging slots that the next part needs; none before its receiver has reserved it.
     pub(super) fn wants_slots(&self) -> Option<usize> {
         self.wanted.as_ref()?;
         self.parts.iter().find(|part| part.staged.is_empty()).map(|part| part.device.len())
@@ -135,7 +137,7 @@ impl Outgoing {
         self.lent.has_room(pool, count)
     }
 
-    /// Gives the next part the slots that it wants.
+    /// Gives the next part its staging slots.
     pub(super) fn stage(&mut self, slots: Vec<SlotRef>) {
         slots.iter().for_each(|slot| self.lent.add(slot));
         if let Some(part) = self.parts.iter_mut().find(|part| part.staged.is_empty()) {
@@ -143,7 +145,7 @@ impl Outgoing {
         }
     }
 
-    /// The next copy, of a part that has its slots.
+    /// Returns the next copy, of a part that has its slots.
     pub(super) fn next(&self, transfer: TransferId) -> Option<(SlotCopy, Purpose)> {
         let index = self.parts.iter().position(|part| part.started < part.staged.len())?;
         let part = &self.parts[index];
@@ -153,7 +155,7 @@ impl Outgoing {
         Some((copy, Purpose::Out { transfer, part: self.first_part + index as u64 }))
     }
 
-    /// The copy that `next` told was started.
+    /// Records that the copy that `next` returned was started.
     pub(super) fn started(&mut self) {
         if let Some(part) = self.parts.iter_mut().find(|part| part.started < part.staged.len()) {
             part.started += 1;
@@ -161,7 +163,7 @@ impl Outgoing {
         }
     }
 
-    /// A copy has ended.
+    /// Records that a copy has ended.
     pub(super) fn copied(&mut self, part: u64) {
         self.copying -= 1;
         let index = part.checked_sub(self.first_part);
@@ -170,7 +172,7 @@ impl Outgoing {
         }
     }
 
-    /// Pushes on what is copied.
+    /// Pushes copied blocks to the node.
     pub(super) fn forward<F: Fabric>(
         &mut self,
         transfer: TransferId,
@@ -189,12 +191,13 @@ impl Outgoing {
         }
     }
 
-    /// Whether there is something to stop.
+    /// Whether the transfer can still be stopped.
     pub(super) fn is_open(&self) -> bool {
         !self.is_stopped && self.pushed.is_none()
     }
 
-    /// Drops what was not passed on and cancels the rest. Copies under way go on into slots that nobody else has.
+    /// Drops the blocks that were not passed on and cancels the rest. Copies in flight continue into slots
+    /// that no other transfer uses.
     pub(super) fn stop<F: Fabric>(&mut self, transfer: TransferId, node: &mut TransferNode<F>, now: Instant) {
         if !self.is_open() {
             return;
@@ -209,7 +212,7 @@ impl Outgoing {
         self.parts.clear();
     }
 
-    /// The node is done with the transfer.
+    /// Records that the node is done with the transfer.
     pub(super) fn pushed(&mut self, complete: bool) {
         self.pushed.get_or_insert(complete);
         if !self.is_end_told {

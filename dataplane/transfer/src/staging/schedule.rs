@@ -1,4 +1,4 @@
-//! Which copies are started, and what their ends mean.
+//! Order of copies, and the handling of completed copies.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use super::copies::{Purpose, Started};
 use crate::node::{TransferId, TransferNode};
 
 impl<C: Copier> Staging<C> {
-    /// Takes the copies that have ended.
+    /// Takes the copies that have completed.
     pub(super) fn reap<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) -> usize {
         let mut done = std::mem::take(&mut self.done);
         self.copies.reap(&mut done);
@@ -60,8 +60,9 @@ impl<C: Copier> Staging<C> {
         }
     }
 
-    /// Gives the copier as much as it takes: first what has arrived, as that frees staging slots, then what is to be
-    /// sent, the transfers by turns. Returns what the copier can never do; of that there is nothing in good order.
+    /// Starts copies until the copier is full: first those of received blocks, since they free staging
+    /// slots, then those to be sent, round robin over transfers. Returns the purposes of copies that the
+    /// copier can never do; without an error there are none.
     pub(super) fn start_copies<F: Fabric>(&mut self, node: &TransferNode<F>) -> Vec<Purpose> {
         let mut impossible = Vec::new();
         for (&transfer, incoming) in &mut self.incoming {
@@ -88,8 +89,9 @@ impl<C: Copier> Staging<C> {
         impossible
     }
 
-    /// False when there is no room for anybody: nobody overtakes who waits for staging slots. `wanted` are the blocks that the
-    /// transfer's receiver has asked for.
+    /// Starts the copies of one transfer. Returns false when the copier is full or staging slots are short:
+    /// no later transfer may overtake this one. `wanted` are the blocks that the transfer's receiver has
+    /// reserved.
     fn start_outgoing(
         &mut self,
         transfer: TransferId,

@@ -29,7 +29,7 @@ fn without_faults_everything_arrives_without_a_copy() {
     }
 }
 
-/// One run with everything that may go wrong, by a seed.
+/// Runs one world with every kind of fault, from a seed.
 fn troubled(seed: u64) -> Sum {
     println!("seed {seed}");
     let sums = SumFaults {
@@ -57,7 +57,7 @@ fn troubled(seed: u64) -> Sum {
     sum
 }
 
-/// Loss, corruption, reordering, pulled cables, failed and wrong sums and cancellations by either side, all at once.
+/// Loss, corruption, reordering, cut links, failed and wrong sums and cancellations by either side, all at once.
 #[test]
 fn whatever_goes_wrong_what_arrives_is_right_and_nothing_is_left() {
     let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();
@@ -79,7 +79,7 @@ fn equal_seeds_give_equal_runs() {
     assert_ne!(troubled(3), troubled(9), "the seed must matter");
 }
 
-/// Bytes that are damaged on the way are seen by the receiver's device, and only those blocks are refused.
+/// The receiver's device detects bytes that are damaged in transit, and only those blocks are refused.
 #[test]
 fn damage_on_the_way_is_refused() {
     for seed in 1..=5 {

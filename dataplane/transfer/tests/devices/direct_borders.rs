@@ -1,4 +1,5 @@
-//! Direct hand-offs and what is beside them: staging at one side or for other heads, nodes without staging, greetings.
+//! Direct hand-offs in combination with staging at one side or for other heads, nodes without staging, and
+//! greetings.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ use crate::rig::{
 };
 use crate::runs::{Random, transfers};
 
-/// Every pairing of nodes that stage, that send directly, and that do both directly: each understands the others' sums.
+/// Every pairing of nodes that stage, that only send directly, and that send and receive directly: each can
+/// verify the other's sums.
 #[test]
 fn each_side_is_direct_or_staged_on_its_own() {
     for (sender, receiver) in [
@@ -62,8 +64,8 @@ fn heads_of(layout: &PieceLayout) -> Vec<u8> {
     rows.flat_map(|row| heads.clone().flat_map(move |number| head(row, number))).collect()
 }
 
-/// Pushes that were to go directly, to a receiver with more heads: they are staged once that is known, in their order,
-/// whether the end of the pushes was told before or after.
+/// Pushes meant to go directly, to a receiver with more heads: they are staged once that is known, in their
+/// order, whether the pushes ended before or after.
 #[test]
 fn pushes_to_a_receiver_with_other_heads_are_staged_after_all() {
     for (steps, is_ended_first) in [(0, true), (0, false), (30, true), (30, false)] {
@@ -123,7 +125,8 @@ fn pushes_to_a_receiver_with_other_heads_are_staged_after_all() {
     }
 }
 
-/// The other way round: what was expected into a device's slots is received into staging slots once its sender's heads are known.
+/// The opposite direction: an expectation into a device's slots is received into staging slots once its
+/// sender's heads are known.
 #[test]
 fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
     let network = SimNetwork::new(4, Faults { delay_ticks_max: 3, ..Faults::default() });
@@ -135,7 +138,7 @@ fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
         let (sources, targets) = (world.sides[SENDER].slots(3), world.sides[RECEIVER].slots(3));
         sources.iter().for_each(|slot| world.sides[SENDER].fill(slot, &heads_of(&shard(0, 4))));
         world.expect(transfer, 0, targets);
-        // The first is not cancelled, the second before it is known how it is received, the third after.
+        // The first transfer is not cancelled, the second before its way of receiving is known, the third after.
         let cancelled_after = [None, Some(0), Some(9)][transfer as usize % 3];
         world.run(cancelled_after.unwrap_or(5));
         let staged = world.sides[RECEIVER].counter("received_staged");
@@ -161,7 +164,8 @@ fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
     assert_eq!(of(RECEIVER, "received_staged"), 6, "all but those that were cancelled before");
 }
 
-/// Of what is given back more than there are staging slots for is refused, as what is staged from the beginning.
+/// A given-back expectation with more blocks than there are staging slots is refused, like one that is
+/// staged from the beginning.
 #[test]
 fn a_receiver_with_too_few_staging_slots_refuses_what_it_cannot_receive_directly() {
     let network = SimNetwork::new(4, Faults::default());
@@ -170,7 +174,7 @@ fn a_receiver_with_too_few_staging_slots_refuses_what_it_cannot_receive_directly
         simulated_side(&shape, Reach::Both, &network)
     });
     let mut world = World::new(sides, "0".to_owned(), move || network.advance(1), Instant::now());
-    // Half of eight slots are for what is received.
+    // Half of eight slots are for received blocks.
     for (transfer, blocks, expected) in
         [(1, 5, Outcome::Refused), (2, 4, Outcome::Complete), (3, 5, Outcome::Refused)]
     {
@@ -186,7 +190,7 @@ fn a_receiver_with_too_few_staging_slots_refuses_what_it_cannot_receive_directly
     }
 }
 
-/// Without staging slots there is no other way: both sides are told.
+/// Without staging slots the transfer ends, and both sides are told.
 #[test]
 fn other_heads_without_staging_end_the_transfer() {
     for (receiver, expected) in [(Reach::Host, Outcome::SenderStopped), (Reach::Device, Outcome::Refused)] {
@@ -218,7 +222,8 @@ fn other_heads_without_staging_end_the_transfer() {
     }
 }
 
-/// A fabric that shows its peers device slots, and nobody who could verify there: refused, as no staging slot can stand in.
+/// A fabric that shows device slots to its peers, on a node without a checksummer: refused, since no
+/// staging slot can replace them.
 #[test]
 fn device_slots_that_nobody_verifies_are_refused() {
     let shape = Shape { sums: None, ..Shape::direct(2, SumFaults::default()) };
@@ -233,7 +238,8 @@ fn device_slots_that_nobody_verifies_are_refused() {
     world.settle();
 }
 
-/// Peers write to one slab of a kind, by numbers: slots of any other of the kind would stand for live ones of it.
+/// Peers write to one slab of a kind, by slot numbers: slots of another slab of that kind would be taken
+/// for live slots of it.
 #[test]
 fn slots_of_a_slab_that_peers_do_not_write_to_are_refused() {
     let network = SimNetwork::new(2, Faults::default());
@@ -256,7 +262,8 @@ fn slots_of_a_slab_that_peers_do_not_write_to_are_refused() {
     assert!(side.is_clean(), "nothing was staged");
 }
 
-/// A push that cannot be sent ends its transfer: one after the receiver's terms, and one after others that could be sent.
+/// A push that cannot be sent ends its transfer: one after the receiver's terms are known, and one after
+/// others that could be sent.
 #[test]
 fn a_refused_push_is_never_complete() {
     for (layouts, receiver) in [([shard(2, 2), shard(0, 4)], Reach::Host), ([LAYOUT; 2], Reach::Device)] {
@@ -284,7 +291,7 @@ fn a_refused_push_is_never_complete() {
     }
 }
 
-/// Sums of a push that is staged after all fail: nobody wants them any more.
+/// Sums of a push that is staged after all fail: they are no longer needed.
 #[test]
 fn late_sums_of_a_returned_push_do_not_end_it() {
     let network = SimNetwork::new(4, Faults::default());
@@ -310,7 +317,8 @@ fn late_sums_of_a_returned_push_do_not_end_it() {
     assert!(matches!(told[..], [Notice::Pushed { complete: true, .. }]), "{told:?}");
 }
 
-/// A node's greeting, as bytes: its oldest and newest version, layout, the set of checksums, the one that it wants.
+/// Encodes a node's greeting: its oldest and newest version, layout, the set of checksums, the one that it
+/// asks for.
 fn greeting(versions: [u16; 2], checksums: u8, wanted: u8) -> Box<[u8]> {
     let PieceLayout { layers, rows, heads, head_bytes, fingerprint } = LAYOUT;
     let mut bytes = vec![1];
@@ -324,7 +332,7 @@ fn greeting(versions: [u16; 2], checksums: u8, wanted: u8) -> Box<[u8]> {
     bytes.into_boxed_slice()
 }
 
-/// The reasons are those of `terms.rs`; here, that the connection really ends, and is not ended without one.
+/// The reasons are tested in `terms.rs`; here, that the connection ends, and only with a reason.
 #[test]
 fn greetings_that_do_not_go_together_end_the_connection() {
     for (greeting, is_kept) in [
@@ -363,7 +371,7 @@ fn greetings_that_do_not_go_together_end_the_connection() {
     }
 }
 
-/// The rig itself: a slot that is kept on purpose must be seen.
+/// Tests the rig: a slot that is kept on purpose must be detected.
 #[test]
 #[should_panic(expected = "something is left")]
 fn a_planted_leak_is_found() {

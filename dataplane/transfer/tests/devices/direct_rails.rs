@@ -1,4 +1,4 @@
-//! Direct hand-offs over two rails, of which either may fail and come back: both reach the devices, or one of them.
+//! Direct hand-offs over two rails, of which either may fail and recover: both reach the devices, or one of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::runs::{Random, transfers};
 enum SecondRail {
     /// Device slots too.
     Device,
-    /// Staging slots, and the rail moves no others: as sockets do.
+    /// Staging slots, and the rail moves no others, like a socket.
     Host,
 }
 
@@ -61,7 +61,7 @@ fn bonded_with(
         })
     });
     if second == SecondRail::Device {
-        // The double takes its own copies for a card's, so not where some hand-offs are staged.
+        // The double would treat its own copies as a card's, so this is left out where some hand-offs are staged.
         sides[RECEIVER].memory.reorder_writes();
     }
     let clocks = networks.clone();
@@ -78,7 +78,7 @@ fn shape(seed: u64) -> Shape {
 
 const FAULTS: Faults =
     Faults { delay_ticks_max: 4, queue_depth_max: 12, lose_one_in: 0, corrupt_one_in: 0, reorder: false };
-/// Connections are made, and nothing is heard over them.
+/// Connections are made, and every message over them is lost.
 const BLACK_HOLE: Faults = Faults { lose_one_in: 1, ..FAULTS };
 
 #[test]
@@ -98,8 +98,8 @@ fn slices_of_both_rails_are_verified_together() {
     }
 }
 
-/// Over one rail device slots, over the other staging slots: each hand-off takes the way that there is when it begins, and slices
-/// go over the rail that reaches their memory.
+/// Over one rail device slots, over the other staging slots: each hand-off takes the way that exists when
+/// it begins, and slices go over the rail that reaches their memory.
 #[test]
 fn direct_and_staged_hand_offs_go_side_by_side() {
     for seed in 1..=8 {
@@ -112,7 +112,7 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
             (10, 10),
             "{sum:?}"
         );
-        // The direct rail fails, and does not come back for now.
+        // The direct rail fails, and does not recover for now.
         networks[0].set_faults(BLACK_HOLE);
         networks[0].cut(SENDER);
         world.run(5);
@@ -121,7 +121,8 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
         assert_eq!(of(&world, RECEIVER, "received_directly"), 10);
         let staged = of(&world, RECEIVER, "received_staged");
         assert!(staged == sum.of(Outcome::Complete) && of(&world, SENDER, "sent_staged") >= staged);
-        // The peer is back: its greeting is given up after five seconds, and another one follows.
+        // The peer is reachable again: its pending greeting times out after five seconds, and another one
+        // follows.
         networks[0].set_faults(FAULTS);
         world.run(6000);
         let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
@@ -134,7 +135,8 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
     }
 }
 
-/// The direct rail fails again and again while transfers are under way; what arrives is right, and what cannot is told in time.
+/// The direct rail fails repeatedly while transfers are in flight; arrived blocks are right, and failed
+/// transfers are reported in time.
 #[test]
 fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
     let (mut complete, mut staged, mut direct) = (0, 0, 0);
@@ -156,7 +158,7 @@ fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
     assert!(complete > 600 && staged > 10 && direct > 600, "{complete} {staged} {direct}");
 }
 
-/// Has a transfer of four blocks expected directly, with time to spare; gives its sources.
+/// Expects a transfer of four blocks directly, with time to spare; returns its sources.
 fn expect_directly(world: &mut World<Bond<SimFabric>>) -> Vec<SlotRef> {
     let (slots, sources) = (world.sides[RECEIVER].slots(4), world.sides[SENDER].slots(4));
     let (address, deadline) = (world.address.clone(), world.now + Duration::from_secs(20));
@@ -168,7 +170,8 @@ fn expect_directly(world: &mut World<Bond<SimFabric>>) -> Vec<SlotRef> {
     sources
 }
 
-/// A block computed after the only way to the receiver's slots has failed waits for a second, then ends its transfer alone.
+/// A block computed after the only connection to the receiver's slots has failed waits for a second, then
+/// ends its own transfer only.
 #[test]
 fn a_transfer_whose_way_is_gone_ends_alone() {
     let shape = Shape { lease: Duration::from_secs(30), ..shape(4) };
@@ -219,7 +222,7 @@ fn slices_take_a_worse_rail_where_the_better_one_does_not_reach_their_memory() {
         }
     }
     assert_eq!(world.sides[RECEIVER].counter("received_staged"), 6);
-    // Only the better rail is left: there is no way into host memory.
+    // Only the better rail is left, which does not reach host memory.
     networks[1].set_faults(BLACK_HOLE);
     networks[1].cut(SENDER);
     world.run(20);
@@ -230,7 +233,7 @@ fn slices_take_a_worse_rail_where_the_better_one_does_not_reach_their_memory() {
     world.settle();
 }
 
-/// A first link that fails while the second is still being made leaves nobody waiting in a loop.
+/// A first link that fails while the second is still being made leaves no peer waiting for ever.
 #[test]
 fn a_first_link_that_fails_before_the_second_is_there_ends_the_peer() {
     let (mut world, networks) = bonded(&shape(3), SecondRail::Host, [BLACK_HOLE, FAULTS]);
@@ -249,8 +252,8 @@ fn a_first_link_that_fails_before_the_second_is_there_ends_the_peer() {
     world.settle();
 }
 
-/// Slices for a device's slots cannot go over the rail that is left: the peer is given up after a second, long before
-/// the deadline, and the next hand-off is staged.
+/// Slices for a device's slots cannot go over the remaining rail: the peer is given up after a second, long
+/// before the deadline, and the next hand-off is staged.
 #[test]
 fn slices_that_no_rail_reaches_end_their_peer() {
     let shape = Shape { lease: Duration::from_secs(30), ..shape(3) };
@@ -276,7 +279,7 @@ fn slices_that_no_rail_reaches_end_their_peer() {
     world.settle();
 }
 
-/// A first hand-off waits a moment for the better way, and no longer.
+/// A first hand-off waits a moment for the better rail, and no longer.
 #[test]
 fn a_connection_is_told_once_its_links_reach_all_memory_or_a_moment_has_passed() {
     for (faults, is_direct) in [(Faults { delay_ticks_max: 15, ..FAULTS }, true), (BLACK_HOLE, false)] {

@@ -1,4 +1,4 @@
-//! Direct hand-offs step by step: what overlaps, what waits for what, and what an end in between leaves.
+//! Direct hand-offs step by step: the overlap of steps, their order, and the state after an end in between.
 
 use dataplane_fabric::sim::Faults;
 use dataplane_memory::testing::SumFaults;
@@ -10,7 +10,8 @@ fn slow(polls_max: u64) -> SumFaults {
     SumFaults { polls_max, ..SumFaults::default() }
 }
 
-/// Sums begin with the push, before there is a receiver; bytes travel when all sums of their piece are there.
+/// Sums begin with the push, before there is a receiver; bytes are written when all sums of their piece are
+/// known.
 #[test]
 fn nothing_travels_before_its_sums_are_there() {
     let (mut world, _) = simulated(&Shape::direct(4, slow(60)), Faults::default());
@@ -35,7 +36,7 @@ fn nothing_travels_before_its_sums_are_there() {
     world.settle();
 }
 
-/// Layers that have come are verified before the next are even computed; each batch of them is settled once.
+/// Layers are verified as they arrive, before the next are computed; each batch of them is settled once.
 #[test]
 fn layers_are_verified_as_they_land() {
     let (mut world, _) = simulated(&Shape::direct(3, SumFaults::default()), Faults::default());
@@ -65,8 +66,9 @@ fn layers_are_verified_as_they_land() {
     assert!(matches!(world.arrival(), Some((slots, Outcome::Complete)) if slots.len() == 3));
 }
 
-/// A cancellation after any number of steps, by either side, and the next transfer in the same slots as soon as they are
-/// free: each side is told once, and nothing of the first gets in the way of the second.
+/// A cancellation after any number of steps, by either side, and the next transfer in the same slots as
+/// soon as they are free: each side gets one notice, and no write or sum of the first transfer affects the
+/// second.
 #[test]
 fn cancelled_at_any_step_everything_ends_once_and_no_slot_is_free_too_early() {
     let (mut complete, mut stopped, mut held_by_sums) = (0, 0, 0);
@@ -120,8 +122,8 @@ fn cancelled_at_any_step_everything_ends_once_and_no_slot_is_free_too_early() {
     assert!(complete > 5 && stopped > 20 && held_by_sums > 20);
 }
 
-/// Sums that fail at the receiver: the leading blocks before them are good, and the others are kept until the sender has
-/// said that it writes no more.
+/// Sums that fail at the receiver: the leading blocks before them are kept, and the other slots are held
+/// until the sender has confirmed that it writes no more.
 #[test]
 fn a_device_that_fails_at_the_receiver_ends_the_transfer() {
     let (mut world, network) = simulated(&Shape::direct(5, SumFaults::default()), Faults::default());
@@ -159,7 +161,7 @@ fn a_device_that_cannot_settle_verifies_nothing() {
     world.settle();
 }
 
-/// Sums that fail at the sender: the receiver learns that nothing more comes, and keeps what it has.
+/// Sums that fail at the sender: the receiver is told of the end, and keeps the blocks received so far.
 #[test]
 fn a_device_that_fails_at_the_sender_stops_the_transfer() {
     let (mut world, _) = simulated(&Shape::direct(7, slow(3)), Faults::default());
@@ -185,7 +187,7 @@ fn a_device_that_fails_at_the_sender_stops_the_transfer() {
     world.settle();
 }
 
-/// The sender dies when everything is written and not yet verified: what was written counts.
+/// The sender dies when everything is written and not yet verified: the written blocks are verified.
 #[test]
 fn what_landed_before_the_end_of_the_connection_is_verified() {
     let (mut world, network) = simulated(&Shape::direct(8, SumFaults::default()), Faults::default());
@@ -203,7 +205,7 @@ fn what_landed_before_the_end_of_the_connection_is_verified() {
     world.check(&slots, 1, 0);
 }
 
-/// Sums of a transfer that was cancelled come when another one of the same id is expected: they are not of its bytes.
+/// Sums of a cancelled transfer complete when another one of the same id is expected: they are not of its bytes.
 #[test]
 fn late_sums_of_an_earlier_transfer_verify_nothing() {
     let (mut world, _) = simulated(&Shape::direct(9, SumFaults::default()), Faults::default());

@@ -1,4 +1,4 @@
-//! A peer that answers at once: all of a transfer happens while the receiver looks at its fabric a single time.
+//! A peer that answers at once: all of a transfer happens within one poll of the receiver's fabric.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use dataplane_transfer::{Command, Notice, Outcome};
 
 use crate::rig::{LAYOUT, Reach, Shape, Side, content, content_of, simulated_side};
 
-/// A fabric before each look at which the rest of the world runs.
+/// A fabric that runs the rest of the world before each poll.
 struct WorldFirst {
     fabric: SimFabric,
     world: Rc<RefCell<dyn FnMut()>>,
@@ -63,7 +63,7 @@ impl Fabric for WorldFirst {
     }
 }
 
-/// The receiver asks for the blocks, and gets all of them, in one round.
+/// The receiver reserves the blocks, and receives all of them, in one round.
 #[test]
 fn a_transfer_that_begins_and_ends_in_one_round_is_copied_on() {
     let shape = Shape::new(11, CopyFaults::default());

@@ -12,7 +12,7 @@ use dataplane_transfer::{Command, Limits, Notice, Outcome, PieceLayout, Transfer
 const LAYOUT: PieceLayout = PieceLayout::whole(2, 32, 1);
 const TICK: Duration = Duration::from_millis(1);
 const STEPS_MAX: usize = 60_000;
-/// Two messages of names, and three.
+/// Block counts whose names take two messages, and three.
 const COUNTS: [usize; 2] = [8192, 16_500];
 const CONTENT: [u8; 16] = [7; 16];
 
@@ -21,12 +21,12 @@ fn pools(blocks: usize) -> [Arc<SlotPool>; 2] {
     [(); 2].map(|()| SlotPool::new(Arc::new(Slab::create("long", layout, PageSize::Standard).expect("slab"))))
 }
 
-/// Tells blocks apart, and their layers.
+/// Makes bytes that differ between blocks and between layers.
 fn bytes_of(block: usize) -> Vec<u8> {
     (0..LAYOUT.slot_bytes()).map(|at| (block ^ ((block >> 8) * 31) ^ (at * 7)) as u8).collect()
 }
 
-/// One hand-off of every slot but the first `held`, which the receiver has already.
+/// Runs one hand-off of every slot but the first `held`, which the receiver has already.
 fn hand_over<F: Fabric>(
     fabrics: [F; 2],
     pools: &[Arc<SlotPool>; 2],
@@ -83,7 +83,7 @@ fn hand_over<F: Fabric>(
 #[test]
 fn a_prompt_of_more_blocks_than_one_message_names_is_handed_over_whole() {
     for (seed, blocks) in (1..).zip(COUNTS) {
-        // Queues that are full in the middle of a reservation, too.
+        // Also with queues that are full in the middle of a reservation.
         for queue_depth_max in [1, 512] {
             if queue_depth_max == 1 && blocks > COUNTS[0] {
                 continue;

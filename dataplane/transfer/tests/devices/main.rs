@@ -1,7 +1,7 @@
-//! Hand-offs between devices' memories, through staging slots and directly, over a simulated fabric and over shared
-//! memory. Whatever goes wrong on the way, in the network, in a copy or in a sum: what is reported as arrived is byte for
-//! byte what was sent, every transfer ends, and in the end no slot of any memory is held by anybody. `long` is about the
-//! number of blocks, wherever they lie.
+//! Hand-offs between devices' memories, through staging slots and directly, over a simulated fabric and
+//! over shared memory. With any fault of the network, of a copy or of a sum: blocks that are reported as
+//! arrived are byte for byte the ones sent, every transfer ends, and in the end no slot of any memory is
+//! held. `long` covers the number of blocks, in any memory.
 
 mod direct;
 mod direct_borders;

@@ -1,4 +1,4 @@
-//! Two nodes with an accelerator each, and what is between them.
+//! Two nodes with an accelerator each, and the network between them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,16 +23,16 @@ pub(crate) const PATIENCE_STEPS: usize = 15_000;
 pub(crate) const SENDER: usize = 0;
 pub(crate) const RECEIVER: usize = 1;
 
-/// What a node's fabric reaches, beside the staging slots.
+/// Memory that a node's fabric reaches, beside the staging slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// No device: everything is staged.
     Host,
-    /// Device slots as sources; peers write to staging slots.
+    /// Device slots are sources only; peers write to staging slots.
     Sources,
     /// Peers write to device slots.
     Device,
-    /// Peers write to either.
+    /// Peers write to device slots and to staging slots.
     Both,
 }
 
@@ -53,11 +53,11 @@ pub(crate) struct Shape {
     pub(crate) device_slots: u32,
     pub(crate) staging_slots: u32,
     pub(crate) copies: CopyFaults,
-    /// What may go wrong with a device's sums; `None`: no device takes any.
+    /// Faults of a device's sums; `None`: no device computes sums.
     pub(crate) sums: Option<SumFaults>,
-    /// Of the sender's fabric and of the receiver's.
+    /// Memory that the sender's fabric and the receiver's fabric reach.
     pub(crate) reach: [Reach; 2],
-    /// Short in simulated time; a busy machine may stop a real thread for longer than that.
+    /// Short in simulated time; on real threads longer, since a busy machine may suspend a thread.
     pub(crate) lease: Duration,
     pub(crate) seed: u64,
 }
@@ -69,7 +69,7 @@ impl Shape {
         Self { layout: LAYOUT, device_slots: 128, staging_slots: 32, copies, sums, reach, lease, seed }
     }
 
-    /// From device to device without staging.
+    /// Device to device without staging.
     pub(crate) fn direct(seed: u64, sums: SumFaults) -> Self {
         let copies = CopyFaults::default();
         Self { sums: Some(sums), reach: [Reach::Device; 2], ..Self::new(seed, copies) }
@@ -77,7 +77,7 @@ impl Shape {
 }
 
 impl<F: Fabric> Side<F> {
-    /// `fabric` is made of the device's slots and the staging slots.
+    /// Makes a side; `fabric` makes its fabric from the device's slots and the staging slots.
     pub(crate) fn new(shape: &Shape, fabric: impl FnOnce(&Arc<SlotPool>, &Arc<SlotPool>) -> F) -> Self {
         let slots = |slot_count| SlabLayout { slot_bytes: shape.layout.slot_bytes(), slot_count };
         let memory = DeviceDouble::new(slots(shape.device_slots).slots_bytes(), Abilities::default());
@@ -134,18 +134,18 @@ impl<F: Fabric> Side<F> {
     }
 }
 
-/// Two nodes and what lets time pass between them.
+/// Two nodes and a way to let time pass between them.
 pub(crate) struct World<F> {
     pub(crate) sides: [Side<F>; 2],
     pub(crate) address: String,
     tick: Box<dyn FnMut()>,
     pub(crate) now: Instant,
-    /// How long [`World::expect`] waits.
+    /// Deadline of [`World::expect`].
     pub(crate) patience: Duration,
 }
 
 impl<F: Fabric> World<F> {
-    /// The sender, at `address`, and the receiver; `tick` lets a millisecond pass between them.
+    /// Makes a world of the sender, at `address`, and the receiver; `tick` advances time by one millisecond.
     pub(crate) fn new(
         sides: [Side<F>; 2],
         address: String,
@@ -168,7 +168,7 @@ impl<F: Fabric> World<F> {
         (0..steps).for_each(|_| self.step());
     }
 
-    /// Lets time pass until it is so.
+    /// Lets time pass until `is_so` returns true.
     pub(crate) fn run_until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
         for _ in 0..PATIENCE_STEPS {
             if is_so(self) {
@@ -219,7 +219,7 @@ impl<F: Fabric> World<F> {
         }
     }
 
-    /// Lets time pass until the receiver is told.
+    /// Lets time pass until the receiver's notice.
     pub(crate) fn wait(&mut self) -> (Vec<SlotRef>, Outcome) {
         let mut told = None;
         self.run_until(|world| {
@@ -229,9 +229,10 @@ impl<F: Fabric> World<F> {
         told.expect("told")
     }
 
-    /// Lets time pass until nothing is held by anybody.
+    /// Lets time pass until no node holds a slot.
     pub(crate) fn settle(&mut self) {
-        // A peer whose answer was lost is given up after five seconds; until then slots that it was told of are held.
+        // A peer whose answer was lost is given up after five seconds; until then the slots that it was
+        // told of are held.
         for _ in 0..PATIENCE_STEPS {
             if self.sides.iter().all(Side::is_clean) {
                 return;
@@ -268,7 +269,7 @@ pub(crate) fn simulated_side(shape: &Shape, reach: Reach, network: &SimNetwork) 
 pub(crate) fn simulated(shape: &Shape, faults: Faults) -> (World<SimFabric>, SimNetwork) {
     let network = SimNetwork::new(shape.seed, faults);
     let sides = shape.reach.map(|reach| simulated_side(shape, reach, &network));
-    // What a NIC writes to the receiver's device shows only once the device was asked to settle.
+    // Writes of a NIC to the receiver's device become visible only after `settle`.
     if matches!(shape.reach[RECEIVER], Reach::Device | Reach::Both) {
         sides[RECEIVER].memory.reorder_writes();
     }

@@ -18,7 +18,7 @@ impl Random {
     }
 }
 
-/// What became of the transfers of one run.
+/// Results of the transfers of one run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) outcomes: BTreeMap<String, u64>,
@@ -32,7 +32,7 @@ impl Sum {
     }
 }
 
-/// Runs so many transfers, and waits until both sides are told of each.
+/// Runs `count` transfers, and waits for both sides' notices of each.
 pub(crate) fn transfers<F: Fabric>(
     world: &mut World<F>,
     random: &mut Random,
@@ -73,8 +73,8 @@ pub(crate) fn transfers<F: Fabric>(
             count_up(world, &mut sum, &mut held_of, &mut pushed);
         }
     }
-    // Where messages are lost, transfers whose receiver never comes hold staging slots until their leases end, and
-    // others wait for these.
+    // If messages are lost, transfers whose receiver never comes hold staging slots until their leases end,
+    // and other transfers wait for these slots.
     for _ in 0..PATIENCE_STEPS {
         if held_of.is_empty() && pushed.len() as u64 == count {
             return sum;

@@ -18,14 +18,14 @@ fn without_faults_everything_arrives() {
         let (mut world, _) = simulated(&shape, faults);
         let sum = transfers(&mut world, &mut Random(seed), 30, 0, |_, _, _| ());
         println!("{sum:?}");
-        // Some come while too many slots wait for peers: they are refused, and nothing else.
+        // Some are expected while too many slots wait for peers: they are refused, and no other transfer fails.
         assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
         assert!(sum.of(Outcome::Complete) >= 10);
         world.settle();
     }
 }
 
-/// Loss, corruption, reordering, pulled cables, failed copies and cancellations by either side, all at once.
+/// Loss, corruption, reordering, cut links, failed copies and cancellations by either side, all at once.
 #[test]
 fn whatever_goes_wrong_what_arrives_is_right_and_nothing_is_left() {
     let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Staging and what is beside it: host slots, senders with other heads, threads.
+//! Staging in combination with host slots, senders with other heads, and threads.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::rig::{
     simulated_side,
 };
 
-/// A node without staging takes no device slots, and one with it passes on what concerns host slots.
+/// A node without staging refuses device slots, and one with it passes on commands for host slots only.
 #[test]
 fn device_slots_never_reach_the_node() {
     let (mut world, _) = simulated(&Shape::new(1, CopyFaults::default()), Faults::default());
@@ -50,7 +50,7 @@ fn device_slots_never_reach_the_node() {
     assert_eq!(world.sides[SENDER].staging.copier_mut().doorbells(), 0, "no copy at the sender");
 }
 
-/// Two senders with half of the heads each fill one receiver's device slots, each only its own rows.
+/// Two senders with half of the heads each fill one receiver's device slots, each writing only its own rows.
 #[test]
 fn senders_with_some_of_the_heads_leave_the_others_alone() {
     let shard = |first, count| {
@@ -104,7 +104,7 @@ fn senders_with_some_of_the_heads_leave_the_others_alone() {
     assert!(sides.iter().all(Side::is_clean));
 }
 
-/// Two threads over shared memory, that sleep when there is nothing to do: rounds apart from each other, so that each
+/// Two threads over shared memory that sleep without work: rounds apart from each other, so that each
 /// begins with both asleep.
 #[test]
 fn services_stage_in_their_own_threads() {

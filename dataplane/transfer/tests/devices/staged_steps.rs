@@ -1,4 +1,4 @@
-//! Staged hand-offs step by step: what overlaps, what waits for what, what is refused.
+//! Staged hand-offs step by step: the overlap of steps, their order, and refusals.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,8 @@ use dataplane_transfer::{Command, Notice, Outcome};
 
 use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, content, simulated};
 
-/// The first piece is on its way while others wait for a staging slot, and more blocks are sent than there are slots.
+/// The first piece is in transit while others wait for a staging slot, and more blocks are sent than there
+/// are slots.
 #[test]
 fn pieces_travel_while_others_are_copied() {
     let shape = Shape { staging_slots: 48, ..Shape::new(7, CopyFaults { polls_max: 10, fail_one_in: 0 }) };
@@ -37,7 +38,7 @@ fn pieces_travel_while_others_are_copied() {
     world.settle();
 }
 
-/// Layers that have come are in device memory before the next are even computed.
+/// Layers that have arrived are in device memory before the next are computed.
 #[test]
 fn layers_are_copied_on_as_they_are_verified() {
     let (mut world, _) = simulated(&Shape::new(3, CopyFaults::default()), Faults::default());
@@ -62,7 +63,7 @@ fn layers_are_copied_on_as_they_are_verified() {
     assert!(matches!(world.arrival(), Some((slots, Outcome::Complete)) if slots.len() == 2));
 }
 
-/// A cancelled transfer is over only when its copies are, and until then holds what they touch.
+/// A cancelled transfer is over only when its copies are, and until then holds their slots.
 #[test]
 fn cancelled_transfers_wait_for_their_copies() {
     let copies = CopyFaults { polls_max: 60, fail_one_in: 0 };
@@ -92,8 +93,8 @@ fn cancelled_transfers_wait_for_their_copies() {
     }
 }
 
-/// Prompts whose receivers never come hold no staging slots: those that are asked for are not kept waiting. Their own slots come
-/// back with their leases.
+/// Prompts whose receivers never come hold no staging slots, so they do not delay transfers that are
+/// reserved. Their own slots return with their leases.
 #[test]
 fn transfers_that_nobody_asks_for_keep_nobody_waiting() {
     let shape = Shape { device_slots: 256, ..Shape::new(9, CopyFaults::default()) };
@@ -124,7 +125,7 @@ fn transfers_that_nobody_asks_for_keep_nobody_waiting() {
     assert_eq!((told.len(), incomplete, world.sides[SENDER].counter("leases_expired")), (31, 30, 30));
 }
 
-/// A round does not look at staged transfers that nobody has asked for.
+/// A round does not visit staged transfers that no receiver has reserved.
 #[test]
 fn what_waits_does_not_lengthen_a_round() {
     const WAITING: u64 = 3000;
@@ -151,7 +152,7 @@ fn what_waits_does_not_lengthen_a_round() {
     );
 }
 
-/// Of a prompt whose beginning the receiver has, the rest is copied.
+/// If the receiver holds the beginning of a prompt, only the rest is copied.
 #[test]
 fn what_the_receiver_has_is_not_copied() {
     for is_early in [false, true] {
@@ -171,14 +172,14 @@ fn what_the_receiver_has_is_not_copied() {
         world.check(&slots, 1, 9);
         drop(slots);
         world.settle();
-        // Pieces of three blocks, of which the last is wanted.
+        // Pieces of three blocks, of which the last is reserved.
         assert_eq!(world.sides[SENDER].staging.copier_mut().copied(), 3, "early {is_early}");
     }
 }
 
 #[test]
 fn failed_copies_and_a_dead_device_end_transfers() {
-    // At the receiver: the leading blocks before the failure are good.
+    // At the receiver: the leading blocks before the failure are kept.
     let (mut world, _) = simulated(&Shape::new(5, CopyFaults::default()), Faults::default());
     let targets = world.sides[RECEIVER].slots(9);
     world.expect(1, 0, targets);
@@ -189,7 +190,7 @@ fn failed_copies_and_a_dead_device_end_transfers() {
     assert!(slots.len() < 9 && outcome == Outcome::DeviceFailed, "{} {outcome:?}", slots.len());
     world.check(&slots, 1, 0);
     drop(slots);
-    // At the sender: the receiver learns that nothing more comes.
+    // At the sender: the receiver is told of the end.
     world.sides[SENDER].notices.clear();
     let targets = world.sides[RECEIVER].slots(9);
     world.expect(2, 0, targets);

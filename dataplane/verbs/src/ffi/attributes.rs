@@ -8,7 +8,7 @@ use super::{CompletionQueue, SharedReceiveQueue};
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Gid {
-    /// Its bytes, in network order: an IPv6 address in form.
+    /// The GID in network order: an IPv6 address in form.
     pub raw: [u8; 16],
 }
 
@@ -62,9 +62,9 @@ pub struct DeviceAttributes {
     pub unused: [c_int; 13],
     /// Shared receive queues.
     pub shared_receives_max: c_int,
-    /// Work requests of one of them.
+    /// Work requests of one shared receive queue.
     pub shared_receive_requests_max: c_int,
-    /// Entries of one such request.
+    /// Entries of one work request of a shared receive queue.
     pub shared_receive_entries_max: c_int,
     /// Partition keys.
     pub partition_keys_max: u16,
@@ -96,9 +96,9 @@ pub struct PortAttributes {
     pub queue_key_violations: u32,
     /// Rows of the partition key table.
     pub partition_key_count: u16,
-    /// Local identifier; zero on Ethernet.
+    /// LID of the port; zero on Ethernet.
     pub lid: u16,
-    /// The subnet manager's.
+    /// LID of the subnet manager.
     pub manager_lid: u16,
     /// `lmc`.
     pub lid_mask: u8,
@@ -132,7 +132,7 @@ pub struct GlobalRoute {
     pub destination: Gid,
     /// Flow label.
     pub flow_label: u32,
-    /// Our GID.
+    /// Row of the local port's GID table.
     pub source_gid_index: u8,
     /// Routers that a packet may pass.
     pub hop_limit: u8,
@@ -146,17 +146,17 @@ pub struct GlobalRoute {
 pub struct AddressAttributes {
     /// Global route, when `is_global`.
     pub route: GlobalRoute,
-    /// The peer's lid, on InfiniBand.
+    /// LID of the peer, on InfiniBand.
     pub destination_lid: u16,
     /// Service level.
     pub service_level: u8,
-    /// Path bits of our lid.
+    /// Path bits of the local LID.
     pub source_path_bits: u8,
     /// `enum ibv_rate`.
     pub static_rate: u8,
-    /// Whether the route counts.
+    /// Nonzero: the global route is used.
     pub is_global: u8,
-    /// Our port.
+    /// Local port.
     pub port: u8,
 }
 
@@ -172,7 +172,7 @@ pub struct QueuePairCapacity {
     pub send_entries: u32,
     /// Entries of a receive.
     pub receive_entries: u32,
-    /// Bytes that fit into a work request itself.
+    /// Inline bytes of a work request.
     pub inline_bytes: u32,
 }
 
@@ -180,15 +180,15 @@ pub struct QueuePairCapacity {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct QueuePairInit {
-    /// Ours.
+    /// User context (`qp_context`).
     pub user: *mut c_void,
-    /// Completions of sends.
+    /// Completion queue of sends.
     pub send_completions: *mut CompletionQueue,
-    /// Completions of receives.
+    /// Completion queue of receives.
     pub receive_completions: *mut CompletionQueue,
-    /// Its receives.
+    /// Shared receive queue of the pair.
     pub shared_receives: *mut SharedReceiveQueue,
-    /// Asked for; on return what it has.
+    /// On entry the sizes asked for, on return the sizes of the pair.
     pub capacity: QueuePairCapacity,
     /// `enum ibv_qp_type`.
     pub kind: u32,
@@ -208,49 +208,49 @@ pub struct QueuePairAttributes {
     pub path_mtu: u32,
     /// `enum ibv_mig_state`.
     pub migration_state: u32,
-    /// For datagrams.
+    /// `qkey`, used by datagram pairs only.
     pub queue_key: u32,
-    /// First packet number that we expect.
+    /// First packet sequence number expected from the peer.
     pub receive_psn: u32,
-    /// First packet number that we use.
+    /// First packet sequence number of this side.
     pub send_psn: u32,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub destination: u32,
-    /// What the peer may do, `enum ibv_access_flags`.
+    /// Access that the peer has, `enum ibv_access_flags`.
     pub access: u32,
-    /// Sizes.
+    /// Queue sizes of the pair.
     pub capacity: QueuePairCapacity,
-    /// Where the peer is.
+    /// Address of the peer.
     pub address: AddressAttributes,
-    /// A second path, unused.
+    /// Address of the alternate path, unused.
     pub alternative: AddressAttributes,
     /// Row of the partition key table.
     pub partition_key_index: u16,
-    /// Of the second path.
+    /// Partition key row of the alternate path, unused.
     pub alternative_partition_key_index: u16,
     /// `en_sqd_async_notify`.
     pub notify_drained: u8,
     /// `sq_draining`.
     pub draining: u8,
-    /// Reads in flight that we ask for.
+    /// RDMA reads that this side has in flight.
     pub reads_as_initiator: u8,
-    /// Reads in flight that we answer.
+    /// RDMA reads in flight that this side answers.
     pub reads_as_target: u8,
-    /// Code of the wait that we ask of a peer for which no receive was posted.
+    /// Code of the delay that is requested of a peer for which no receive was posted.
     pub receiver_not_ready_timer: u8,
-    /// Our port.
+    /// Local port.
     pub port: u8,
-    /// Exponent of the acknowledgement timeout: 4.096 us times two to it.
+    /// Exponent t of the acknowledgement timeout of 4.096 us × 2^t.
     pub timeout: u8,
     /// Retries after a timeout.
     pub retry_count: u8,
-    /// Retries after "receiver not ready"; 7 means for ever.
+    /// Retries after "receiver not ready"; 7 retries without limit.
     pub receiver_not_ready_retry: u8,
-    /// Of the second path.
+    /// Port of the alternate path, unused.
     pub alternative_port: u8,
-    /// Of the second path.
+    /// Timeout of the alternate path, unused.
     pub alternative_timeout: u8,
-    /// In kbit/s, for packet pacing.
+    /// Rate limit in kbit/s, for packet pacing.
     pub rate_limit: u32,
 }
 
@@ -260,9 +260,9 @@ pub struct QueuePairAttributes {
 pub struct SharedReceiveAttributes {
     /// Work requests.
     pub requests: u32,
-    /// Entries of each.
+    /// Entries of each work request.
     pub entries: u32,
-    /// Number below which an event is raised.
+    /// Number of posted receives below which an event is raised.
     pub limit: u32,
 }
 
@@ -270,8 +270,8 @@ pub struct SharedReceiveAttributes {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct SharedReceiveInit {
-    /// Ours.
+    /// User context (`srq_context`).
     pub user: *mut c_void,
-    /// Its sizes.
+    /// Sizes of the queue.
     pub attributes: SharedReceiveAttributes,
 }

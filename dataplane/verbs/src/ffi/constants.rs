@@ -15,7 +15,7 @@ pub const PORT_ACTIVE: u32 = 4;
 pub const LINK_LAYER_INFINIBAND: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`, verbs.h:380.
 pub const LINK_LAYER_ETHERNET: u8 = 2;
-/// `IBV_QPF_GRH_REQUIRED`, verbs_api.h: the port wants a global route in every address.
+/// `IBV_QPF_GRH_REQUIRED`, verbs_api.h: the port requires a global route in every address.
 pub const PORT_FLAG_GRH_REQUIRED: u8 = 1;
 
 /// `IBV_QPT_RC`, verbs.h:896.

@@ -27,7 +27,7 @@ layout!(WorkCompletion = 48, id 0, status 8, opcode 12, vendor_error 16, byte_co
     service_level 44, path_bits 45);
 layout!(MemoryRegion = 48, address 16, length 24, handle 32, local_key 36, remote_key 40);
 layout!(ProtectionDomain = 16, handle 8);
-// The library's own objects go on behind the last declared field.
+// The library's own objects continue behind the last declared field.
 layout!(QueuePair, user 8, domain 16, send_completions 24, receive_completions 32, shared_receives 40,
     handle 48, number 52, state 56, kind 60);
 layout!(CompletionQueue, channel 8, user 16, handle 24, entries 28);

@@ -32,7 +32,7 @@ pub struct Device {
 }
 
 /// `struct ibv_context_ops`, verbs.h:1955: the calls of the data path are taken from here, as the header's
-/// inline functions do. Entries that nobody calls through the table are kept as plain pointers.
+/// inline functions do. Entries that are not called through the table are plain pointers.
 #[repr(C)]
 pub struct ContextOperations {
     /// `_compat_query_device` to `_compat_create_cq`.
@@ -64,7 +64,7 @@ pub struct Context {
     pub operations: ContextOperations,
     /// Descriptor of the uverbs device.
     pub command_descriptor: c_int,
-    /// Descriptor that is readable when an asynchronous event waits.
+    /// Descriptor that is readable when an asynchronous event is pending.
     pub async_descriptor: c_int,
     /// Interrupt vectors that a completion channel can use.
     pub completion_vectors: c_int,
@@ -73,90 +73,90 @@ pub struct Context {
 /// `struct ibv_pd`, verbs.h:627.
 #[repr(C)]
 pub struct ProtectionDomain {
-    /// Its device.
+    /// Context of the device.
     pub context: *mut Context,
-    /// The kernel's number.
+    /// The kernel's handle.
     pub handle: u32,
 }
 
 /// `struct ibv_mr`, verbs.h:663.
 #[repr(C)]
 pub struct MemoryRegion {
-    /// Its device.
+    /// Context of the device.
     pub context: *mut Context,
-    /// Its domain.
+    /// Protection domain of the region.
     pub domain: *mut ProtectionDomain,
-    /// First byte.
+    /// Address of the first byte.
     pub address: *mut c_void,
     /// Bytes.
     pub length: usize,
-    /// The kernel's number.
+    /// The kernel's handle.
     pub handle: u32,
-    /// Names the region in our own work requests.
+    /// Key by which local work requests name the region.
     pub local_key: u32,
-    /// Names the region in a peer's.
+    /// Key by which a peer's work requests name the region.
     pub remote_key: u32,
 }
 
 /// `struct ibv_comp_channel`, verbs.h:1464.
 #[repr(C)]
 pub struct CompletionChannel {
-    /// Its device.
+    /// Context of the device.
     pub context: *mut Context,
-    /// Readable when an event waits.
+    /// Descriptor that is readable when an event is pending.
     pub descriptor: c_int,
-    /// Queues that use it.
+    /// Number of completion queues that use the channel.
     pub references: c_int,
 }
 
 /// `struct ibv_cq`, verbs.h:1470.
 #[repr(C)]
 pub struct CompletionQueue {
-    /// Its device.
+    /// Context of the device.
     pub context: *mut Context,
-    /// Where its events go.
+    /// Channel of the queue's completion events.
     pub channel: *mut CompletionChannel,
-    /// Ours.
+    /// User context (`cq_context`).
     pub user: *mut c_void,
-    /// The kernel's number.
+    /// The kernel's handle.
     pub handle: u32,
-    /// Entries that it really has.
+    /// Entries that the queue has, which may be more than asked for.
     pub entries: c_int,
 }
 
 /// `struct ibv_srq`, verbs.h:1215.
 #[repr(C)]
 pub struct SharedReceiveQueue {
-    /// Its device.
+    /// Context of the device.
     pub context: *mut Context,
-    /// Ours.
+    /// User context (`srq_context`).
     pub user: *mut c_void,
-    /// Its domain.
+    /// Protection domain of the queue.
     pub domain: *mut ProtectionDomain,
-    /// The kernel's number.
+    /// The kernel's handle.
     pub handle: u32,
 }
 
 /// `struct ibv_qp`, verbs.h:1255.
 #[repr(C)]
 pub struct QueuePair {
-    /// Its device.
+    /// Context of the device.
     pub context: *mut Context,
-    /// Ours.
+    /// User context (`qp_context`).
     pub user: *mut c_void,
-    /// Its domain.
+    /// Protection domain of the pair.
     pub domain: *mut ProtectionDomain,
-    /// Completions of sends.
+    /// Completion queue of sends.
     pub send_completions: *mut CompletionQueue,
-    /// Completions of receives.
+    /// Completion queue of receives.
     pub receive_completions: *mut CompletionQueue,
-    /// Its receives.
+    /// Shared receive queue of the pair.
     pub shared_receives: *mut SharedReceiveQueue,
-    /// The kernel's number.
+    /// The kernel's handle.
     pub handle: u32,
-    /// Its number on the wire, 24 bits.
+    /// Queue pair number on the wire, 24 bits.
     pub number: u32,
-    /// `enum ibv_qp_state` as the library last knew it.
+    /// `enum ibv_qp_state`, as of the library's last call.
     pub state: u32,
     /// `enum ibv_qp_type`.
     pub kind: u32,
@@ -166,7 +166,7 @@ pub struct QueuePair {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AsyncEvent {
-    /// The queue pair, queue or (in the low 32 bits) port that it is about.
+    /// The queue pair, queue or (in the low 32 bits) port that the event concerns.
     pub element: *mut c_void,
     /// `enum ibv_event_type`.
     pub kind: u32,

@@ -1,4 +1,4 @@
-//! What crosses to the device on the data path.
+//! Structs of the data path: work requests, their entries and work completions.
 
 use std::ffi::c_int;
 
@@ -6,11 +6,11 @@ use std::ffi::c_int;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScatterGatherEntry {
-    /// First byte, in this process.
+    /// Address of the first byte, in this process.
     pub address: u64,
     /// Bytes.
     pub length: u32,
-    /// Key of the region that holds them.
+    /// Local key of the region that holds the bytes.
     pub local_key: u32,
 }
 
@@ -18,13 +18,13 @@ pub struct ScatterGatherEntry {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct SendWorkRequest {
-    /// Comes back in the completion.
+    /// Id that the completion returns.
     pub id: u64,
-    /// The next of the chain.
+    /// The next work request of the chain.
     pub next: *mut SendWorkRequest,
-    /// Its entries.
+    /// Scatter/gather entries.
     pub entries: *mut ScatterGatherEntry,
-    /// How many.
+    /// Number of entries.
     pub entry_count: c_int,
     /// `enum ibv_wr_opcode`.
     pub opcode: u32,
@@ -32,7 +32,7 @@ pub struct SendWorkRequest {
     pub flags: u32,
     /// Immediate, in network byte order.
     pub immediate: u32,
-    /// First byte at the peer.
+    /// Address of the first byte at the peer.
     pub remote_address: u64,
     /// Key of the peer's region.
     pub remote_key: u32,
@@ -60,36 +60,36 @@ impl SendWorkRequest {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ReceiveWorkRequest {
-    /// Comes back in the completion.
+    /// Id that the completion returns.
     pub id: u64,
-    /// The next of the chain.
+    /// The next work request of the chain.
     pub next: *mut ReceiveWorkRequest,
-    /// Its entries.
+    /// Scatter/gather entries.
     pub entries: *mut ScatterGatherEntry,
-    /// How many.
+    /// Number of entries.
     pub entry_count: c_int,
 }
 
 /// `struct ibv_wc`, verbs.h:586. After an error only `id`, `status`, `queue_pair_number` and `vendor_error`
-/// mean anything (ibv_poll_cq(3)).
+/// are valid (ibv_poll_cq(3)).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WorkCompletion {
-    /// The request's id.
+    /// Id of the work request.
     pub id: u64,
     /// `enum ibv_wc_status`.
     pub status: u32,
     /// `enum ibv_wc_opcode`.
     pub opcode: u32,
-    /// The vendor's own code.
+    /// Vendor-specific error code.
     pub vendor_error: u32,
     /// Bytes received.
     pub byte_count: u32,
     /// Immediate, in network byte order.
     pub immediate: u32,
-    /// Our queue pair.
+    /// Number of the local queue pair.
     pub queue_pair_number: u32,
-    /// The peer's, for datagrams.
+    /// Number of the peer's queue pair, for datagrams.
     pub source_queue_pair: u32,
     /// `enum ibv_wc_flags`.
     pub flags: u32,

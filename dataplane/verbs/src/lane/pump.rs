@@ -1,4 +1,4 @@
-//! From waiting requests to posted work requests: the sending half of a lane's hot path.
+//! Turns waiting requests into posted work requests: the sending half of a lane's hot path.
 
 use dataplane_memory::Slab;
 
@@ -9,8 +9,8 @@ use crate::post::{Batch, Remote, Verb};
 use crate::wire::{SEGMENT_HEADER_BYTES, Segment};
 
 impl Lane {
-    /// Builds and posts what there is room for: one doorbell. Returns how many work requests were posted. After
-    /// an error the connection must end.
+    /// Builds and posts work requests while there is room, with one doorbell. Returns the number posted.
+    /// After an error the connection must end.
     pub(crate) fn pump(&mut self, supplies: &mut Supplies<'_>) -> Result<usize, VerbsError> {
         let Pair::Ready(pair) = std::mem::replace(&mut self.pair, Pair::Absent) else { return Ok(0) };
         let Supplies { array, regions, bounce_region, bounce_slab, bounce_free, .. } = supplies;
@@ -26,7 +26,7 @@ impl Lane {
         };
         let free = usize::try_from(self.depth - self.outstanding()).unwrap_or(usize::MAX);
         let room = free.min(supplies.completion_room).min(filling.batch.room());
-        // A lane that is busy with writes must not keep back what the peer may send by.
+        // Leaves room for a credit message: a lane that is busy with writes must not withhold the peer's credits.
         self.fill(&mut filling, room.saturating_sub(usize::from(self.owes_credits())));
         let credit_messages = self.fill_credits(&mut filling, room);
         let count = filling.batch.len();
@@ -34,7 +34,7 @@ impl Lane {
             self.pair = Pair::Ready(pair);
             return Ok(0);
         }
-        // The last one is signalled by `post`.
+        // `Batch::post` signals the last request.
         self.unsignalled = 0;
         // SAFETY: 1. regions of slabs and of the bounce buffers live in the fabric until every pair is
         // destroyed; 2. `in_flight` and `queue` hold slots and bounce buffers until the completion, and nobody
@@ -45,7 +45,7 @@ impl Lane {
             Ok(posted) => posted,
             Err(error) => {
                 if let VerbsError::Post { accepted, .. } = &error {
-                    // The device knows nothing of the others; their records go with the connection.
+                    // The device has not seen the other requests; their records are dropped with the connection.
                     self.posted -= (count - accepted) as u64;
                 }
                 return Err(error);
@@ -164,7 +164,7 @@ impl Lane {
         }
     }
 
-    /// Returns credits that nothing else carried.
+    /// Posts a credit message for credits that no message piece carried.
     fn fill_credits(&mut self, filling: &mut Filling<'_, '_>, room: usize) -> bool {
         if !self.owes_credits() || filling.batch.len() >= room {
             return false;
@@ -184,7 +184,7 @@ impl Lane {
     }
 }
 
-/// A batch and what is needed to fill it.
+/// A batch, with the resources that fill it.
 struct Filling<'array, 'region> {
     batch: Batch<'array, 'region>,
     regions: &'region [MemoryRegion],
@@ -206,8 +206,8 @@ impl Filling<'_, '_> {
         self.batch.begin(verb, number, signalled);
     }
 
-    /// Begins a request of `head` and `body`, inside of the work request where they fit, else in a bounce
-    /// buffer; `None` when none is free.
+    /// Begins a request of `head` and `body`, inline if they fit into the work request, else in a bounce
+    /// buffer; returns `None` when no buffer is free.
     fn small(
         &mut self,
         verb: Verb,

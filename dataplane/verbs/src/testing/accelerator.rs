@@ -1,7 +1,7 @@
-//! Accelerators beside the software devices: memory that these reach and the CPU does not.
+//! Accelerators beside the software devices: memory that the devices reach and the CPU does not.
 //!
-//! A region of it is known by the accelerator's own addresses. The software device reads and writes it through
-//! [`Accelerator`], where a card would use the bus.
+//! A region of such memory is named by the accelerator's own addresses. The software device reads and
+//! writes it through [`Accelerator`], where a card would use the bus.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use dataplane_memory::DeviceMemory;
 
 use super::world::World;
 
-/// In which ways a software device takes an accelerator's memory.
+/// The ways in which a software device can register an accelerator's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// `ibv_reg_dmabuf_mr` works.
+    /// `ibv_reg_dmabuf_mr` succeeds.
     pub dma_buf: bool,
-    /// `ibv_reg_mr` takes its address: a peer-memory module is loaded. Otherwise it fails with EFAULT.
+    /// `ibv_reg_mr` accepts the memory's address: a peer-memory module is loaded. Otherwise it fails with EFAULT.
     pub peer_memory: bool,
 }
 
-/// Memory that software devices reach over the bus, by its own addresses.
+/// Memory that software devices access over the bus, by the memory's own addresses.
 pub trait Accelerator: Send + Sync {
-    /// Whether the whole range is its memory.
+    /// Whether the whole range belongs to this memory.
     fn covers(&self, address: u64, length: u64) -> bool;
 
-    /// Copies bytes of a range that it covers out.
+    /// Reads bytes of a covered range.
     fn read(&self, address: u64, bytes: &mut [u8]);
 
-    /// Copies bytes into a range that it covers.
+    /// Writes bytes to a covered range.
     fn write(&self, address: u64, bytes: &[u8]);
 }
 
-/// A single piece of memory as an accelerator.
+/// A contiguous piece of memory as an accelerator.
 impl Accelerator for Arc<dyn DeviceMemory> {
     fn covers(&self, address: u64, length: u64) -> bool {
         let offset = address.checked_sub(self.address());
@@ -59,7 +59,8 @@ impl World {
         self.beside.push(Beside { device, memory, reach });
     }
 
-    /// How the device of a context reaches the range; `None` when it is in no accelerator's memory.
+    /// Returns the ways in which the device of a context reaches the range; `None` when the range is in no
+    /// accelerator's memory.
     pub(super) fn reach_of(&self, context: u32, address: u64, length: u64) -> Option<Reach> {
         let device = self.contexts.get(&context)?.device;
         let mut covering =
@@ -74,7 +75,7 @@ impl World {
         Some(&*beside.memory)
     }
 
-    /// The device's own access to memory.
+    /// The device's access to memory.
     ///
     /// # Safety
     /// Both ranges are covered by regions: mapped, and valid to read or write.

@@ -1,8 +1,8 @@
 //! The C interface of the software devices: what `libibverbs` exports, over the state in `world`.
 //!
-//! The C objects are small boxes that carry a handle; everything that matters is in the world. Each call
-//! follows the contract of the man page of the function that it stands for, which is also what the safety
-//! comments mean by "the caller".
+//! The C objects are small boxes that carry a handle; all state is in the world. Each call follows the
+//! contract of the man page of the function that it stands for; "the caller" in the safety comments means
+//! the caller under that contract.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -19,7 +19,7 @@ use crate::library::{GidType, Library};
 
 const QUEUE_PAIRS_MAX: usize = 4096;
 const WORK_REQUESTS_MAX: u32 = 32 << 10;
-/// Fewer than of a write, as on some cards.
+/// Fewer entries than a write may have, as on some cards.
 const READ_ENTRIES_MAX: usize = 4;
 const COMPLETION_ENTRIES_MAX: u32 = 4 << 20;
 /// The default partition, a full member of one and a limited member of another.
@@ -64,7 +64,7 @@ fn error<T>(errno: Errno) -> *mut T {
     std::ptr::null_mut()
 }
 
-/// What a C function leaves behind. std has no setter; the raw call fails with the number wanted.
+/// Sets the errno that a C function returns. std has no setter; the raw call fails with the wanted number.
 fn set_errno(errno: Errno) {
     unsafe extern "C" {
         fn __errno_location() -> *mut c_int;
@@ -335,8 +335,8 @@ unsafe extern "C" fn register_iova(
     register_with(domain, address, length, iova, access)
 }
 
-/// As on Soft-RoCE there are no dma-buf regions, but of an accelerator beside the device. Which one it is, the address
-/// tells, as the descriptor is a double's.
+/// As on Soft-RoCE, dma-buf regions are refused, except those of an accelerator beside the device. The
+/// address selects the accelerator, since the descriptor is a double's.
 unsafe extern "C" fn register_dmabuf(
     domain: *mut ProtectionDomain,
     _offset: u64,

@@ -1,14 +1,14 @@
-//! How a software device carries out work requests.
+//! Execution of work requests on a software device.
 
 use super::world::{Receive, Request, World, strikes};
 use crate::ffi::{self, ScatterGatherEntry, WorkCompletion};
 
-/// How one request ended.
+/// Result of executing one request.
 enum Outcome {
     Done,
-    /// The peer has no receive posted; try again later.
+    /// The peer has no receive posted; the request is retried later.
     Blocked,
-    /// With this status, and the peer's pair fails as well if so.
+    /// The request fails with this status; if `peer_fails`, the peer's pair fails as well.
     Failed {
         status: u32,
         peer_fails: bool,
@@ -20,7 +20,7 @@ const fn failed(status: u32) -> Outcome {
 }
 
 impl World {
-    /// Carries out what the pair has queued, as far as it goes.
+    /// Executes the pair's queued requests in order until one is blocked or held back.
     pub(super) fn progress(&mut self, number: u32) {
         loop {
             let Some(pair) = self.pairs.get_mut(&number) else { return };
@@ -59,7 +59,7 @@ impl World {
         }
     }
 
-    /// Tries again what waited for a receive.
+    /// Retries the requests that waited for a receive.
     pub(super) fn progress_blocked(&mut self) {
         for _ in 0..self.blocked.len() {
             let number = self.blocked.remove(0);
@@ -158,7 +158,7 @@ impl World {
         let (peer_context, peer_domain) = (peer.context, peer.domain);
         let (peer_receives, peer_completions) = (peer.receives, peer.completions);
         let answers = matches!(peer.state, ffi::QPS_RTR | ffi::QPS_RTS) && peer.destination == number;
-        // A packet of another partition is dropped, and nothing answers it.
+        // A packet of another partition is dropped without an answer.
         let in_step = peer.receive_psn == psns.0 && peer.partition == partition;
         let peer_cut = self.device_of_context(peer_context).is_none_or(|device| device.is_cut);
         if !answers || !in_step || cut || peer_cut {
@@ -219,7 +219,7 @@ impl World {
         Outcome::Done
     }
 
-    /// The device's own access to memory: local ranges to or from `target`, which were checked.
+    /// The device's access to memory: copies local ranges to or from `target`; all ranges were checked.
     fn move_bytes(&self, request: &Request, mut target: u64) {
         if request.is_inline {
             let bytes = &request.inline[..request.inline_bytes];

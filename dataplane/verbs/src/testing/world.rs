@@ -13,38 +13,38 @@ use crate::ffi::{self, ScatterGatherEntry, WorkCompletion};
 
 /// Entries of one work request that a software device takes.
 pub(super) const ENTRIES_MAX: usize = 32;
-/// Inline bytes of one work request that it takes.
+/// Inline bytes of one work request that a software device takes.
 pub(super) const INLINE_MAX: usize = 512;
 
-/// What shall go wrong.
+/// Faults that a software device injects.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
-    /// `ibv_post_send` takes so many more work requests, then returns ENOMEM.
+    /// `ibv_post_send` accepts this many more work requests, then returns ENOMEM.
     pub post_send_fails_after: Option<u32>,
-    /// `ibv_create_qp` makes so many more pairs, then returns ENOMEM.
+    /// `ibv_create_qp` creates this many more pairs, then returns ENOMEM.
     pub create_pair_fails_after: Option<u32>,
-    /// `ibv_modify_qp` makes so many more steps to "ready to receive" or "ready to send", then returns EINVAL.
+    /// `ibv_modify_qp` makes this many more steps to "ready to receive" or "ready to send", then returns EINVAL.
     pub connect_pair_fails_after: Option<u32>,
-    /// `ibv_reg_mr` makes so many more regions, then returns ENOMEM.
+    /// `ibv_reg_mr` registers this many more regions, then returns ENOMEM.
     pub register_fails_after: Option<u32>,
-    /// How long `ibv_create_qp`, `ibv_modify_qp` and `ibv_destroy_qp` take.
+    /// Duration of each `ibv_create_qp`, `ibv_modify_qp` and `ibv_destroy_qp`.
     pub command_takes: Duration,
-    /// `ibv_modify_qp` to the error state and `ibv_destroy_qp` fail with EIO, and the pairs go on.
+    /// `ibv_modify_qp` to the error state and `ibv_destroy_qp` fail with EIO, and the pairs stay live.
     pub pairs_go_on: bool,
-    /// So many more work requests are carried out, then one completes with this `enum ibv_wc_status`.
+    /// This many more work requests are carried out, then one completes with this `enum ibv_wc_status`.
     pub completion_fails_after: Option<(u32, u32)>,
 }
 
-/// What exists on a device.
+/// Numbers of objects that exist on a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Times that it is open.
+    /// Number of open contexts.
     pub contexts: usize,
     /// Protection domains.
     pub domains: usize,
     /// Memory regions.
     pub regions: usize,
-    /// Those of them that peers may read or write.
+    /// Memory regions that peers may read or write.
     pub shown_regions: usize,
     /// Completion queues.
     pub completion_queues: usize,
@@ -89,7 +89,7 @@ pub(super) struct RegionState {
     pub(super) domain: u32,
     pub(super) address: u64,
     pub(super) length: u64,
-    /// Flags of what peers may do.
+    /// Flags of the access that peers have.
     pub(super) remote: u32,
 }
 
@@ -140,7 +140,7 @@ pub(super) struct PairState {
     pub(super) capacity: ffi::QueuePairCapacity,
     pub(super) state: u32,
     pub(super) destination: u32,
-    /// Without the membership bit.
+    /// Partition key without the membership bit.
     pub(super) partition: u16,
     pub(super) send_psn: u32,
     pub(super) receive_psn: u32,
@@ -150,12 +150,12 @@ pub(super) struct PairState {
     pub(super) used: u32,
     /// Work requests carried out since the last completion.
     pub(super) since_completion: u32,
-    /// Where `post_send` writes when requests are discarded.
+    /// Buffer that `post_send` writes to when requests are discarded.
     pub(super) ring: Box<[[u64; 8]]>,
     pub(super) ring_at: usize,
 }
 
-/// Everything, by handles that the C objects carry.
+/// All objects, by the handles that the C objects carry.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) devices: Vec<DeviceState>,
@@ -166,7 +166,7 @@ pub(super) struct World {
     pub(super) completions: HashMap<u32, CompletionState>,
     pub(super) receives: HashMap<u32, ReceiveState>,
     pub(super) pairs: HashMap<u32, PairState>,
-    /// Pairs whose head waits for a receive at the peer.
+    /// Pairs whose first request waits for a receive at the peer.
     pub(super) blocked: Vec<u32>,
     /// Accelerators' memory.
     pub(super) beside: Vec<Beside>,
@@ -179,7 +179,7 @@ impl World {
         let world = WORLD.get_or_init(|| {
             Mutex::new(World { next_handle: 100, blocked: Vec::with_capacity(4096), ..World::default() })
         });
-        // A test that failed under the lock must not fail the others.
+        // A test that panicked while holding the lock must not fail the other tests.
         world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// Adds a completion; wakes a sleeper that asked for it.
+    /// Adds a completion; raises the event if the queue is armed.
     pub(super) fn complete(&mut self, queue: u32, completion: WorkCompletion, frees: u32) {
         let Some(state) = self.completions.get_mut(&queue) else { return };
         if state.entries.len() >= state.capacity {

@@ -1,4 +1,4 @@
-//! Two connected fabrics, driven by turns, and scenarios that run on software devices and on real ones.
+//! Two connected fabrics, driven in turn, and scenarios that run on software devices and on real ones.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -67,7 +67,7 @@ impl Two {
         Self::over(device_a, device_b, config_a, config_b, [pool("a"), pool("b")])
     }
 
-    /// Over slots of any memory; a source in host memory is filled with ones.
+    /// Makes two fabrics over slots of any memory; a source in host memory is filled with ones.
     pub(crate) fn over(
         device_a: Arc<Device>,
         device_b: Arc<Device>,
@@ -80,7 +80,7 @@ impl Two {
         Self::connected(a, b, pools)
     }
 
-    /// Of fabrics that show the slots of these pools.
+    /// Connects two fabrics that show the slots of these pools.
     pub(crate) fn connected(mut a: VerbsFabric, b: VerbsFabric, pools: [Arc<SlotPool>; 2]) -> Self {
         let [pool_a, pool_b] = pools;
         let address = b.listening_on().expect("listening").to_string();
@@ -176,7 +176,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Sleeps until a descriptor is readable; false when time runs out first.
+/// Sleeps until a descriptor is readable; returns false when the time runs out first.
 pub(crate) fn sleep_on(fabric: &VerbsFabric, most: Duration) -> bool {
     let mut descriptors = Vec::new();
     fabric.wait_descriptors(&mut descriptors);
@@ -189,7 +189,7 @@ pub(crate) fn sleep_on(fabric: &VerbsFabric, most: Duration) -> bool {
     rustix::event::poll(&mut polled, Some(&most)).expect("poll") > 0
 }
 
-/// b sleeps on its descriptors in a thread of its own while a writes with immediates at long intervals.
+/// Fabric b sleeps on its descriptors in a thread of its own while a writes with immediates at long intervals.
 pub(crate) fn sleeps_and_wakes(two: Two) {
     const ROUNDS: u32 = 5;
     const PAUSE: Duration = Duration::from_millis(100);
@@ -233,12 +233,12 @@ pub(crate) fn sleeps_and_wakes(two: Two) {
     assert!(cpu * 5 < wall, "{cpu:?} of CPU in {wall:?}: it does not sleep");
 }
 
-/// Descriptors that this process has open.
+/// Returns the number of descriptors that this process has open.
 pub(crate) fn descriptor_count() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }
 
-/// `count` connections from one fabric to another, all used, then all closed: none is lost, none stays.
+/// Makes `count` connections from one fabric to another, uses all, then closes all: none is lost, none remains.
 pub(crate) fn storm(device_a: Arc<Device>, device_b: Arc<Device>, config: &VerbsConfig, count: usize) {
     let (pool_a, pool_b) = (pool("a"), pool("b"));
     let config = VerbsConfig { connections_max: count, handshakes_max: count, ..config.clone() };

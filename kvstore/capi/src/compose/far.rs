@@ -1,4 +1,4 @@
-//! The tiers that are not on this node, added to a store that is being built: pools of other nodes, then object storage.
+//! Adds the tiers outside this node to a store that is being built: pools of other nodes, then object storage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::config::{RdmaSettings, Settings, TransferSettings, Transports};
 use crate::handoff;
 use crate::status::{Failure, Status};
 
-/// Limits of these tiers, by their indices.
+/// Returns the bandwidth limits of these tiers, by tier index.
 pub(super) fn bandwidth(
     settings: &Settings,
     block_bytes: usize,
@@ -28,15 +28,15 @@ pub(super) fn bandwidth(
     BandwidthLimit::of_tiers(&limits, block_bytes)
 }
 
-/// How long a search of the tiers that the configuration has may take, one after the other; `None` without any.
+/// Longest time of a search through the configured tiers, one after the other. `None`: no such tier.
 pub(super) fn search_deadline(settings: &Settings) -> Option<Duration> {
     let remote = settings.remote_tier.is_on().then_some(settings.remote_tier.deadline.0);
     let object = settings.object_tier.is_on().then_some(settings.object_tier.deadline.0);
     remote.into_iter().chain(object).reduce(|all, one| all + one)
 }
 
-/// Adds the tiers that the configuration has; the counters are the remote tier's. `near` is the place of the engine's device, if it has
-/// one and its driver tells.
+/// Adds the configured tiers. Returns the counters of the remote tier. `near` is the place of the engine's
+/// device, if there is one and its driver reports it.
 pub(super) fn add_tiers(
     settings: &Settings,
     near: Option<&Place>,
@@ -69,7 +69,8 @@ fn remote_tier(
         replicas: tier.replicas,
         deadline: tier.deadline.0,
         fingerprint: FINGERPRINT,
-        // Blocks of a pool on this host are copied once, by the load; blocks that are to go further down have to be in host memory.
+        // Blocks of a pool on this host are copied once, by the load. Blocks that go to a lower tier must be in
+        // host memory.
         maps: settings.device.is_none()
             && settings.disk_tier.capacity.0 == 0
             && !settings.object_tier.is_on(),
@@ -80,13 +81,13 @@ fn remote_tier(
     }
     rails.verbs_library = verbs_library.cloned();
     let rails = dataplane_rails::open(&rails, builder.slab()).map_err(|error| failed(&error))?;
-    // The thread sleeps when idle: look-ups are far from the hot path of an engine.
+    // The thread sleeps when idle: look-ups are not on an engine's hot path.
     let opened = RemoteTier::open(&config, rails.bond, &builder, ThreadPolicy::default());
     let (tier, counters) = opened.map_err(|error| failed(&error))?;
     Ok((builder.other(Box::new(tier)), counters))
 }
 
-/// The transports of a client that reaches the pools of these nodes. Nobody connects to it.
+/// Returns the transports of a client that connects to the pools of these nodes. No peer connects to it.
 fn client_rails(settings: &Settings, nodes: &[PoolNode]) -> Result<RailsConfig, Failure> {
     let of_transfer = settings.transfer.clone().unwrap_or_default();
     let transport = match PoolNode::only_transport(nodes) {

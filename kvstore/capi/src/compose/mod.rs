@@ -1,4 +1,4 @@
-//! A store from a configuration. The one place that knows what a store is made of.
+//! Builds a store from a configuration. The only module that knows the parts of a store.
 
 mod far;
 
@@ -24,30 +24,30 @@ use crate::memory;
 use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 
-/// What the disk's log is written for: blocks with a head of `format`. Models and layouts are told apart by identities.
+/// Fingerprint of the disk's log: blocks with a head of `format`. Identities distinguish models and layouts.
 const FINGERPRINT: u64 = u64::from_le_bytes(*b"kvcapi-1");
-/// Tokens of a block, by which the store weighs what an eviction costs: not known here, and equal for all blocks. A plan's caller says
-/// its own.
+/// Tokens of a block, with which the store weighs the cost of an eviction. Not known here, and equal for all
+/// blocks; the caller of a plan gives its own number.
 const TOKENS: u32 = 1;
 
-/// A store, and what else belongs to it.
+/// A store and its companions.
 pub(crate) struct Composed {
     pub(crate) backend: Arc<StoreBackend>,
-    /// Searches in the tiers that are not on this node.
+    /// Searches in the tiers outside this node.
     pub(crate) fetches: Arc<Fetches>,
     pub(crate) events: Arc<Events>,
     pub(crate) queue: QueueSettings,
-    /// Where the configuration has a device.
+    /// Resources of the device, if the configuration has one.
     pub(crate) device: Option<Prepared>,
-    /// Where it has hand-offs.
+    /// Settings of hand-offs, if the configuration has them.
     pub(crate) transfer: Option<TransferSettings>,
     pub(crate) rdma: RdmaSettings,
     /// Counters of the remote tier; `None` without `[remote_tier]`.
     pub(crate) remote_counters: Option<Arc<RemoteCounters>>,
 }
 
-/// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready; cards are opened
-/// through `verbs_library`, or this machine's.
+/// Reads a configuration and opens its store. If it has a device, `kernels` loads the device's kernels. Network
+/// cards are opened through `verbs_library`; `None`: the machine's own.
 pub(crate) fn open(
     text: &str,
     kernels: MakeKernels<'_>,
@@ -59,7 +59,7 @@ pub(crate) fn open(
     let failed = |error: &dyn std::fmt::Display| Failure::new(Status::Failed, format!("open: {error}"));
     within_memory(settings.host_tier.capacity)?;
     let host = HostTier {
-        // `Settings::parse` has seen to it that it is a number of slots.
+        // `Settings::parse` has checked that the quotient is a number of slots.
         slots: u32::try_from(settings.host_tier.capacity.0 / slot_bytes).map_err(|error| failed(&error))?,
         pages: PageSize::HugeIfAvailable,
         eviction: policy(settings.host_tier.eviction),
@@ -115,14 +115,16 @@ pub(crate) fn open(
             }
         }
     };
-    // Blocks from before are not told as events: some may have been written by an engine with other weights.
+    // Blocks of an earlier run are not reported as events: some may have been written by an engine with other
+    // weights.
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
     let Settings { queue, transfer, rdma, .. } = settings;
     Ok(Composed { backend, fetches, events, queue, device: prepared, transfer, rdma, remote_counters })
 }
 
-/// The pages are taken shortly before they are used: a capacity that can never be had would only show when the process is killed.
+/// Refuses a capacity beyond the memory limit. Pages are touched shortly before use, so the kernel would
+/// otherwise kill the process later.
 fn within_memory(capacity: Size) -> Result<(), Failure> {
     let (memory, whose) = memory::most();
     if capacity.0 > memory {
@@ -140,7 +142,7 @@ fn policy(eviction: Eviction) -> PolicyKind {
     }
 }
 
-/// The disk tier of a configuration. Tests `wrap` its engine.
+/// Creates the disk tier of a configuration. Tests `wrap` its engine.
 pub(crate) fn disk(
     settings: &Settings,
     wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The tiers that are not on this node: pools of other nodes, and object storage.
+//! The tiers outside this node: pools of other nodes, and object storage.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ const RUNS: [&str; 11] = ["1", "2", "4", "8", "16", "32", "64", "128", "256", "5
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RemoteTierSettings {
-    /// Where the nodes' pools are reached, `name=address`; none turns the tier off.
+    /// Nodes whose pools are used, each as `name=address`. Empty turns the tier off.
     pub(crate) nodes: Vec<String>,
-    /// How long a look-up and the reads that follow may take. 1 ms to 60 s.
+    /// Most time for a look-up and the reads that follow. 1 ms to 60 s.
     pub(crate) deadline: Time,
-    /// Bytes read and written per second at most; nothing is no limit.
+    /// Most bytes read and written per second; 0 is no limit.
     pub(crate) bandwidth: Size,
-    /// Blocks of a chain that are kept on one node. 1 to 64.
+    /// Consecutive blocks of a chain that are kept on the same node. 1 to 64.
     pub(crate) group: u64,
-    /// Nodes that keep a group of blocks that is asked for often. 1 or 2.
+    /// Nodes that keep a frequently requested group of blocks. 1 or 2.
     pub(crate) replicas: u64,
-    /// File with the secret that the nodes share; empty: that of `[transfer]`, else the environment's.
+    /// File with the secret that the nodes share. Empty: the secret of `[transfer]`, else that of the environment.
     pub(crate) secret_file: String,
 }
 
@@ -34,22 +34,22 @@ pub(crate) struct RemoteTierSettings {
 pub(crate) struct ObjectTierSettings {
     /// `s3://bucket/prefix` or `file:///folder`; empty turns the tier off.
     pub(crate) url: String,
-    /// The S3 service, when it is not Amazon's.
+    /// Endpoint of the S3 service, if it is not Amazon's.
     pub(crate) endpoint: String,
     pub(crate) region: String,
-    /// File in the form of AWS's `credentials`; empty: the environment.
+    /// File in the format of AWS's `credentials`. Empty: the environment.
     pub(crate) credentials_file: String,
-    /// Allow plain HTTP.
+    /// Whether plain HTTP is allowed.
     pub(crate) allow_http: bool,
     /// Blocks of a chain in one object: a power of two up to 1024.
     pub(crate) run: String,
-    /// Objects older than that are misses and are deleted. 1 min to 10 years.
+    /// Age from which on objects are misses and are deleted. 1 min to 10 years.
     pub(crate) ttl: Time,
-    /// Memory for objects on their way. 1 MiB to 1 TiB.
+    /// Memory for objects in transit. 1 MiB to 1 TiB.
     pub(crate) buffers: Size,
-    /// Bytes read and written per second at most; nothing is no limit.
+    /// Most bytes read and written per second; 0 is no limit.
     pub(crate) bandwidth: Size,
-    /// How long a look-up and a read may take. 1 ms to 10 min.
+    /// Most time for a look-up and a read. 1 ms to 10 min.
     pub(crate) deadline: Time,
 }
 
@@ -84,7 +84,7 @@ impl Default for ObjectTierSettings {
 }
 
 impl RemoteTierSettings {
-    /// Whether there is such a tier.
+    /// Whether the tier is configured.
     pub(crate) fn is_on(&self) -> bool {
         !self.nodes.is_empty()
     }
@@ -95,12 +95,12 @@ impl RemoteTierSettings {
 }
 
 impl ObjectTierSettings {
-    /// Whether there is such a tier.
+    /// Whether the tier is configured.
     pub(crate) fn is_on(&self) -> bool {
         !self.url.is_empty()
     }
 
-    /// The number that `run` is.
+    /// The value of `run`.
     pub(crate) fn run_blocks(&self) -> u32 {
         self.run.parse().unwrap_or(1)
     }

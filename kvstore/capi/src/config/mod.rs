@@ -1,8 +1,9 @@
-//! What the configuration says, before anything is opened.
+//! The configuration of a store, parsed and checked before anything is opened.
 //!
-//! Sections, keys, units and meanings are those of the product's configuration (`control/config/REFERENCE.md`), as far as
-//! this interface has them; `[queue]` is its own. What it has not is refused and not passed over: `eviction = "cost"`,
-//! because nobody tells here what computing a block again takes.
+//! Sections, keys, units and meanings are those of the product's configuration (`control/config/REFERENCE.md`),
+//! as far as this interface supports them; `[queue]` exists only here. A value that is not supported is
+//! refused, not ignored: `eviction = "cost"`, because this interface does not know the cost of recomputing a
+//! block.
 
 mod far;
 mod value;
@@ -20,17 +21,17 @@ use crate::status::{Failure, Status};
 pub(crate) use far::{ObjectTierSettings, RemoteTierSettings};
 pub(crate) use value::{Paths, Size, Time};
 
-/// Slots of hand-offs begin at multiples of this.
+/// Alignment in bytes of the slots of hand-offs.
 pub(crate) const SLOT_GRAIN: u64 = 64;
-/// Slots are whole pages.
+/// Size of a page. Slots are whole pages.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Which block goes when one must.
+/// Policy that selects the block to evict from a full tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Eviction {
-    /// The least recently used one.
+    /// The least recently used block.
     Lru,
-    /// S3-FIFO's choice: scans do not flush what is used often.
+    /// S3-FIFO: scans do not evict blocks that are used often.
     #[serde(rename = "s3-fifo")]
     S3Fifo,
 }
@@ -39,13 +40,13 @@ pub(crate) enum Eviction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Write {
-    /// As soon as host memory has it.
+    /// As soon as the block is in host memory.
     Through,
-    /// When it has to leave there.
+    /// When the block is evicted from host memory.
     Back,
 }
 
-/// How the disk is read and written.
+/// I/O engine of the disk tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Engine(pub(crate) DiskEngine);
@@ -69,9 +70,9 @@ pub(crate) struct Settings {
     pub(crate) remote_tier: RemoteTierSettings,
     pub(crate) object_tier: ObjectTierSettings,
     pub(crate) queue: QueueSettings,
-    /// Without it there are no tensors in a device's memory.
+    /// `None`: tensors in a device's memory are not supported.
     pub(crate) device: Option<DeviceSettings>,
-    /// Without it there are no hand-offs.
+    /// `None`: hand-offs are not supported.
     pub(crate) transfer: Option<TransferSettings>,
     pub(crate) rdma: RdmaSettings,
 }
@@ -80,9 +81,9 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct StoreSettings {
-    /// The largest payload. 4 KiB to 512 MiB.
+    /// Largest payload of a block. 4 KiB to 512 MiB.
     pub(crate) slot: Size,
-    /// What `host_tier.capacity` was called once.
+    /// Former name of `host_tier.capacity`; refused.
     memory_bytes: Option<IgnoredAny>,
 }
 
@@ -93,17 +94,17 @@ pub(crate) struct HostTierSettings {
     /// Memory of all slots. At least one slot, at most 16 TiB.
     pub(crate) capacity: Size,
     pub(crate) eviction: Eviction,
-    /// The part of this tier and of the disk that one tenant's blocks may fill. Above 0, to 1.
+    /// Share of this tier and of the disk that the blocks of one tenant may fill. Above 0, up to 1.
     pub(crate) tenant_share: f64,
-    /// The part of this tier, or of the disk if there is one, that retained blocks may fill. 0 to 0.9.
+    /// Share of this tier, or of the disk if there is one, that retained blocks may fill. 0 to 0.9.
     pub(crate) retention_share: f64,
-    /// The longest time for which a block is retained. 1 s to 720 h.
+    /// Longest time for which a block is retained. 1 s to 720 h.
     pub(crate) retention_max: Time,
-    /// Blocks of idle conversations are brought up before these go on.
+    /// Whether blocks of idle conversations are loaded into this tier before the conversations continue.
     pub(crate) prefetch: bool,
-    /// The chance that one does from which on they are. 0 to 1.
+    /// Least probability that a conversation continues for its blocks to be prefetched. 0 to 1.
     pub(crate) prefetch_chance: f64,
-    /// How long before it does they should be up. 1 ms to 1 h.
+    /// Time before the expected continuation at which the blocks should be loaded. 1 ms to 1 h.
     pub(crate) prefetch_lead: Time,
 }
 
@@ -111,9 +112,10 @@ pub(crate) struct HostTierSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DiskTierSettings {
-    /// Space of the tier, in whole files; nothing turns it off. At most 1 PiB.
+    /// Space of the tier, in whole files; 0 turns the tier off. At most 1 PiB.
     pub(crate) capacity: Size,
-    /// The folder of its files, for one open store at a time; of several devices one on each. Or a device, as the engine wants it.
+    /// Folder of the tier's files, for one open store at a time; with several disks, one folder on each. Or a
+    /// device, in the engine's notation.
     pub(crate) path: Paths,
     pub(crate) engine: Engine,
     /// Size of one file. 1 MiB to 64 GiB.
@@ -122,13 +124,14 @@ pub(crate) struct DiskTierSettings {
     pub(crate) depth: u64,
     pub(crate) eviction: Eviction,
     pub(crate) write: Write,
-    /// Only blocks that were put at least so often are written. 1 to 15.
+    /// Number of puts of a block from which on it is written to the disk. 1 to 15.
     pub(crate) write_frequency: u64,
-    /// Bytes written per second at most; nothing is no limit.
+    /// Most bytes written per second; 0 is no limit.
     pub(crate) write_bandwidth: Size,
-    /// Bytes written per day at most; nothing is no limit.
+    /// Most bytes written per day; 0 is no limit.
     pub(crate) write_per_day: Size,
-    /// Make the log anew when it was written for another slot, and overwrite what is on a device, instead of refusing to open.
+    /// Whether a log written for another slot size is recreated, and data on a device overwritten, instead of
+    /// refusing to open.
     pub(crate) reformat: bool,
 }
 
@@ -136,11 +139,11 @@ pub(crate) struct DiskTierSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct QueueSettings {
-    /// Threads that carry submitted requests out. 1 to 64.
+    /// Threads that carry out submitted requests. 1 to 64.
     pub(crate) threads: usize,
-    /// Requests that were submitted and whose completions were not polled yet. 1 to 65,536.
+    /// Requests submitted whose completions have not been polled. 1 to 65,536.
     pub(crate) depth: usize,
-    /// Events that may wait for being taken; none: nobody is told. At most 16,777,216.
+    /// Capacity of the event queue; 0 turns events off. At most 16,777,216.
     pub(crate) events: usize,
 }
 
@@ -148,14 +151,14 @@ pub(crate) struct QueueSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DeviceSettings {
-    /// The driver's number of it. 0 to 255.
+    /// Ordinal of the device in the CUDA driver. 0 to 255.
     pub(crate) ordinal: u64,
-    /// The device's memory through which blocks go, half of it for each direction. 1 MiB to 1 TiB.
+    /// Device memory for staging blocks, half of it for each direction. 1 MiB to 1 TiB.
     pub(crate) staging: Size,
-    /// The device's memory through which blocks of hand-offs go. 1 MiB to 1 TiB, and at least a block.
+    /// Device memory for the blocks of hand-offs. 1 MiB to 1 TiB, and at least one block.
     pub(crate) handoff_capacity: Size,
-    /// Hand-offs go between devices' memory without the host's where a transport reaches it on both sides: RDMA, or the driver between
-    /// processes of one host.
+    /// Whether hand-offs go between the memories of devices without host memory if a transport reaches device
+    /// memory on both sides: RDMA, or the driver between processes of one host.
     pub(crate) direct: bool,
 }
 
@@ -163,17 +166,17 @@ pub(crate) struct DeviceSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transports {
-    /// The best that both ends have and that reaches the memory on both sides: `cuda_ipc` with `device.direct`, then `shm`, `rdma`
-    /// and `tcp`.
+    /// The best transport that both ends have and that reaches the memory on both sides: `cuda_ipc` with
+    /// `device.direct`, then `shm`, `rdma` and `tcp`.
     Auto,
-    /// Device memory that processes of one host share.
+    /// Device memory shared by processes of one host.
     #[serde(rename = "cuda_ipc")]
     CudaIpc,
-    /// Host memory that they share.
+    /// Host memory shared by processes of one host.
     Shm,
-    /// Network cards that read and write memory.
+    /// RDMA network cards.
     Rdma,
-    /// Sockets.
+    /// TCP sockets.
     Tcp,
 }
 
@@ -182,33 +185,35 @@ pub(crate) enum Transports {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TransferSettings {
     pub(crate) transport: Transports,
-    /// Where the TCP transport listens.
+    /// Address at which the TCP transport listens.
     pub(crate) listen: SocketAddr,
-    /// Folder of the shared-memory transport's socket; empty is the system's folder for temporary files.
+    /// Folder of the shared-memory transport's socket. Empty: the system's folder for temporary files.
     pub(crate) socket_folder: String,
-    /// The socket is `kvasir-NAME.sock` there, and `kvasir-NAME-device.sock` for a device's memory; empty is a name that no other has.
+    /// NAME in the socket's name `kvasir-NAME.sock`, and `kvasir-NAME-device.sock` for device memory. Empty: a
+    /// unique name.
     pub(crate) socket_name: String,
-    /// File with the secret that the processes of a cluster share; empty: the environment's `KVASIR_TRANSFER_SECRET`.
+    /// File with the secret that the processes of a cluster share. Empty: the environment variable
+    /// `KVASIR_TRANSFER_SECRET`.
     pub(crate) secret_file: String,
-    /// Blocks are kept so long for a receiver that does not come. 10 ms to 600 s.
+    /// Time for which blocks are kept for a receiver that has not connected. 10 ms to 600 s.
     pub(crate) lease: Time,
-    /// The thread that moves blocks never sleeps: it takes a core.
+    /// Whether the thread that moves blocks polls without sleeping, which occupies a core.
     pub(crate) busy_poll: bool,
-    /// Cores on which it runs, as in `0-3,8`; empty: those of the process.
+    /// Cores on which that thread runs, as in `0-3,8`. Empty: those of the process.
     pub(crate) cores: String,
-    /// Memory through which blocks go. At least one block, at most 16 TiB.
+    /// Memory for the blocks of hand-offs. At least one block, at most 16 TiB.
     pub(crate) capacity: Size,
-    /// A block consists of so many layers of `rows` rows of `heads` heads. 1 to 4096.
+    /// Layers of a block; each layer has `rows` rows of `heads` heads. 1 to 4096.
     pub(crate) layers: u64,
-    /// 1 to 1,048,576.
+    /// Rows of a layer. 1 to 1,048,576.
     pub(crate) rows: u64,
-    /// The first of this process's attention heads, counted over the whole model.
+    /// First attention head of this process, counted over the whole model.
     pub(crate) first_head: u64,
     /// Attention heads of this process. 1 to 65,535.
     pub(crate) heads: u64,
     /// Bytes of one head in one row. 1 B to 4 GiB.
     pub(crate) head_bytes: Size,
-    /// Sixteen hexadecimal digits; equal in processes whose blocks have the same meaning.
+    /// Sixteen hexadecimal digits, equal in all processes whose blocks have the same meaning.
     pub(crate) fingerprint: String,
 }
 
@@ -216,25 +221,26 @@ pub(crate) struct TransferSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RdmaSettings {
-    /// Devices by name; empty: those nearest to `near`.
+    /// Names of the devices. Empty: those nearest to `near`.
     pub(crate) devices: Vec<String>,
-    /// The memory that devices are chosen for: `gpu0`, a PCI address, `host`, `host:1`; `auto`: that of this process.
+    /// Memory near which devices are chosen: `gpu0`, a PCI address, `host`, `host:1`; `auto`: the memory of
+    /// this process.
     pub(crate) near: String,
-    /// Where peers connect to make queue pairs.
+    /// Address at which peers connect to create queue pairs.
     pub(crate) listen: SocketAddr,
-    /// Connections to each peer over one device, each with its own queue pairs. 1 to 8.
+    /// Connections to each peer per device, each with its own queue pairs. 1 to 8.
     pub(crate) connections_per_device: u64,
-    /// Row of the port's GID table, or `auto`.
+    /// Index in the port's GID table, or `auto`.
     pub(crate) gid: String,
-    /// Partition by its P_Key, or `default`.
+    /// P_Key of the partition, or `default`.
     pub(crate) partition: String,
     /// Traffic class of RoCE packets: the DSCP times four. 0 to 255.
     pub(crate) traffic_class: u8,
 }
 
-/// Folders of a disk tier: one for each stripe of the log.
+/// Most folders of a disk tier: one for each stripe of the log.
 const FOLDERS_MAX: u64 = kvstore_disk::STRIPES_MAX as u64;
-/// The least part of the tiers that a tenant may have.
+/// Least share of the tiers that a tenant may have.
 const MIN_SHARE: f64 = 0.001;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -261,19 +267,19 @@ impl Default for TransferSettings {
 }
 
 impl TransferSettings {
-    /// Bytes of a block; as large as a number can be when the product is larger.
+    /// Bytes of a block. Saturates at `u64::MAX`.
     pub(crate) fn block_bytes(&self) -> u64 {
         let factors = [self.layers, self.rows, self.heads, self.head_bytes.0];
         factors.into_iter().fold(1, u64::saturating_mul)
     }
 
-    /// The number that `fingerprint` is.
+    /// The value of `fingerprint`.
     pub(crate) fn fingerprint(&self) -> Option<u64> {
         let is_hexadecimal = self.fingerprint.len() == 16;
         is_hexadecimal.then(|| u64::from_str_radix(&self.fingerprint, 16).ok()).flatten()
     }
 
-    /// Values that are in their ranges and do not go together.
+    /// Values that are within their ranges but contradict each other.
     fn misfits(&self) -> Vec<String> {
         let mut misfits = Vec::new();
         let block_bytes = self.block_bytes();
@@ -313,7 +319,7 @@ impl TransferSettings {
 }
 
 impl RdmaSettings {
-    /// Whether a device, a memory or a partition is named, which then must be there.
+    /// Whether the configuration names a device, a memory or a partition, which must exist then.
     pub(crate) fn names_something(&self) -> bool {
         !self.devices.is_empty() || self.near != "auto" || self.partition != "default"
     }
@@ -385,7 +391,7 @@ impl Default for QueueSettings {
 }
 
 impl Settings {
-    /// Reads a text; refuses it with the mistakes that it has. What is out of range is listed all at once.
+    /// Parses a configuration. The refusal lists all values that are out of range.
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let refuse = |reason: String| Failure::new(Status::Configuration, reason);
         let settings: Self = toml::from_str(text).map_err(|error| refuse(error.to_string()))?;
@@ -482,7 +488,7 @@ impl Settings {
         problems
     }
 
-    /// Values that are in their ranges and do not go together.
+    /// Values that are within their ranges but contradict each other.
     fn misfits(&self) -> Vec<String> {
         let Self { store, host_tier, disk_tier, .. } = self;
         let slot_bytes = self.slot_bytes();

@@ -1,7 +1,8 @@
-//! One direction: a thread that carries out transfers, one after the other.
+//! One direction of a device: a thread that carries out transfers, one after the other.
 //!
-//! Between two transfers all staging slots of the lane are free and nothing of it is under way in the store, unless the
-//! store has stopped or the thread has panicked in the middle: then the lane is broken, and transfers that come fail.
+//! Between two transfers all staging slots of the lane are free and none of its requests is in flight in the
+//! store. If the store has stopped or the thread has panicked within a transfer, the lane is broken and later
+//! transfers fail.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,14 +23,14 @@ use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 use crate::transfer::{Blocks, Direction};
 
-/// A transfer of blocks in a device's memory, which the queue has admitted.
+/// A transfer of blocks in a device's memory that the queue has admitted.
 pub(crate) struct Job {
     pub(crate) user: u64,
     pub(crate) what: Blocks,
     pub(crate) event: DeviceEvent,
 }
 
-/// What a lane's thread has.
+/// State of a lane's thread.
 pub(super) struct Lane {
     pub(super) direction: usize,
     pub(super) queue: KernelQueue,
@@ -39,11 +40,11 @@ pub(super) struct Lane {
     pub(super) store: Arc<StoreBackend>,
     completions: Completions,
     is_closing: Arc<AtomicBool>,
-    /// Whose blocks the staging slots held last.
+    /// Id of the tensors whose blocks the staging slots held last.
     last: u64,
-    /// Something of an earlier transfer may be under way.
+    /// Whether requests of an earlier transfer may still be in flight.
     pub(super) is_broken: bool,
-    /// Of the next request to the store.
+    /// Number of the next request to the store.
     pub(super) next_request: u64,
 }
 
@@ -72,7 +73,7 @@ impl Lane {
         }
     }
 
-    /// Carries out transfers until there will be none any more.
+    /// Carries out transfers until the channel is closed.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
             if self.is_closing() {
@@ -86,7 +87,7 @@ impl Lane {
                 settle(&mut self.queue);
                 Err(Failure::new(Status::Panicked, "a bug in a device's transfer"))
             });
-            // Whoever unregisters the tensors may go on.
+            // Releases the tensors, so that a waiting unregistration can proceed.
             drop(job);
             self.completions.complete(user, identities, outcome);
         }
@@ -106,11 +107,11 @@ impl Lane {
         };
         let places = &places[self.direction];
         if self.last != tensors.id() {
-            // Heads are zeros, and other tensors' blocks lay there.
+            // Block heads are zeros, but the slots hold bytes of other tensors' blocks.
             self.staging.fill(0).map_err(|error| failed("staging slots", &error))?;
             self.last = tensors.id();
         }
-        // SAFETY: whoever submitted the transfer promised that the event lives until its completion was polled.
+        // SAFETY: the submitter promised that the event lives until the completion is polled.
         unsafe { job.event.wait_on(self.queue.stream()) }?;
         let moved = match job.what.direction {
             Direction::Save => self.save(places, &job.what)?,
@@ -119,7 +120,7 @@ impl Lane {
         Ok(job.what.outcome(moved))
     }
 
-    /// So many free staging slots.
+    /// Acquires `count` free staging slots.
     pub(super) fn slots(&mut self, places: &Places, count: usize) -> Result<Vec<SlotRef>, Failure> {
         let slots: Vec<SlotRef> = (0..count).map_while(|_| places.pool.acquire()).collect();
         if slots.len() < count {
@@ -129,13 +130,13 @@ impl Lane {
         Ok(slots)
     }
 
-    /// The next report of the store's thread to this lane.
+    /// Waits for the next report of the store's thread to this lane.
     pub(super) fn next_report(&mut self) -> Result<Moved, Failure> {
         let moved = self.store.answer("transfer", &self.moved);
         moved.map_err(|_| self.stopped())
     }
 
-    /// The store does not answer any more, and may have slots of this lane.
+    /// Marks the lane broken: the store no longer answers, and may still use slots of this lane.
     pub(super) fn stopped(&mut self) -> Failure {
         self.is_broken = true;
         Failure::new(Status::Failed, "the store has stopped")

@@ -1,4 +1,4 @@
-//! Both directions of a device, as the rest of the library sees them.
+//! [`Lanes`]: the load and save directions of a device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -17,7 +17,7 @@ use crate::store::StoreBackend;
 use crate::tensors::{Memory, PagedTensors};
 use crate::transfer::Direction;
 
-/// Both directions of one device.
+/// Both directions of a device.
 pub(crate) struct Lanes {
     device: Device,
     staging: [Arc<DeviceSlab>; 2],
@@ -37,7 +37,7 @@ impl Lanes {
         let staging = lanes.each_ref().map(|lane| Arc::clone(&lane.staging));
         let ((save, saves), (load, loads)) = (channel(), channel());
         let is_closing = Arc::new(AtomicBool::new(false));
-        // Those that were started end when this is dropped.
+        // If starting a thread fails, dropping this ends the threads that were started.
         let started = Self {
             device,
             staging,
@@ -56,7 +56,7 @@ impl Lanes {
         Ok(started)
     }
 
-    /// Finds places for tensors, in each lane.
+    /// Creates the places of tensors in both lanes.
     ///
     /// # Safety
     /// As for [`Places::new`].
@@ -71,11 +71,11 @@ impl Lanes {
         unsafe { Places::new(&self.device, [save, load], tensors) }
     }
 
-    /// Takes a transfer; its completion follows, unless the lanes are closed before.
+    /// Submits a transfer. Its completion follows, unless the lanes are closed before.
     ///
     /// # Safety
-    /// The blocks are as the header says until the transfer's completion was polled or [`Self::close`] returned, and so is
-    /// the event.
+    /// The blocks and the event must be usable as the header says until the transfer's completion is polled or
+    /// [`Self::close`] returns.
     pub(crate) unsafe fn submit(&self, job: Job) {
         let lane = if job.what.direction == Direction::Save { SAVE } else { LOAD };
         if let Some(jobs) = &*lock(&self.jobs) {
@@ -84,13 +84,13 @@ impl Lanes {
         }
     }
 
-    /// Forgets transfers that have not begun, and waits for the rounds that have.
+    /// Drops transfers that have not begun, and waits for the rounds in flight.
     pub(crate) fn close(&self) {
-        // Pairs with nothing: the threads only have to see it some time.
+        // Pairs with no other operation: the threads only have to see the flag eventually.
         self.is_closing.store(true, Ordering::Relaxed);
         drop(lock(&self.jobs).take());
         for thread in lock(&self.threads).drain(..) {
-            // Panics were caught inside.
+            // Panics are caught inside the thread.
             let _ = thread.join();
         }
     }

@@ -8,22 +8,22 @@ use dataplane_gpu::{Finished, KernelQueue, Refusal};
 use super::failed;
 use crate::status::{Failure, Status};
 
-/// Kernels take microseconds: the device is asked again at once, and after this with pauses.
+/// Time for which the device is polled without pauses; kernels take microseconds.
 const SPIN_MAX: Duration = Duration::from_millis(1);
-/// Pause before the device is asked again whether it has finished.
+/// Pause between polls of the device after [`SPIN_MAX`].
 const KERNEL_PAUSE: Duration = Duration::from_micros(20);
-/// The token of a batch that takes or compares checksums; others have 0.
+/// Token of a batch that computes or compares checksums. Other batches have 0.
 pub(crate) const SUMS: u64 = 1;
 
-/// Launches what `start` puts on the stream, and waits for all of it. `sums` gets the end of batches with the token [`SUMS`];
-/// of others each item must have been done.
+/// Launches the work that `start` puts on the stream, and waits for all of it. `sums` receives the end of
+/// batches with the token [`SUMS`]; all items of other batches must have been done.
 pub(crate) fn launch(
     queue: &mut KernelQueue,
     start: impl FnOnce(&mut KernelQueue) -> Result<(), Refusal>,
     mut sums: impl FnMut(&Finished<'_>),
 ) -> Result<(), Failure> {
     let result = start(queue).map_err(|refusal| failed("launch", &refusal));
-    // Also after a refusal: what is on the stream must be over before anybody uses the slots again.
+    // Wait after a refusal too: work on the stream must end before the slots are used again.
     let mut device: Result<(), CudaError> = Ok(());
     let mut has_refused_items = false;
     let began = Instant::now();
@@ -53,11 +53,10 @@ pub(crate) fn launch(
     Ok(())
 }
 
-/// Waits for what a panic has left on the stream, and lets go of the memory that it was given: the device's work is over
-/// then.
+/// Waits for work that a panic has left on the stream, and releases the memory given to it.
 pub(crate) fn settle(queue: &mut KernelQueue) {
-    // An error is a device that is lost, which works on nothing any more.
+    // An error means that the device is lost and runs no more work.
     let _lost = queue.stream().synchronise();
-    // All batches are over, so one look finds them. The bug may be there too.
+    // All batches have ended, so one poll finds them. The bug that caused the panic may be in `poll` too.
     let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| queue.poll(usize::MAX, |_| {})));
 }

@@ -1,9 +1,9 @@
-//! Blocks of the store into a device's tensors.
+//! Loads: blocks of the store into a device's tensors.
 //!
-//! Two rounds of blocks that host memory has go on at a time: while those of one are verified and scattered, those of the next
-//! are on the bus. Blocks that the disk has are asked for as many at a time as there are staging slots. The device
-//! compares the checksum of what arrived in a staging slot with the one that the store has, and scatters it in any case: what is
-//! not what had been stored ends the prefix, and blocks beyond the prefix may hold anything.
+//! Two rounds of blocks in host memory overlap: while the blocks of one are verified and scattered, those of
+//! the next are on the bus. Blocks on the disk are requested in rounds of as many as there are staging slots.
+//! The device compares the checksum of each filled staging slot with the one that the store has, and scatters
+//! the slot in any case: a mismatch ends the prefix, and blocks behind the prefix may hold anything.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -22,13 +22,14 @@ use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, READ_MAX};
 use crate::transfer::Blocks;
 
-/// Blocks on their way into staging slots.
+/// Blocks in transit to staging slots.
 struct Round {
     request: u64,
-    /// Number of its first block in the transfer.
+    /// Index of the round's first block in the transfer.
     first: usize,
-    /// Its blocks in host memory. While they are held their slots go to no other block, so that a name that came to stand for
-    /// another one shows ([`StoreBackend::unchanged`](crate::store::StoreBackend::unchanged)).
+    /// The round's blocks in host memory. Holding them keeps their slots from other blocks, so that
+    /// [`StoreBackend::unchanged`](crate::store::StoreBackend::unchanged) detects an identity that came to name
+    /// another block.
     held: Vec<HostBlock>,
 }
 
@@ -36,7 +37,7 @@ struct Round {
 struct Arrived {
     request: u64,
     slots: Vec<SlotRef>,
-    /// Leading slots with a block.
+    /// Number of leading slots that hold a block.
     count: usize,
 }
 
@@ -44,25 +45,25 @@ struct Arrived {
 #[derive(Default)]
 struct Rounds {
     under_way: VecDeque<Round>,
-    /// Reports of rounds whose turn has not come.
+    /// Reports that arrived before their round was due.
     early: Vec<Arrived>,
 }
 
-/// How far a round came.
+/// Result of a round.
 struct Ended {
-    /// Leading blocks that are in the tensors.
+    /// Number of leading blocks that are in the tensors.
     good: usize,
-    /// The one behind them arrived, but not as it had been stored.
+    /// Whether the next block arrived, but differs from what was stored.
     is_damaged: bool,
 }
 
 impl Lane {
-    /// How many blocks, from the first on, are in the tensors then.
+    /// Loads blocks. Returns the number of leading blocks that are in the tensors.
     pub(super) fn load(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
         let mut rounds = Rounds::default();
         let (started, mut counts) = (Instant::now(), Loaded::default());
         let loaded = self.load_rounds(places, what, &mut rounds, &mut counts);
-        // The store has measured the copies out of host memory itself.
+        // The store measures copies out of host memory itself.
         if let Some(blocks) = loaded.as_ref().ok().filter(|_| counts.asked_of_disk > 0) {
             counts.blocks = *blocks;
             self.store.observe_load(&LoadReport {
@@ -73,7 +74,7 @@ impl Lane {
                 deadline: what.deadline,
             });
         }
-        // Those behind the end of the prefix: their slots are the store's until it reports.
+        // Wait for rounds behind the end of the prefix: the store uses their slots until it reports.
         while let Some(round) = rounds.under_way.pop_front() {
             self.arrival(round.request, &mut rounds.early)?;
         }
@@ -112,7 +113,7 @@ impl Lane {
             if tried_again == Some(loaded) {
                 break;
             }
-            // The disk may have the block as it had been stored.
+            // The disk may have an intact copy of the block.
             tried_again = Some(loaded);
             while let Some(round) = rounds.under_way.pop_front() {
                 self.arrival(round.request, &mut rounds.early)?;
@@ -125,9 +126,9 @@ impl Lane {
         Ok(loaded)
     }
 
-    /// Has the store bring blocks from number `first` on into staging slots: as many as half of the slots take if host memory
-    /// has them all, else as many as all slots take. Ahead of a round that is under way there is only the former, and no waiting.
-    /// `None`: there is none.
+    /// Requests the blocks from `first` on into staging slots: up to half of the slots if host memory has all
+    /// of these blocks, otherwise up to all slots. While another round is in flight, only the first kind is
+    /// begun, without waiting. `None`: no round was begun.
     fn begin_round(
         &mut self,
         places: &Places,
@@ -140,15 +141,17 @@ impl Lane {
         let slots = places.pool.slot_count();
         let identities = &rest[..rest.len().min(slots)];
         let near = identities.len().min((slots / 2).max(1)).min(places.pool.free_count());
-        // The store copies what has the right length. That a block has no meta, and so the right payload, shows in its head.
+        // The store copies blocks of the right length. The head shows whether a block has no meta, and so a
+        // payload of the right size.
         let is_right =
             |block: &HostBlock| block.len() == places.block_bytes && block.begins_with(&[0; HEAD_BYTES_MIN]);
         let mut held = self.store.hold_present(&identities[..near], is_right);
         if held.is_empty() && !is_ahead {
             held = self.store.hold_prefix(identities, is_right, what.deadline, counts)?;
             if held.is_empty() && Instant::now() < what.deadline && self.store.is_there(&identities[0]) {
-                // Before the deadline, an empty prefix of a block that is there means that its head is damaged: whoever saves
-                // it again must not hear that it is there. After it the disk was late.
+                // Before the deadline, an empty prefix although the block is present means that its head is
+                // damaged. Discard it, so that a later save does not find it present. After the deadline, the
+                // disk was late.
                 let _unless_stopped = self.store.throw_away(&identities[0]);
             }
         }
@@ -185,11 +188,11 @@ impl Lane {
         let Round { request, first, held } = round;
         let Arrived { slots, count, .. } = self.arrival(request, early)?;
         if count < held.len() {
-            // A device that is lost.
+            // A short count may mean that the device is lost.
             let device = self.queue.stream().synchronise();
             device.map_err(|error| super::failed("the device", &error))?;
         }
-        // The store went by the names, and another block may have had one of them by then.
+        // The store looks blocks up by identity, and an identity may name another block by now.
         let count = count.min(self.store.unchanged(&what.identities[first..], &held));
         let checksums: Vec<u64> = held.iter().take(count).map(HostBlock::checksum).collect();
         drop(held);
@@ -213,7 +216,7 @@ impl Lane {
         Ok(Ended { good, is_damaged: good < count })
     }
 
-    /// The store's report of a request, which comes in any order.
+    /// Returns the store's report of a request. Reports arrive in any order.
     fn arrival(&mut self, request: u64, early: &mut Vec<Arrived>) -> Result<Arrived, Failure> {
         if let Some(at) = early.iter().position(|arrived| arrived.request == request) {
             return Ok(early.swap_remove(at));

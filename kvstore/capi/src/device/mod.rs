@@ -1,19 +1,21 @@
-//! Tensors in CUDA memory: blocks go through a staging slot of the device on their way to the store and back.
+//! Tensors in CUDA memory: blocks pass through a staging slot of the device on their way to the store and back.
 //!
 //! ```text
 //! engine's planes ── gather kernel ──> staging slot ── DMA ──> host tier ──> disk      a save
 //! engine's planes <── scatter kernel ── staging slot <── DMA ── host tier <── disk      a load
 //! ```
 //!
-//! A staging slot has a block as the store keeps it: the head of `format`, without meta, then the planes. The store's
-//! own thread starts the copies, which it can since the staging memory exists before it. The device takes the checksum of a
-//! staging slot, and compares it there with the store's: one thread of the processor sums a third of what the bus carries at best.
-//! Saves and loads have a lane each: a thread, a stream and half of the staging memory, so that what a request waits for never
-//! stands behind what nobody waits for. A lane carries out one transfer after the other, in rounds: of as many blocks as it has
-//! slots (a save: kernels, then the copies), or of half as many, two at a time (a load: the copies, then kernels). A kernel
-//! moves bytes within the device's memory tens of times faster than the bus.
+//! A staging slot has a block in the form in which the store keeps it: the head of `format`, without meta, then
+//! the planes. The store's thread starts the copies; it can do so because the staging memory is created before
+//! the store. The device computes the checksum of a staging slot and compares it there with the store's,
+//! because one processor thread sums at a third of the bus bandwidth at best. Saves and loads have a lane each:
+//! a thread, a stream and half of the staging memory, so that a load, which a request waits for, never queues
+//! behind a save, which no request waits for. A lane carries out one transfer after the other, in rounds: of as
+//! many blocks as it has slots (a save: kernels, then the copies), or of half as many, two at a time (a load:
+//! the copies, then kernels). A kernel moves bytes within the device's memory tens of times faster than the
+//! bus.
 //!
-//! A failed device is final: transfers fail from then on, and blocks in the store are as they were.
+//! A failure of the device is permanent: later transfers fail, and blocks in the store are unchanged.
 
 mod lane;
 mod lanes;
@@ -39,18 +41,18 @@ use crate::status::{Failure, Status};
 const SAVE: usize = 0;
 const LOAD: usize = 1;
 
-/// Null, or the event of a device that earlier work on the blocks records.
+/// Null, or a device event recorded behind earlier work on the blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceEvent(pub(crate) *mut c_void);
 
-// SAFETY: an event is used from any thread, as the driver promises; it is not looked at here.
+// SAFETY: the driver allows any thread to use an event, and this library never dereferences it.
 unsafe impl Send for DeviceEvent {}
 
 impl DeviceEvent {
-    /// Lets a stream wait for it, if there is one.
+    /// Makes a stream wait for the event, if there is one.
     ///
     /// # Safety
-    /// The event was not destroyed.
+    /// The event must not have been destroyed.
     pub(crate) unsafe fn wait_on(self, stream: &Stream) -> Result<(), Failure> {
         if self.0.is_null() {
             return Ok(());

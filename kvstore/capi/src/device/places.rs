@@ -1,7 +1,7 @@
 //! The places of registered tensors on a device: their planes, the staging slots of each lane, and the routes between them.
 //!
-//! The kernels know planes of one shape. Planes are cut into groups of neighbours that have the same, and each group has a
-//! route and a launch of its own; most engines have one.
+//! A kernel handles planes of one shape. Planes are cut into groups of neighbours of equal shape; each group
+//! has its own route and launch. Most engines have one group.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,18 +20,18 @@ pub(crate) const GROUPS_MAX: usize = 16;
 /// Most blocks of a round.
 pub(crate) const ITEMS_MAX: usize = 1024;
 
-/// Staging slots of one lane for blocks of certain tensors, and the ways between both.
+/// Staging slots of one lane for blocks of certain tensors, and the routes between tensors and slots.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) routes: Vec<CopyRoute>,
-    /// For the checksum of a block as the store keeps it.
+    /// Route for the checksum of a block in the form in which the store keeps it.
     pub(crate) sums: SlotRoute,
     pub(crate) pool: Arc<SlotPool>,
-    /// A block as the store keeps it.
+    /// Bytes of a block in the form in which the store keeps it.
     pub(crate) block_bytes: usize,
 }
 
-/// The device, or its memory, has failed: nothing is wrong with what was said of the planes.
+/// Failure of the device or its memory; the description of the planes is not at fault.
 fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::new(Status::Failed, format!("planes: {error}"))
 }
@@ -51,21 +51,21 @@ fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::new(Status::InvalidArgument, format!("planes: {error}"))
 }
 
-/// Neighbouring planes of one shape: where the first piece lies in a slot, and the planes on the device.
+/// Neighbouring planes of one shape: the offset of the first piece in a slot, and the planes on the device.
 pub(crate) struct Group {
     first_byte: u64,
     /// Bytes of a piece.
     bytes: u32,
     tensors: Arc<dataplane_gpu::PagedTensors>,
-    /// Numbers of the planes among all of the tensors.
+    /// Indices of the planes among all of the tensors' planes.
     planes: Range<usize>,
 }
 
 impl Places {
-    /// For both lanes.
+    /// Creates the places of both lanes.
     ///
     /// # Safety
-    /// The planes are memory that the device's primary context may use, mapped until the places were dropped.
+    /// The planes must be memory that the device's primary context may use, mapped until the places are dropped.
     pub(crate) unsafe fn new(
         device: &Device,
         staging: [&Arc<DeviceSlab>; 2],
@@ -94,7 +94,7 @@ impl Places {
 }
 
 impl Group {
-    /// The groups of all planes, whose pieces lie in a slot from `first_byte` on.
+    /// Returns the groups of all planes. Their pieces lie in a slot from `first_byte` on.
     ///
     /// # Safety
     /// As for [`Places::new`].
@@ -116,7 +116,7 @@ impl Group {
         Ok(groups)
     }
 
-    /// The group's planes among `planes`; `None` when there are none.
+    /// Returns the part of the group that lies in `planes`; `None` if there is no such plane.
     pub(crate) fn part(&self, planes: &Range<usize>) -> Option<Self> {
         let common = self.planes.start.max(planes.start)..self.planes.end.min(planes.end);
         let first = common.start.checked_sub(self.planes.start)?;
@@ -125,14 +125,14 @@ impl Group {
         Some(Self { first_byte, bytes: self.bytes, tensors: Arc::new(tensors), planes: common })
     }
 
-    /// The way between these planes and slots.
+    /// Returns the route between these planes and slots.
     pub(crate) fn route(&self, slots: &Arc<DeviceSlab>) -> Result<CopyRoute, Failure> {
         let packed = SlotLayout::new(self.planes.len() as u32, 1, 1, self.bytes);
         let layout = SlotLayout { first_byte: self.first_byte, ..packed };
         CopyRoute::new(self.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(no_route)
     }
 
-    /// `planes` have one shape, and `number` is that of the first.
+    /// Creates a group of `planes`, which have one shape. `number` is the index of the first.
     ///
     /// # Safety
     /// As for [`Places::new`].
@@ -145,7 +145,8 @@ impl Group {
     ) -> Result<Self, Failure> {
         let PlaneRange { stride, bytes, .. } = planes[0];
         let head_bytes = u32::try_from(bytes).map_err(|_| refused("block_bytes is above 4 GiB"))?;
-        // The last block ends with its bytes, whatever follows them: `PlaneRange::check` has seen to the product.
+        // The last block may end without the rest of its stride. `PlaneRange::check` has excluded an overflow
+        // of the product.
         let span = (blocks as usize - 1) * stride + bytes;
         let memory = planes.iter().map(|plane| {
             // SAFETY: handed on to the caller.
@@ -153,7 +154,7 @@ impl Group {
             Ok(Plane { memory: Arc::new(memory.map_err(not_borrowed)?), offset: 0 })
         });
         let memory = memory.collect::<Result<Vec<_>, Failure>>()?;
-        // A piece is one head of one token: how it is cut inside is the engine's affair.
+        // A piece is treated as one head of one token; its inner layout is the engine's affair.
         let inner = u64::from(head_bytes);
         let layout = PagedLayout {
             blocks,

@@ -1,4 +1,4 @@
-//! The device's side before the store runs: staging memory, kernels, and the copier for the store.
+//! Device resources created before the store starts: staging memory, kernels, and the copier for the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,16 +15,16 @@ use super::{LOAD, SAVE, failed};
 use crate::config::{DeviceSettings, PAGE_BYTES, Size};
 use crate::status::Failure;
 
-/// What makes the kernels ready for a device.
+/// Loads the layout kernels for a device.
 pub(crate) type MakeKernels<'a> = &'a dyn Fn(&Device) -> Result<LayoutKernels, KernelsError>;
 
-/// What lanes are made from.
+/// Resources from which [`Lanes`](super::Lanes) are started.
 pub(crate) struct Prepared {
     pub(crate) device: Device,
     pub(crate) kernels: Arc<LayoutKernels>,
-    /// The device's memory for hand-offs.
+    /// Device memory for hand-offs.
     pub(crate) handoff_capacity: Size,
-    /// Whether hand-offs go past the host's memory.
+    /// Whether hand-offs bypass host memory.
     pub(crate) is_direct: bool,
     pub(crate) lanes: [PreparedLane; 2],
     pub(super) listening: Listening,
@@ -33,23 +33,23 @@ pub(crate) struct Prepared {
 pub(crate) struct PreparedLane {
     pub(crate) queue: KernelQueue,
     pub(crate) staging: Arc<DeviceSlab>,
-    /// What the store's thread reports.
+    /// Reports of the store's thread for this lane.
     pub(crate) moved: Receiver<Moved>,
 }
 
-/// Where the store's reports go.
+/// Sends the store's reports to the lanes.
 pub(crate) struct Reports {
     lanes: [Sender<Moved>; 2],
     listening: Listening,
 }
 
-/// Whether the lane of saves wants to hear which blocks are stored, which is told of all.
+/// Whether the save lane wants `Moved::Stored` reports, which the store sends for every block.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Listening(Arc<AtomicBool>);
 
 impl Listening {
-    /// From now on, until what is returned goes. Relaxed is enough: the store hears of the lane's blocks through a channel
-    /// afterwards.
+    /// Requests `Moved::Stored` reports until the returned guard is dropped. Relaxed is enough: the store
+    /// learns of the lane's blocks through a channel afterwards.
     pub(super) fn begin(&self) -> impl Drop {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -62,13 +62,13 @@ impl Listening {
     }
 }
 
-/// Where a device is in this machine, if the driver tells.
+/// Returns the device's PCI address, if the driver reports it.
 pub(crate) fn place_of(device: &Device) -> Option<Place> {
     device.description().pci_address.map(|address| address.to_string())?.parse().ok()
 }
 
 impl Reports {
-    /// Hands a report to the lane that waits for it, if one does.
+    /// Sends a report to the lane that waits for it, if any.
     pub(crate) fn send(&self, moved: Moved) {
         let lane = match moved {
             Moved::Offloaded { .. } => SAVE,
@@ -76,7 +76,7 @@ impl Reports {
             Moved::Stored { medium: Medium::Host, .. } if self.listening.0.load(Ordering::Relaxed) => SAVE,
             Moved::Stored { .. } | Moved::Removed { .. } | Moved::Prepared { .. } => return,
         };
-        // A lane that has ended waits for nothing.
+        // A lane that has ended expects no reports.
         let _ended = self.lanes[lane].send(moved);
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn open_device(settings: &DeviceSettings) -> Result<Device, Failure> 
 }
 
 impl Prepared {
-    /// Takes the staging memory, and lets the store reach it and the device.
+    /// Allocates the staging memory, and gives the store's copier access to it and to the host tier.
     pub(crate) fn new(
         settings: &DeviceSettings,
         device: Device,
@@ -119,7 +119,7 @@ impl Prepared {
         let lane = |offset, priority, moved| -> Result<PreparedLane, Failure> {
             let failed = |error: &dyn std::fmt::Display| failed(&name, error);
             let stream = Stream::new(&device, priority).map_err(|error| failed(&error))?;
-            // A launch for each group, and one for the checksums.
+            // One launch for each group of planes, and one for the checksums.
             let config =
                 KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 + 1 };
             let queue =

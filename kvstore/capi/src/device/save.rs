@@ -1,4 +1,4 @@
-//! Blocks of a device's tensors into the store.
+//! Saves: blocks of a device's tensors into the store.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ use crate::store::QUEUE_PAUSE;
 use crate::transfer::Blocks;
 
 impl Lane {
-    /// How many of the blocks the store took or had.
+    /// Saves blocks. Returns the number of blocks that the store took or already had.
     pub(super) fn save(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
         let mut count = 0;
         let place = |at: usize| (what.identities[at], what.blocks[at], what.place(at));
@@ -44,8 +44,8 @@ impl Lane {
         Ok(count)
     }
 
-    /// Gathers blocks into staging slots, takes their checksums there, and hands them to the store, until it has copied them or
-    /// has no room. Adds those to `saved` that it has taken.
+    /// Gathers blocks into staging slots, computes their checksums there, and hands them to the store. Returns
+    /// once the store has copied each block or had no room for it. Adds the stored blocks to `saved`.
     fn save_round(
         &mut self,
         places: &Places,
@@ -71,14 +71,14 @@ impl Lane {
         if checksums.len() < slots.len() {
             return Err(Failure::new(Status::Panicked, "checksums are missing"));
         }
-        // Of blocks that were stored in between nobody here wants to hear.
+        // Discards reports of blocks stored between rounds.
         while self.moved.try_recv().is_ok() {}
         let listening = self.listening.clone();
         let _until_the_end = listening.begin();
         for (((identity, _, place), slot), checksum) in blocks.iter().zip(slots).zip(checksums) {
             let identity = BlockIdentity(*identity);
             let mut offload = Offload { identity, description: place.description(), slot };
-            // Others' blocks are before it; the store works them off.
+            // The queue is full of other requests' blocks; the store works them off.
             while let Err(Throttled(refused)) = self.store.store().offload_summed(offload, checksum) {
                 if !self.store.store().is_alive() {
                     return Err(self.stopped());
@@ -91,13 +91,13 @@ impl Lane {
         let wanted: HashSet<&Identity> = blocks.iter().map(|(identity, ..)| identity).collect();
         while under_way > 0 {
             match self.next_report()? {
-                // It may leave again before the report of the copy's end comes.
+                // The block may be evicted before the report of its copy arrives.
                 Moved::Stored { identity, .. } if wanted.contains(&identity.0) => {
                     saved.insert(identity.0);
                 }
                 Moved::Offloaded { identity } => {
                     under_way -= 1;
-                    // Somebody else may have stored it before.
+                    // Another request may have stored the block before.
                     if self.store.is_there(&identity.0) {
                         saved.insert(identity.0);
                     }

@@ -1,4 +1,5 @@
-//! Between an engine's tensors and slots: a slot has a block's layers one after the other, each with its planes in order.
+//! Copies between an engine's tensors and slots. A slot has a block's layers one after the other, each with its
+//! planes in order.
 
 use std::ops::Range;
 
@@ -9,14 +10,14 @@ use crate::registry::InUse;
 use crate::status::{Failure, Status};
 use crate::tensors::{Memory, PagedTensors, PlaneRange};
 
-/// Copies blocks between tensors and slots. The tensors have passed [`Shape::check`], the blocks' numbers are theirs, and there
-/// is a slot for each.
+/// Copies blocks between tensors and slots. The tensors have passed [`Shape::check`], the block numbers are
+/// within the tensors, and there is a slot for each block.
 pub(crate) trait BlockCopier {
     /// Copies layers of blocks into slots.
     ///
     /// # Safety
-    /// The blocks' memory must be readable and unchanged, and the event must live, for the time of the call; nobody else may use
-    /// these layers of the slots.
+    /// The blocks' memory must be readable and unchanged, and the event must live, for the time of the call; no
+    /// other code may use these layers of the slots.
     unsafe fn gather(
         &mut self,
         tensors: &InUse,
@@ -27,9 +28,8 @@ pub(crate) trait BlockCopier {
 
     /// Copies slots into blocks.
     ///
-    /// # Safety
-    /// The blocks' memory must be writable and nobody else's, and the event must live, for the time of the call; nobody may write
-    /// to the slots.
+    /// The blocks' memory must be writable and used by no other code, and the event must live, for the time of
+    /// the call; the slots must not be written to.
     unsafe fn scatter(
         &mut self,
         tensors: &InUse,
@@ -38,7 +38,7 @@ pub(crate) trait BlockCopier {
     ) -> Result<(), Failure>;
 }
 
-/// The layers of a block, and where the tensors of hand-offs lie.
+/// The layers of a block, and the memory of the tensors of hand-offs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) memory: Memory,
@@ -47,7 +47,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Why blocks of these tensors are not cut like this, if they are not.
+    /// Checks that the blocks of these tensors have this shape. The error names the difference.
     pub(crate) fn check(&self, tensors: &PagedTensors) -> Result<(), Failure> {
         let wrong = |text: String| Err(Failure::new(Status::InvalidArgument, text));
         let (planes, layers) = (tensors.planes(), usize::from(self.layers));
@@ -72,7 +72,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Where each piece of these layers lies: its plane, and its place in a slot.
+    /// Returns the plane and the slot offset of each piece of these layers.
     fn pieces<'a>(
         &self,
         tensors: &'a PagedTensors,
@@ -89,7 +89,7 @@ impl Shape {
     }
 }
 
-/// Tensors in host memory, by the processor.
+/// Copies tensors in host memory with the processor.
 pub(crate) struct HostCopier(pub(crate) Shape);
 
 impl BlockCopier for HostCopier {

@@ -5,11 +5,11 @@
 //! engine's planes ◀─ scatter kernel ── device slot ◀── DMA ── host slot ◀══════ peer     an arrival
 //! ```
 //!
-//! The way between device and host slots is that of [`dataplane_transfer::Staging`], layer by layer. With `device.direct` there is
-//! none where network cards, or copy engines of devices of this host, reach both sides: they read and write the device's slots, and
-//! the devices take the checksums. A push has given the
-//! engine's blocks back when its kernel is over, before anything is on the bus. Pushes and arrivals have a thread and a stream
-//! each, which carry out one after the other.
+//! Blocks are copied between device and host slots by [`dataplane_transfer::Staging`], layer by layer. With
+//! `device.direct` this step is skipped if network cards, or copy engines of devices of this host, reach both
+//! sides: they read and write the device's slots, and the devices compute the checksums. A push releases the
+//! engine's blocks when its kernel ends, before any transfer over the bus. Pushes and arrivals have a thread
+//! and a stream each, which run one task after the other.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,30 +38,30 @@ use crate::tensors::PagedTensors;
 
 const PUSHES: usize = 0;
 const ARRIVALS: usize = 1;
-/// Checksums that the device takes at a time.
+/// Most checksums that the device computes at a time.
 const SUMS_MAX: usize = 4096;
 
-/// A device, and what its hand-offs need of it.
+/// A device and the resources that its hand-offs use.
 pub(crate) struct DeviceParts {
     pub(crate) device: Device,
     pub(crate) kernels: Arc<LayoutKernels>,
-    /// Memory of the slots.
+    /// Bytes of device memory for slots.
     pub(crate) capacity: Size,
-    /// Whether the device's slots are shown to peers.
+    /// Whether the device's slots are exposed to peers.
     pub(crate) is_direct: bool,
 }
 
 impl DeviceParts {
-    /// Where the device is in this machine, if the driver tells.
+    /// Returns the device's PCI address, if the driver reports it.
     pub(super) fn place(&self) -> Option<Place> {
         place_of(&self.device)
     }
 }
 
-/// Parts that direct hand-offs need besides slots in the device's memory.
+/// Resources for direct hand-offs, besides slots in the device's memory.
 pub(super) struct DirectParts {
     pub(super) checksummer: SlotChecksummer,
-    /// How processes of this host reach the slots.
+    /// Gives processes of this host access to the slots.
     pub(super) sharing: Arc<dyn DeviceSharing>,
 }
 
@@ -81,7 +81,7 @@ struct CopyJob {
     task: CopyTask,
 }
 
-/// The ways between registered tensors and the slots: of each layer, and of a whole block.
+/// Routes between registered tensors and the slots: of each layer, and of a whole block.
 #[derive(Debug)]
 pub(crate) struct HandOffRoutes {
     layers: Vec<Vec<CopyRoute>>,
@@ -93,7 +93,7 @@ pub(super) struct DeviceOpened {
     pub(super) threads: DeviceCopyThreads,
     pub(super) pool: Arc<SlotPool>,
     pub(super) staging: Staging<SlotCopier>,
-    /// Where hand-offs are direct.
+    /// `None`: hand-offs are staged through host memory.
     pub(super) direct: Option<DirectParts>,
 }
 
@@ -109,7 +109,7 @@ impl DeviceCopyThreads {
         let setting = format!("open: device.handoff_capacity = {capacity}");
         let failed = |error: &dyn std::fmt::Display| failed(&setting, error);
         let one = SlabLayout { slot_bytes, slot_count: 1 };
-        // `Settings::parse` has seen to it that there is one, and not too many.
+        // `Settings::parse` has checked that there is at least one slot, and that their number fits.
         let layout = SlabLayout { slot_count: (capacity.0 / one.stride() as u64).max(1) as u32, ..one };
         let memory = Arc::new(DeviceSlab::allocate(&device, layout).map_err(|error| failed(&error))?);
         let shared: Arc<dyn DeviceMemory> = memory.clone();
@@ -164,19 +164,20 @@ impl DeviceCopyThreads {
         Ok(sender)
     }
 
-    /// Kernels on a stream of their own.
+    /// Creates a kernel queue with its own stream.
     fn queue(&self, kernels: &Arc<LayoutKernels>) -> Result<KernelQueue, Failure> {
         let failed = |error: &dyn std::fmt::Display| failed("open: hand-offs of [device]", error);
-        // An engine waits for every copy: a decode engine for its blocks, a prefill engine for blocks to compute into.
+        // An engine waits for every copy: a decode engine for its blocks, a prefill engine for blocks to
+        // compute into.
         let stream = Stream::new(&self.device, Priority::Urgent).map_err(|error| failed(&error))?;
         let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
         KernelQueue::new(Arc::clone(kernels), stream, config).map_err(|error| failed(&error))
     }
 
-    /// The ways between these tensors and the slots. The tensors have passed [`Shape::check`].
+    /// Returns the routes between these tensors and the slots. The tensors have passed [`Shape::check`].
     ///
     /// # Safety
-    /// The planes are memory that the device's primary context may use, mapped until the routes were dropped.
+    /// The planes must be memory that the device's primary context may use, mapped until the routes are dropped.
     pub(super) unsafe fn routes(
         &self,
         shape: &Shape,
@@ -195,22 +196,22 @@ impl DeviceCopyThreads {
         Ok(HandOffRoutes { layers, whole })
     }
 
-    /// Takes a task; its completion follows, unless these are closed before.
+    /// Submits a task. Its completion follows, unless the threads are closed before.
     pub(super) fn submit(&self, user: u64, task: CopyTask) {
         let thread = if task.is_push() { PUSHES } else { ARRIVALS };
         if let Some(jobs) = &*lock(&self.jobs) {
-            // A thread ends only when these are closed.
+            // A thread ends only when the threads are closed.
             let _closed = jobs[thread].send(CopyJob { user, task });
         }
     }
 
-    /// Forgets tasks that have not begun, and waits for those that have.
+    /// Drops tasks that have not begun, and waits for those that have.
     pub(super) fn close(&self) {
-        // Pairs with nothing: the threads only have to see it some time.
+        // Pairs with no other operation: the threads only have to see the flag eventually.
         self.is_closing.store(true, Ordering::Relaxed);
         drop(lock(&self.jobs).take());
         for thread in lock(&self.threads).drain(..) {
-            // Panics were caught inside.
+            // Panics are caught inside the thread.
             let _ = thread.join();
         }
     }
@@ -233,11 +234,11 @@ fn work(
             continue;
         }
         let (blocks, given_up) = (task.blocks(), task.given_up());
-        // SAFETY: whoever submitted the task promised that its blocks and its event stay usable until the completion.
+        // SAFETY: the submitter promised that the blocks and the event of the task stay usable until the completion.
         let done = catch_unwind(AssertUnwindSafe(|| unsafe { task.carry_out(&mut copier) }));
         let outcome = done.unwrap_or_else(|_| {
             copier.is_broken = true;
-            // The bug may be there too.
+            // The bug that caused the panic may be in this call too.
             let _panicked = catch_unwind(AssertUnwindSafe(given_up));
             Err(panicked())
         });
@@ -245,16 +246,16 @@ fn work(
     }
 }
 
-/// The stream and kernels of a thread.
+/// Stream and kernels of one thread.
 struct DeviceCopier {
     queue: KernelQueue,
-    /// A panic may have left something behind.
+    /// Whether a panic may have left work on the stream.
     is_broken: bool,
 }
 
 impl DeviceCopier {
     /// # Safety
-    /// The event lives for the time of the call, if there is one.
+    /// The event, if there is one, must live for the time of the call.
     unsafe fn run<'a>(
         &mut self,
         routes: impl Iterator<Item = &'a CopyRoute>,
@@ -286,7 +287,7 @@ impl DeviceCopier {
             Ok(())
         }));
         launched.unwrap_or_else(|_| {
-            // Here, where slots and tensors are still held: kernels may be on the stream.
+            // Done while slots and tensors are still held: kernels may be on the stream.
             self.is_broken = true;
             settle(&mut self.queue);
             Err(panicked())

@@ -1,18 +1,18 @@
-//! Hand-offs of blocks between engines: from the tensors of the one that computes a prompt to the tensors of the one that
-//! generates from it.
+//! Hand-offs of blocks between engines: from the tensors of the engine that computes a prompt to the tensors of
+//! the engine that generates from it.
 //!
-//! A block travels through a slot of this library's own memory on each side. The sender's thread copies each layer of it
-//! into a slot as soon as it is computed, so that the engine may use the block's memory again, and
-//! [`TransferService`] sends it from there. The receiver's slots are all that peers can write to; a block is copied
-//! from there into the engine's tensors when it was verified. So no peer ever writes to an engine's memory.
+//! A block passes through a slot of this library's own memory on each side. The sender's thread copies each
+//! layer into a slot as soon as it is computed, so that the engine may reuse the block's memory, and
+//! [`TransferService`] sends it from there. Peers can write only to the receiver's slots; a block is copied
+//! from there into the engine's tensors once it is verified. So no peer ever writes to an engine's memory.
 //!
-//! Where the processes of two engines share out the heads differently, a block's slot is sent to several processes, each of
-//! which takes its heads, or filled by several: one transfer for each, all over the same slots. A hand-off is known by the
-//! first of its transfers.
+//! If the processes of two engines divide the heads differently, a block's slot is sent to several processes,
+//! each of which takes its heads, or filled by several: one transfer for each, all over the same slots. A
+//! hand-off is identified by the first of its transfers.
 //!
-//! Threads: blocks of host memory are copied by the threads of the [`crate::queue`], those of a device by two threads of
-//! [`device`]; the service has a thread of its own. A call takes a lock for a moment, and waits only while the service has
-//! 16,384 commands to take.
+//! Threads: blocks of host memory are copied by the threads of the [`crate::queue`], those of a device by two
+//! threads of [`device`]; the service has its own thread. A call holds a lock briefly, and blocks only while
+//! the service's queue of 16,384 commands is full.
 
 mod copy;
 mod device;
@@ -48,21 +48,21 @@ use crate::registry::InUse;
 use crate::status::{Failure, Status};
 use crate::tensors::PagedTensors;
 
-/// The end of a received transfer, `kvasir_kv_ending` in C.
+/// Ending of a received transfer, `kvasir_kv_ending` in C.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Every block is here.
+    /// All blocks have arrived.
     Complete = 0,
     /// A checksum did not match.
     Corrupted = 1,
-    /// The sender stopped before the end, or has other blocks than the ones that were expected.
+    /// The sender stopped before the end, or has other blocks than expected.
     SenderStopped = 2,
-    /// The connection could not be made, or ended.
+    /// The connection could not be made, or was lost.
     PeerDown = 3,
     /// The deadline passed.
     Deadline = 4,
-    /// There were too many transfers, no memory for its blocks, or a bad address; or the device failed.
+    /// Too many transfers, no memory for the blocks, a bad address, or a failed device.
     Refused = 5,
     /// Cancelled by this process.
     Cancelled = 6,
@@ -81,16 +81,16 @@ impl From<Arrival> for Ending {
     }
 }
 
-/// Names the whole of what a transfer brings: equal on both sides of one prompt, and on no others.
+/// Name of the whole content of a transfer: equal on both sides of one prompt, and different for every other.
 pub(crate) type Content = [u8; 16];
 
-/// Layers of blocks that are computed: they are sent to each process that expects one of the transfers.
+/// Layers of computed blocks. They are sent to each process that expects one of the transfers.
 #[derive(Debug)]
 pub(crate) struct Push {
-    /// A transfer for each process that takes a share; at least one.
+    /// One transfer for each process that takes a share; at least one.
     pub(crate) transfers: Vec<TransferId>,
     pub(crate) content: Content,
-    /// Number of the first block, counted from the beginning of the prompt.
+    /// Index of the first block, counted from the start of the prompt.
     pub(crate) first_block: u32,
     pub(crate) layers: Range<u16>,
     pub(crate) tensors: InUse,
@@ -101,8 +101,8 @@ pub(crate) struct Push {
 /// Blocks that another process sends.
 #[derive(Debug)]
 pub(crate) struct Expect {
-    /// A transfer for each process that sends a share, and its address, as its [`Addresses::notation`] has it; at least
-    /// one.
+    /// One transfer for each process that sends a share, and that process's address in [`Addresses::notation`];
+    /// at least one.
     pub(crate) senders: Vec<(TransferId, String)>,
     pub(crate) content: Content,
     pub(crate) first_block: u32,
@@ -115,9 +115,9 @@ pub(crate) struct Expect {
 /// The hand-offs of one open store.
 pub(crate) struct HandOffs {
     shape: Shape,
-    /// Where the blocks of hand-offs lie, in the memory of the tensors.
+    /// Slots for the blocks of hand-offs, in the same kind of memory as the tensors.
     pool: Arc<SlotPool>,
-    /// Host slots on the way of blocks that lie in a device's memory.
+    /// Host slots through which blocks of device memory are staged.
     staging_pool: Option<Arc<SlotPool>>,
     /// The threads that copy the blocks of a device.
     device: Option<DeviceCopyThreads>,
@@ -126,8 +126,9 @@ pub(crate) struct HandOffs {
     counters: Arc<TransferCounters>,
     rails: Vec<RailCounters>,
     transfers: Mutex<Transfers>,
-    /// Held while commands of pushes are submitted, which keep the order in which the pushes came: a receiver takes a block's
-    /// layers in order. Never taken by the service's thread, which drains the queue that a submission may wait for.
+    /// Held while commands of pushes are submitted, so that they keep the order of the pushes: a receiver takes
+    /// the layers of a block in order. Never taken by the service's thread, which drains the queue that a
+    /// submission may wait for.
     submitting: Mutex<()>,
     /// `None` once the store is closed.
     service: RwLock<Option<TransferService>>,
@@ -153,15 +154,16 @@ impl HandOffs {
         &self.address
     }
 
-    /// The layers that tensors must have.
+    /// The layers that the tensors must have.
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Takes layers of blocks to send. The completion comes when they are copied: the blocks may change from then on.
+    /// Accepts layers of blocks to send. The completion comes once they are copied; from then on the blocks may
+    /// change.
     ///
     /// # Safety
-    /// The blocks' memory must stay as it is until the completion was polled or the queue is closed.
+    /// The blocks' memory must not change until the completion is polled or the queue is closed.
     pub(crate) unsafe fn push(self: &Arc<Self>, user: u64, push: Push) -> Result<Submitted, Failure> {
         let mut transfers = lock(&self.transfers);
         let known = transfers.pushed.get(&push.transfers[0]);
@@ -182,9 +184,9 @@ impl HandOffs {
         Ok(Submitted::Taken)
     }
 
-    /// Nothing more will be pushed for this hand-off.
+    /// Marks the hand-off as complete: no more layers will be pushed.
     pub(crate) fn end(&self, first: TransferId) {
-        // So that the end follows pushes whose commands are being submitted.
+        // Orders the end behind pushes whose commands are being submitted.
         let submitting = lock(&self.submitting);
         let mut transfers = lock(&self.transfers);
         if let Some(pushed) = transfers.pushed.get_mut(&first) {
@@ -196,11 +198,11 @@ impl HandOffs {
         drop(submitting);
     }
 
-    /// Takes an expectation. The completion comes when it is over, with the number of leading blocks that are in the
-    /// tensors.
+    /// Accepts an expectation. Its completion reports the number of leading blocks that are in the tensors.
     ///
     /// # Safety
-    /// The blocks' memory must be usable for writes by nobody else until the completion was polled or the queue is closed.
+    /// The blocks' memory must be writable and used by no other code until the completion is polled or the
+    /// queue is closed.
     pub(crate) unsafe fn expect(self: &Arc<Self>, user: u64, expect: Expect) -> Result<Submitted, Failure> {
         let Expect { senders, content, first_block, patience, tensors, blocks, event } = expect;
         let mut transfers = lock(&self.transfers);
@@ -245,7 +247,7 @@ impl HandOffs {
         Ok(Submitted::Taken)
     }
 
-    /// Tells the sender at `address` that nothing of this transfer is wanted.
+    /// Tells the sender at `address` that no block of this transfer is wanted.
     pub(crate) fn decline(&self, transfer: TransferId, address: String) {
         let transfers = lock(&self.transfers);
         let is_expected = transfers.expected.contains_key(&transfers.hand_off_of(transfer));
@@ -255,7 +257,7 @@ impl HandOffs {
         }
     }
 
-    /// Stops a hand-off on whichever side this is. An expectation completes at once, without a block.
+    /// Cancels a hand-off on the sender's or the receiver's side. An expectation completes at once, without a block.
     pub(crate) fn cancel(&self, first: TransferId) {
         let mut transfers = lock(&self.transfers);
         let expected = transfers.end_expected(first);
@@ -275,7 +277,7 @@ impl HandOffs {
         }
     }
 
-    /// Cancels what is expected into these tensors.
+    /// Cancels all expectations into these tensors.
     pub(crate) fn cancel_into(&self, tensors: u64) {
         let into: Vec<TransferId> = (lock(&self.transfers).expected.iter())
             .filter(|(_, expected)| expected.tensors.id() == tensors)
@@ -284,7 +286,7 @@ impl HandOffs {
         into.into_iter().for_each(|transfer| self.cancel(transfer));
     }
 
-    /// Ends the service. Nothing of an engine's is touched any more, once the queue is closed as well.
+    /// Ends the service. Once the queue is closed as well, no memory of an engine is accessed any more.
     pub(crate) fn close(&self) {
         let service = self.service.write().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         drop(service);
@@ -294,8 +296,8 @@ impl HandOffs {
         *lock(&self.transfers) = Transfers::default();
     }
 
-    /// The ways between a device's tensors and the slots; `None` when these tensors are not cut as hand-offs want them, or
-    /// hand-offs are of host memory.
+    /// Returns the routes between a device's tensors and the slots. `None`: the layers of these tensors do not
+    /// fit hand-offs, or hand-offs use host memory.
     ///
     /// # Safety
     /// As for [`DeviceCopyThreads::routes`].
@@ -307,7 +309,7 @@ impl HandOffs {
         unsafe { device.routes(&self.shape, tensors) }.map(Some)
     }
 
-    /// Called on the service's thread.
+    /// Handles a notice of the service. Runs on the service's thread.
     fn notice(self: &Arc<Self>, notice: Notice) {
         match notice {
             Notice::Arrived { transfer, slots, outcome } => self.arrived(transfer, slots, outcome.into()),
@@ -326,17 +328,17 @@ impl HandOffs {
         }
     }
 
-    /// Ends one transfer of an expectation; with the last of them the expectation is over.
+    /// Ends one transfer of an expectation. The last one completes the expectation.
     fn arrived(self: &Arc<Self>, transfer: TransferId, slots: Vec<SlotRef>, ending: Ending) {
         let mut transfers = lock(&self.transfers);
         let first = transfers.hand_off_of(transfer);
-        // A cancelled expectation is over already.
+        // A cancelled expectation has been removed already.
         let Some(expected) = transfers.expected.get_mut(&first) else { return };
         expected.waiting.retain(|&waiting| waiting != transfer);
         if expected.ending == Ending::Complete {
             expected.ending = ending;
         }
-        // A block is there when all shares of it are.
+        // A block counts as arrived once all of its shares have arrived.
         let least = expected.arrived.take().filter(|before| before.len() < slots.len()).unwrap_or(slots);
         expected.arrived = Some(least);
         if !expected.waiting.is_empty() {
@@ -360,7 +362,7 @@ impl HandOffs {
         }
     }
 
-    /// Hands a command to the service, which always drains its queue. After the close there is nobody to hand it to.
+    /// Passes a command to the service, which always drains its queue. After the close the command is dropped.
     fn command(&self, mut command: Command) {
         let service = self.service.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(service) = service.as_ref() else { return };
@@ -373,8 +375,8 @@ impl HandOffs {
         }
     }
 
-    /// The slot of each block, acquired where it has none. `Miss`: no receiver wants the hand-off. `Throttled`: no slot is free,
-    /// and the hand-off is abandoned.
+    /// Returns the slot of each block, acquiring missing ones. `Miss`: no receiver wants the hand-off.
+    /// `Throttled`: no slot is free, and the hand-off is abandoned.
     fn slots_of(&self, push: &Push) -> Result<Vec<SlotRef>, Status> {
         let mut transfers = lock(&self.transfers);
         let pushed = transfers.pushed.get_mut(&push.transfers[0]);
@@ -396,7 +398,7 @@ impl HandOffs {
         Ok(slots)
     }
 
-    /// Submits a push that was copied, and those that waited for it; `None` of a push that was not copied.
+    /// Submits a copied push and the later pushes that waited for it. `None`: the push could not be copied.
     fn copied(&self, first: TransferId, number: u64, copied: Option<Copied>) {
         let submitting = lock(&self.submitting);
         let mut transfers = lock(&self.transfers);

@@ -23,7 +23,7 @@ use crate::status::{Failure, Status};
 use crate::tensors::Memory;
 
 impl HandOffs {
-    /// Opens what the configuration says, and starts the thread that drives it.
+    /// Opens the configured transports, and starts the service's thread.
     pub(crate) fn open(
         settings: &TransferSettings,
         mut config: RailsConfig,
@@ -33,18 +33,19 @@ impl HandOffs {
         let failed = |error: &dyn std::fmt::Display| failed(error);
         let pieces = pieces(settings);
         let slot_bytes = pieces.slot_bytes().next_multiple_of(SLOT_GRAIN as usize);
-        // `Settings::parse` has seen to it that there is one, and not too many.
+        // `Settings::parse` has checked that there is at least one slot, and that their number fits.
         let slot_count = (settings.capacity.0 / slot_bytes as u64).max(1) as u32;
         let layout = SlabLayout { slot_bytes, slot_count };
         let slab =
             Slab::create("kvasir-handoff", layout, PageSize::Standard).map_err(|error| failed(&error))?;
         if config.near.is_none() {
-            // Cards that are not named are those nearest to this device, whichever of several this process has.
+            // Without named cards, take those nearest to this device, whichever of the process's devices it is.
             config.near = device.as_ref().and_then(DeviceParts::place).filter(is_here);
         }
         let numa = nearest_node(config.near.as_ref());
         if let Some(numa) = &numa {
-            // A container may not be allowed to ask; pages are then where they are first touched.
+            // A container may not be allowed to set a memory policy; then pages are placed where they are first
+            // touched.
             let _not_allowed = slab.prefer_numa_node(numa.number);
         }
         let host = SlotPool::new(Arc::new(slab));
@@ -58,7 +59,7 @@ impl HandOffs {
         config.device = direct.map(|direct| Arc::clone(&direct.sharing));
         let Rails { bond, address, counters: rails, .. } = dataplane_rails::open(&config, host.slab())
             .map_err(|error| match error {
-                // The reasons alone would not say who wants that.
+                // The reason alone does not name the key that requires direct access.
                 RailsError::DeviceOutOfReach(_) | RailsError::Unusable { .. } if direct.is_some() => {
                     failed(&format_args!("device.direct = true: {error}"))
                 }
@@ -89,7 +90,7 @@ impl HandOffs {
             submitting: Mutex::new(()),
             service: RwLock::new(None),
         });
-        // Weak: the service is the hand-offs' own, and ends with them.
+        // Weak: `HandOffs` owns the service, and the service ends with it.
         let told = Arc::downgrade(&handoffs);
         let notify = move |notice| {
             if let Some(handoffs) = told.upgrade() {
@@ -137,7 +138,7 @@ pub(crate) fn rails_config(
     let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
-            // The driver may not share memory between processes; a card reaches it all the same.
+            // The driver may not support sharing memory between processes; a card can still reach it.
             Transport::CudaIpc => false,
             Transport::Shm => !settings.socket_name.is_empty(),
             Transport::Rdma => rdma.names_something(),

@@ -1,9 +1,9 @@
-//! The hand-offs that are under way.
+//! Hand-offs in progress.
 //!
 //! ```text
 //! sender:    push, push, …      end        all copied, ended
 //!            Pushed ───────────▶ is_ended ─────────────────▶ forgotten (PushEnd to each receiver that wants it)
-//!              └ declined, cancelled, lease over, no memory: nobody is wanted, slots are let go of; forgotten as above
+//!              └ declined, cancelled, lease over, no memory: `wanted` is empty, slots are released; forgotten as above
 //! receiver:  expect             each transfer over           all over
 //!            Expected ─────────▶ waiting shrinks ───────────▶ forgotten (the leading blocks are copied out)
 //!              └ cancelled: forgotten at once
@@ -19,7 +19,7 @@ use super::{Content, Ending};
 use crate::device::DeviceEvent;
 use crate::registry::InUse;
 
-/// Hand-offs under way, by their first transfer.
+/// Hand-offs in progress, by their first transfer.
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     pub(super) expected: HashMap<TransferId, Expected>,
@@ -34,13 +34,13 @@ pub(super) struct Expected {
     pub(super) tensors: InUse,
     pub(super) blocks: Vec<u64>,
     pub(super) event: DeviceEvent,
-    /// Transfers that are not over.
+    /// Transfers that have not ended.
     pub(super) waiting: Vec<TransferId>,
     /// Every transfer of the expectation.
     pub(super) transfers: Vec<TransferId>,
     /// The slots that hold the leading blocks of every finished transfer; `None` until the first finishes.
     pub(super) arrived: Option<Vec<SlotRef>>,
-    /// Of the first share that was not complete, if there is one.
+    /// Ending of the first share that was not complete, if there is one.
     pub(super) ending: Ending,
 }
 
@@ -51,19 +51,19 @@ pub(super) struct Pushed {
     pub(super) wanted: Vec<TransferId>,
     /// The slot of each block.
     pub(super) slots: HashMap<u32, SlotRef>,
-    /// Pushes whose layers are not copied yet.
+    /// Number of pushes whose layers are not copied yet.
     pub(super) copying: usize,
-    /// Pushes that came so far: the number of the next one.
+    /// Number of pushes so far: the number of the next one.
     pub(super) count: u64,
-    /// Pushes that wait for earlier ones; `None` of a push that was not copied.
+    /// Pushes that wait for earlier ones. `None`: the push could not be copied.
     pub(super) copied: BTreeMap<u64, Option<Copied>>,
-    /// The push whose turn it is.
+    /// Number of the push that is submitted next.
     pub(super) turn: u64,
-    /// Nothing more will be pushed.
+    /// Whether all pushes have been made.
     pub(super) is_ended: bool,
 }
 
-/// A push that is in its slots.
+/// A push that is copied into its slots.
 #[derive(Debug)]
 pub(super) struct Copied {
     pub(super) content: Content,
@@ -95,7 +95,7 @@ impl Transfers {
         Some(expected)
     }
 
-    /// Takes out what was pushed, if it is over: those that are to hear of the end.
+    /// Removes a hand-off whose pushes are over. Returns the transfers whose receivers must be told of the end.
     pub(super) fn end_pushed(&mut self, first: TransferId) -> Vec<TransferId> {
         let is_over = |pushed: &Pushed| pushed.is_ended && pushed.copying == 0;
         if !self.pushed.get(&first).is_some_and(is_over) {
@@ -114,16 +114,16 @@ impl Pushed {
         Self { transfers, wanted, slots, copying: 0, count: 0, copied, turn: 0, is_ended: false }
     }
 
-    /// Counts one more push; returns its number.
+    /// Registers a push. Returns its number.
     pub(super) fn begin(&mut self) -> u64 {
         self.copying += 1;
         self.count += 1;
         self.count - 1
     }
 
-    /// A push is copied, or was not. Returns those whose turn has come, in their order.
+    /// Records that a push was copied, or could not be. Returns the pushes that can be submitted now, in order.
     pub(super) fn end(&mut self, number: u64, copied: Option<Copied>) -> Vec<Copied> {
-        // A push that panicked is given up wherever it was: it may have been told of already.
+        // A push that panicked is given up at any stage: it may have been recorded already.
         if number < self.turn || self.copied.contains_key(&number) {
             return Vec::new();
         }
@@ -151,7 +151,7 @@ mod tests {
         Some(Copied { content: [0; 16], first_block: 0, slots: Vec::new(), layers: layer..layer + 1 })
     }
 
-    /// Threads copy side by side; a receiver takes a block's layers in order.
+    /// Threads copy pushes concurrently; a receiver takes the layers of a block in order.
     #[test]
     fn pushes_leave_in_the_order_in_which_they_came() {
         let mut pushed = Pushed::new(&[7]);
@@ -162,7 +162,7 @@ mod tests {
         assert!(end(2, copied(2)).is_empty());
         assert_eq!(end(0, copied(0)), [0]);
         assert!(end(3, copied(3)).is_empty());
-        // A push that could not be copied keeps no other waiting.
+        // A push that could not be copied does not delay later ones.
         assert_eq!(end(1, None), [2, 3]);
         assert!(end(1, copied(1)).is_empty(), "told twice, counted once");
         assert_eq!(pushed.copying, 0);

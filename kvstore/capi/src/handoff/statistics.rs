@@ -1,4 +1,4 @@
-//! Statistics of hand-offs, as the C API gives them.
+//! Statistics of hand-offs, in the layout of the C API.
 
 use dataplane_rails::RailCounters;
 use dataplane_transfer::{BOUNDS, StageSnapshot};
@@ -10,33 +10,33 @@ use crate::layout::text_field;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandOffStatistics {
-    /// Blocks that were received and verified.
+    /// Blocks received and verified.
     pub blocks_received: u64,
-    /// Transfers that were received whole.
+    /// Transfers received completely.
     pub transfers_completed: u64,
     /// Transfers that ended with blocks missing.
     pub transfers_incomplete: u64,
     /// Transfers that either side cancelled.
     pub transfers_cancelled: u64,
-    /// Transfers whose receiver never came.
+    /// Transfers whose lease expired because no receiver connected.
     pub leases_expired: u64,
     /// Connections that ended.
     pub peers_lost: u64,
-    /// Bytes that were written to peers.
+    /// Bytes written to peers.
     pub bytes_sent: u64,
     /// Pieces whose checksum did not match.
     pub checksum_failures: u64,
     /// Slots in use now.
     pub slots_used: u64,
-    /// Transfers whose blocks a network card or a copy engine read in a device's memory.
+    /// Transfers whose blocks a network card or a copy engine read directly from device memory.
     pub sent_directly: u64,
-    /// Transfers whose blocks went from a device's memory through the host's.
+    /// Transfers whose blocks went from device memory through host memory.
     pub sent_staged: u64,
-    /// Transfers whose blocks a network card or a copy engine wrote to a device's memory.
+    /// Transfers whose blocks a network card or a copy engine wrote directly to device memory.
     pub received_directly: u64,
-    /// Transfers whose blocks came to a device's memory through the host's.
+    /// Transfers whose blocks reached device memory through host memory.
     pub received_staged: u64,
-    /// Blocks for which there are slots.
+    /// Number of slots, each for one block.
     pub slots: u64,
 }
 
@@ -49,15 +49,15 @@ pub const RAIL_NAME_BYTES: usize = 64;
 pub struct RailStatistics {
     /// `shm`, `cuda_ipc`, `tcp` or `rdma DEVICE`, UTF-8 with a final 0; longer names are cut.
     pub name: [u8; RAIL_NAME_BYTES],
-    /// Bytes of blocks that it was given to write or read.
+    /// Bytes of blocks that the rail was given to write or read.
     pub block_bytes: u64,
-    /// Slices posted again because a connection had failed.
+    /// Slices posted again because a connection failed.
     pub slices_retried: u64,
-    /// Connections that ended while their peer went on over others.
+    /// Connections that failed while their peer stayed reachable over others.
     pub links_failed: u64,
-    /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
+    /// Smoothed time per KiB, queueing included; 0 if no peer has several rails.
     pub nanoseconds_per_kib: u64,
-    /// 1 while it takes 3 times as long for a KiB as the best one of equal preference.
+    /// 1 while the rail's time per KiB is 3 times that of the best rail of equal preference.
     pub is_slow: u64,
 }
 
@@ -77,17 +77,17 @@ impl RailStatistics {
 /// Bytes of a stage's name in [`StageStatistics`], the final 0 included.
 pub const STAGE_NAME_BYTES: usize = 16;
 
-/// How long one stage of hand-offs took, `kvasir_kv_stage_statistics` in C. Fields are only ever appended.
+/// Durations of one stage of hand-offs, `kvasir_kv_stage_statistics` in C. Fields are only ever appended.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageStatistics {
-    /// As [`dataplane_transfer::Stage::name`] has it, with a final 0.
+    /// Name as in [`dataplane_transfer::Stage::name`], with a final 0.
     pub name: [u8; STAGE_NAME_BYTES],
-    /// All times together, in microseconds.
+    /// Sum of the durations, in microseconds.
     pub sum_us: u64,
-    /// How many there were.
+    /// Number of durations.
     pub count: u64,
-    /// How many were at most 16 µs times two to the power of the index.
+    /// Number of durations of at most 16 µs · 2^index.
     pub at_most: [u64; BOUNDS],
 }
 
@@ -127,16 +127,16 @@ impl HandOffs {
         }
     }
 
-    /// How long the stages took, the receiver's first.
+    /// Durations of the stages, the receiver's first.
     pub(crate) fn stages(&self) -> Vec<StageStatistics> {
         self.counters.stages.snapshot().into_iter().map(StageStatistics::from).collect()
     }
 
-    /// Counters of each transport, in the order in which they were opened.
+    /// Counters of each transport, in the order in which the transports were opened.
     pub(crate) fn rails(&self) -> Vec<RailStatistics> {
         let mut rails: Vec<(&str, RailStatistics)> = Vec::new();
         for RailCounters { name, read } in &self.rails {
-            // The bond's counters of each transport come behind all transports' own, under the same names.
+            // The bond's counters of each transport follow those of the transports, under the same names.
             let index = rails.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
                 rails.push((name, RailStatistics::named(name)));
                 rails.len() - 1

@@ -1,4 +1,4 @@
-//! The copies of hand-offs: what a thread carries out, and what follows.
+//! Copy tasks of hand-offs, and the steps that follow a copy.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::operation::Outcome;
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
 
-/// A copy of a hand-off, for the thread that carries it out.
+/// A copy of a hand-off, carried out by one thread.
 #[derive(Debug)]
 pub(crate) struct CopyTask {
     pub(super) handoffs: Arc<HandOffs>,
@@ -23,7 +23,7 @@ pub(crate) struct CopyTask {
 
 #[derive(Debug)]
 pub(super) enum Task {
-    /// With its number among those of its hand-off.
+    /// A push, and its number among the pushes of its hand-off.
     Push(Push, u64),
     Arrived {
         tensors: InUse,
@@ -35,7 +35,7 @@ pub(super) enum Task {
 }
 
 impl CopyTask {
-    /// Blocks that it counts for in the queue.
+    /// Number of blocks that the task counts for in the queue.
     pub(crate) fn blocks(&self) -> usize {
         match &self.task {
             Task::Push(push, _) => push.blocks.len(),
@@ -43,7 +43,7 @@ impl CopyTask {
         }
     }
 
-    /// A call that tells the receivers of a push, and the pushes behind it, that it does not come.
+    /// Returns a call that gives the push up: its receivers and later pushes stop waiting for it.
     pub(super) fn given_up(&self) -> impl FnOnce() + use<> {
         let handoffs = Arc::clone(&self.handoffs);
         let push = match &self.task {
@@ -61,7 +61,7 @@ impl CopyTask {
         matches!(self.task, Task::Push(..))
     }
 
-    /// Copies blocks of host memory.
+    /// Carries out the task for blocks in host memory.
     ///
     /// # Safety
     /// As for [`Self::carry_out`].
@@ -71,11 +71,11 @@ impl CopyTask {
         unsafe { self.carry_out(&mut copier) }
     }
 
-    /// Copies.
+    /// Carries out the copy.
     ///
     /// # Safety
-    /// The blocks of the tensors must be usable for the time of the call: a push's for reads, an arrival's for writes. So must
-    /// the event.
+    /// The blocks of the tensors must be usable for the time of the call: a push's for reads, an arrival's for
+    /// writes. The event must live for that time too.
     pub(super) unsafe fn carry_out(self, copier: &mut impl BlockCopier) -> Result<Outcome, Failure> {
         let Self { handoffs, task } = self;
         match task {
@@ -94,7 +94,8 @@ impl CopyTask {
             Task::Arrived { tensors, blocks, slots, ending, event } => {
                 if !slots.is_empty() {
                     let places = (&blocks[..slots.len()], &slots[..]);
-                    // SAFETY: writable by the contract of this function; the slots are verified and nobody writes to them.
+                    // SAFETY: writable by the contract of this function; the slots are verified and no longer
+                    // written to.
                     unsafe { copier.scatter(&tensors, places, event) }?;
                 }
                 let status = if slots.len() == blocks.len() { Status::Ok } else { Status::Miss };
@@ -104,16 +105,16 @@ impl CopyTask {
     }
 }
 
-/// Why a push is not in its slots.
+/// Reason for which a push was not copied into its slots.
 enum NotCopied {
-    /// The copy is not wanted any more, or there is no slot.
+    /// The copy is no longer wanted, or no slot is free.
     Outcome(Status),
     /// The device has failed.
     Failed(Failure),
 }
 
 impl HandOffs {
-    /// Lets go of what was pushed for a hand-off, and tells its receivers.
+    /// Gives a hand-off's pushed blocks up, and tells its receivers.
     fn give_up(&self, transfers: &[TransferId]) {
         if let Some(pushed) = lock(&self.transfers).pushed.get_mut(&transfers[0]) {
             pushed.abandon();
@@ -121,7 +122,7 @@ impl HandOffs {
         transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
     }
 
-    /// Copies a push into its slots. What cannot be copied is given up, and the receivers are told.
+    /// Copies a push into its slots. A push that cannot be copied is given up, and its receivers are told.
     ///
     /// # Safety
     /// As for [`CopyTask::carry_out`].

@@ -1,4 +1,4 @@
-//! Blocks, one call after the other: the functions that wait, and the counters.
+//! Calls on single blocks that wait for their result, and the counters.
 
 use super::boundary::{Handle, elements, guarded, identity, invalid, list, tell};
 use crate::backend::{Backend, Identity, Statistics};
@@ -8,7 +8,7 @@ use crate::nodes::NodeStatistics;
 use crate::operation::{Operation, Outcome};
 use crate::status::{Failure, Status};
 
-/// How many of these blocks, from the first on, are there.
+/// Writes the number of leading blocks that are in the store.
 ///
 /// # Safety
 /// As in the header: `count` identities, `matched` writable.
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn kvasir_kv_match(
 }
 
 /// # Safety
-/// `meta` null or a buffer, `payload` with `count` buffers; the memory of none of them is looked at here.
+/// `meta` must be null or a buffer, `payload` must have `count` buffers; their memory is not accessed here.
 pub(super) unsafe fn ranges(
     meta: *const Buffer,
     payload: *const Buffer,
@@ -51,10 +51,11 @@ pub(super) unsafe fn ranges(
     Ok((Ranges::check(meta)?, Ranges::check(payload)?))
 }
 
-/// Reads a block into buffers of the caller's.
+/// Reads a block into the caller's buffers.
 ///
 /// # Safety
-/// As in the header: the buffers writable and used by nobody else during the call, the sizes null or writable.
+/// As in the header: the buffers must be writable and used by no other code during the call, the sizes null or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_get(
     handle: *mut Handle,
@@ -73,7 +74,7 @@ pub unsafe extern "C" fn kvasir_kv_get(
         let (meta, payload) = unsafe { ranges(meta, payload, payload_count) }?;
         let opened = handles::find(handle.addr())?;
         let operation = Operation::Get { identity, meta, payload };
-        // SAFETY: the caller promised that the buffers are writable and nobody else's during this call.
+        // SAFETY: the caller promised that the buffers are writable and used by no other code during this call.
         let carried = unsafe { operation.carry_out(&*opened.backend) };
         let Outcome { status, meta_bytes, payload_bytes } =
             carried.inspect_err(|failure| sizes = failure.needed.unwrap_or_default())?;
@@ -87,10 +88,10 @@ pub unsafe extern "C" fn kvasir_kv_get(
     status
 }
 
-/// Stores a block out of buffers of the caller's.
+/// Stores a block from the caller's buffers.
 ///
 /// # Safety
-/// As in the header: the buffers readable and written to by nobody during the call.
+/// As in the header: the buffers must be readable and not written to during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_put(
     handle: *mut Handle,
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn kvasir_kv_put(
     })
 }
 
-/// Forgets a block.
+/// Deletes a block.
 ///
 /// # Safety
 /// As in the header: one identity.
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn kvasir_kv_delete(handle: *mut Handle, identity_of: *con
     })
 }
 
-/// Writes counters: as many bytes of them as the caller's header and this library both know.
+/// Writes the counters, up to the bytes that both the caller's header and this library know.
 ///
 /// # Safety
 /// As in the header: `statistics` writable for `bytes`.
@@ -142,8 +143,9 @@ pub unsafe extern "C" fn kvasir_kv_stats(
         let opened = handles::find(handle.addr())?;
         let told = Statistics { events_lost: opened.events.lost(), ..opened.backend.statistics() };
         let known = bytes.min(size_of::<Statistics>());
-        // SAFETY: `told` has `known` bytes, all of them initialised because a structure of u64 has no padding; `statistics` has
-        // room for `bytes`, which is no less, by this function's contract; C's memory is not ours.
+        // SAFETY: `told` has `known` bytes, all of them initialised because a structure of u64 has no padding;
+        // `statistics` has room for `bytes`, which is no less, by this function's contract; the caller's memory
+        // does not overlap this library's.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), statistics.cast::<u8>(), known)
         };
@@ -151,7 +153,7 @@ pub unsafe extern "C" fn kvasir_kv_stats(
     })
 }
 
-/// Writes state and counters of each node of the remote tier.
+/// Writes the state and counters of each node of the remote tier.
 ///
 /// # Safety
 /// As in the header: `nodes` null or writable for `room` times `node_bytes`, `count` writable.

@@ -1,4 +1,4 @@
-//! What each function does at the border to C: it checks pointers, catches panics and keeps the text of a failure.
+//! Checks at the boundary to C: pointers are checked, panics are caught, and the text of a failure is kept.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::backend::Identity;
 use crate::status::{Failure, Status};
 
-/// What a handle points to, as far as C knows.
+/// Opaque type behind the handles that C holds.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Handle {
@@ -18,15 +18,15 @@ thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs a call; a panic is a failure.
+/// Runs a call; a panic becomes a failure.
 pub(super) fn caught<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    // After a panic the store is asked again only under its own locks, and nothing else is shared.
+    // After a panic the store is used only under its own locks; nothing else is shared.
     let done = catch_unwind(AssertUnwindSafe(call));
     let panicked = "a bug in libkvasir_kv; the standard error stream tells where";
     done.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, panicked)))
 }
 
-/// Runs a call: failures are remembered, panics are failures.
+/// Runs a call. Failures are remembered as the thread's last error, and panics become failures.
 pub(super) fn guarded(call: impl FnOnce() -> Result<Status, Failure>) -> i32 {
     match caught(call) {
         Ok(status) => status as i32,
@@ -39,7 +39,7 @@ pub(super) fn guarded(call: impl FnOnce() -> Result<Status, Failure>) -> i32 {
 
 /// Keeps the text of this thread's last failure.
 pub(super) fn remember(text: String) {
-    // A thread that is ending has nobody to ask for it.
+    // A thread that is ending cannot ask for its last error any more.
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
 }
 
@@ -47,12 +47,13 @@ pub(super) fn invalid(what: &str) -> Failure {
     Failure::new(Status::InvalidArgument, what)
 }
 
-/// A structure of C that has grown since its first version, and says in a field how long the caller's is: fields that the caller does
-/// not know are null or zero. `name` is the structure's, `least` the length of its first version.
+/// Reads a C structure that has grown since its first version and has a field with the caller's length: fields
+/// that the caller does not know are null or zero. `name` is the structure's, `least` the length of its first
+/// version.
 ///
 /// # Safety
-/// `from` must be null, or valid for reads of as many bytes as `bytes_of` gives; that may read its field. Zero must be a value of
-/// every field.
+/// `from` must be null, or valid for reads of as many bytes as `bytes_of` returns; `bytes_of` may read the
+/// length field. Zero must be a value of every field.
 pub(super) unsafe fn versioned<T: Copy>(
     from: *const T,
     name: &str,
@@ -68,13 +69,15 @@ pub(super) unsafe fn versioned<T: Copy>(
     }
     let mut read = std::mem::MaybeUninit::<T>::zeroed();
     let known = bytes.min(size_of::<T>());
-    // SAFETY: valid for as many bytes by the contract of this function; both are of this type, and nobody else has `read`.
+    // SAFETY: valid for as many bytes by the contract of this function; both are of this type, and `read` is
+    // not aliased.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known) };
-    // SAFETY: what was not copied is zero, which is a value by the contract of this function.
+    // SAFETY: bytes that were not copied are zero, which is a value by the contract of this function.
     Ok(unsafe { read.assume_init() })
 }
 
-/// Checks the places that C gives for an array of answers and for their number, which is 0 from here on. `what` are the answers.
+/// Checks the pointers for an array of answers and for their number, and sets the number to 0. `what` names the
+/// answers.
 ///
 /// # Safety
 /// `count` must be null or valid for a write.
@@ -95,7 +98,8 @@ pub(super) unsafe fn check_room<T>(
     Ok(())
 }
 
-/// Writes structures of which the caller knows the first `bytes` each, as far as there is room for them, and how many there are.
+/// Writes structures, of which the caller knows the first `bytes` each, as far as there is room, and their
+/// total number.
 ///
 /// # Safety
 /// `items` null or writable for `room` times `bytes`, `count` null or writable. `T` has no padding.
@@ -110,7 +114,8 @@ pub(super) unsafe fn list<T>(
     }
     let written = bytes.min(size_of::<T>());
     for (index, item) in found.iter().take(room).enumerate() {
-        // The caller's structure may be shorter or longer than this one, so its place is counted in the caller's bytes.
+        // The caller's structure may be shorter or longer than this one, so its offset is counted in the
+        // caller's bytes.
         let place = items.cast::<u8>().wrapping_add(index * bytes);
         // SAFETY: `item` has `written` bytes, and the caller promised room for `room` structures of `bytes`.
         unsafe { std::ptr::copy_nonoverlapping((&raw const *item).cast::<u8>(), place, written) };
@@ -120,7 +125,7 @@ pub(super) unsafe fn list<T>(
     Ok(Status::Ok)
 }
 
-/// Writes to where C wants it, if it does.
+/// Writes a value to `to`, unless it is null.
 ///
 /// # Safety
 /// `to` must be null or valid for a write; it need not be aligned.
@@ -131,10 +136,10 @@ pub(super) unsafe fn tell<T>(to: *mut T, value: T) {
     }
 }
 
-/// The elements of an array of C's.
+/// Returns the elements of an array in C.
 ///
 /// # Safety
-/// `start` must be null or have `count` elements that nobody writes to while the slice is used.
+/// `start` must be null or have `count` elements that are not written to while the slice is used.
 pub(super) unsafe fn elements<'a, T>(start: *const T, count: usize, what: &str) -> Result<&'a [T], Failure> {
     if count == 0 {
         return Ok(&[]);
@@ -154,7 +159,7 @@ pub(super) unsafe fn identity(start: *const Identity) -> Result<Identity, Failur
     Ok(identities[0])
 }
 
-/// Copies a text with its end, cut off between characters where there is no room; tells how long it is without the end.
+/// Copies a text with a terminating 0, cut between characters if there is no room. Returns the length without the 0.
 ///
 /// # Safety
 /// `to` must be null or have `room` bytes that may be written.
@@ -171,7 +176,7 @@ pub(super) unsafe fn copy_text(text: &str, to: *mut c_char, room: usize) -> usiz
 }
 
 /// # Safety
-/// `text` must be null or a string with an end.
+/// `text` must be null or a string with a terminating 0.
 pub(super) unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
     if text.is_null() {
         return Err(invalid(what));
@@ -181,13 +186,13 @@ pub(super) unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a s
     text.to_str().map_err(|_| Failure::new(Status::Configuration, "not UTF-8"))
 }
 
-/// What a status means, in English. Never null, never freed.
+/// Returns the English text of a status. Never null; must not be freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_strerror(status: i32) -> *const c_char {
     Status::text(status).as_ptr()
 }
 
-/// Copies the text of this thread's last failure; tells its length.
+/// Copies the text of this thread's last failure. Returns its length.
 ///
 /// # Safety
 /// As in the header: `text` null or writable for `bytes`.
@@ -198,7 +203,7 @@ pub unsafe extern "C" fn kvasir_kv_last_error(text: *mut c_char, bytes: usize) -
     unsafe { copy_text(&last, text, bytes) }
 }
 
-/// Version of this library: major, minor and patch in one number each of a thousand.
+/// Version of this library: major · 1,000,000 + minor · 1,000 + patch.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_version() -> u32 {
     let part = |text: &str| text.parse::<u32>().unwrap_or(0);
@@ -214,7 +219,7 @@ mod tests {
     #[test]
     fn places_need_not_be_aligned() {
         let mut place = [0_u64; 2];
-        // SAFETY: nine bytes of sixteen; nobody reads them as something else meanwhile.
+        // SAFETY: nine bytes of sixteen, which no other code reads meanwhile.
         unsafe { tell(place.as_mut_ptr().cast::<u8>().wrapping_add(1).cast::<u64>(), u64::MAX) };
         assert_eq!(place.map(u64::to_le), [u64::MAX << 8, 0xFF]);
     }

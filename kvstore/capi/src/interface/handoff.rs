@@ -15,22 +15,22 @@ use crate::tensors::Memory;
 /// `kvasir_kv_operation` in C.
 const PUSH: u32 = 7;
 const EXPECT: u32 = 8;
-/// Most processes that have a share of one hand-off.
+/// Most processes that share one hand-off.
 const TRANSFERS_MAX: usize = 64;
-/// Most blocks of one expectation: what a reservation of the transfer layer takes.
+/// Most blocks of one expectation: the limit of a reservation of the transfer layer.
 const EXPECTED_MAX: usize = 65_536;
 
 /// A part of a hand-off, `kvasir_kv_handoff` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct HandOff {
-    /// Comes back in the completion.
+    /// Value returned in the completion.
     pub user: u64,
-    /// 7 push, 8 expect.
+    /// Operation: 7 push, 8 expect.
     pub operation: u32,
-    /// The number of the first block, counted from the beginning of the prompt.
+    /// Index of the first block, counted from the start of the prompt.
     pub first_block: u32,
-    /// Name of the hand-off as a whole: equal on both sides.
+    /// Name of the whole content: equal on both sides.
     pub content: [u8; 16],
     /// The number of registered tensors.
     pub tensors: u64,
@@ -38,21 +38,21 @@ pub struct HandOff {
     pub blocks: *const u64,
     /// Number of blocks.
     pub count: usize,
-    /// A transfer between each pair of processes: equal on both sides.
+    /// Transfer numbers, one for each pair of processes: equal on both sides.
     pub transfers: *const u64,
     /// Number of transfers.
     pub transfer_count: usize,
-    /// Of an expectation: the sender of each transfer.
+    /// Address of the sender of each transfer, for an expectation.
     pub addresses: *const *const c_char,
-    /// Of a push: the first layer that is computed.
+    /// First computed layer, for a push.
     pub first_layer: u32,
-    /// Of a push: how many layers.
+    /// Number of computed layers, for a push.
     pub layers: u32,
-    /// Of an expectation: how long to wait.
+    /// Longest wait in milliseconds, for an expectation.
     pub deadline_ms: u32,
-    /// Bytes of this structure as the caller knows it; fields are only ever appended.
+    /// Bytes of this structure in the caller's version; fields are only ever appended.
     pub bytes: u32,
-    /// Null, or the event of a device that earlier work on the blocks records.
+    /// Null, or a device event recorded behind earlier work on the blocks.
     pub event: *mut c_void,
 }
 
@@ -60,7 +60,7 @@ fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
     opened.handoffs.as_ref().ok_or_else(|| invalid("the configuration has no section [transfer]"))
 }
 
-/// A hand-off as its caller knows it: fields that it does not know are null or zero.
+/// Reads a hand-off; fields that the caller's version lacks are null or zero.
 ///
 /// # Safety
 /// As in the header: null, or as long as its field `bytes` says.
@@ -158,7 +158,7 @@ fn push(
     })
 }
 
-/// Takes a part of a hand-off, if there is room for it.
+/// Submits a part of a hand-off, if there is room for it.
 ///
 /// # Safety
 /// As in the header: one hand-off with its array and its address; the memory of its blocks stays usable until its completion
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
                     blocks,
                     event: DeviceEvent(handoff.event),
                 };
-                // SAFETY: as above, and nobody else uses them.
+                // SAFETY: as above, and no other code uses them.
                 unsafe { handoffs.expect(handoff.user, expect) }
             }
         };
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
     })
 }
 
-/// Nothing more will be pushed for a hand-off.
+/// Marks a hand-off as complete: no more layers will be pushed.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_end_handoff(handle: *mut Handle, transfer: u64) -> i32 {
     guarded(|| {
@@ -212,7 +212,7 @@ pub extern "C" fn kvasir_kv_end_handoff(handle: *mut Handle, transfer: u64) -> i
     })
 }
 
-/// Stops a hand-off, on whichever side this is.
+/// Cancels a hand-off on the sender's or the receiver's side.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_cancel_handoff(handle: *mut Handle, transfer: u64) -> i32 {
     guarded(|| {
@@ -221,7 +221,7 @@ pub extern "C" fn kvasir_kv_cancel_handoff(handle: *mut Handle, transfer: u64) -
     })
 }
 
-/// Tells a sender that nothing of a transfer is wanted.
+/// Tells a sender that no block of a transfer is wanted.
 ///
 /// # Safety
 /// As in the header: `address` a string.
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn kvasir_kv_decline_handoff(
     })
 }
 
-/// Copies how peers reach this process: a line for each way, best first; tells the length.
+/// Copies the addresses at which peers reach this process, one line for each, best first. Writes the length.
 ///
 /// # Safety
 /// As in the header: `text` null or writable for `bytes`, `length` null or writable.
@@ -261,7 +261,7 @@ pub unsafe extern "C" fn kvasir_kv_handoff_address(
     })
 }
 
-/// Writes counters.
+/// Writes the counters of hand-offs.
 ///
 /// # Safety
 /// As in the header: `statistics` writable for `bytes`.
@@ -287,7 +287,7 @@ pub unsafe extern "C" fn kvasir_kv_handoff_stats(
     })
 }
 
-/// Writes counters of each transport.
+/// Writes the counters of each transport.
 ///
 /// # Safety
 /// As in the header: `rails` null or writable for `room` times `rail_bytes`, `count` writable.
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn kvasir_kv_handoff_rails(
     })
 }
 
-/// Writes how long the stages of hand-offs took.
+/// Writes the durations of the stages of hand-offs.
 ///
 /// # Safety
 /// As for [`kvasir_kv_handoff_rails`].

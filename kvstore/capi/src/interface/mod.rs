@@ -1,7 +1,7 @@
-//! The functions that C calls. What they promise is written in `include/kvasir_kv.h`.
+//! The functions that C calls. Their contracts are in `include/kvasir_kv.h`.
 //!
-//! Each one checks its pointers, looks the handle up, and runs inside a guard that turns a panic into a status. The
-//! text of a thread's last failure is kept for `kvasir_kv_last_error`.
+//! Each function checks its pointers, looks the handle up, and runs inside a guard that turns a panic into a
+//! status. The text of a thread's last failure is kept for `kvasir_kv_last_error`.
 
 mod blocks;
 mod boundary;

@@ -24,7 +24,7 @@ fn open(text: &str) -> Result<*mut Handle, Failure> {
     open_with(text, &LayoutKernels::compile, None)
 }
 
-/// The same with kernels that are made in another way, and with another verbs library than this machine's.
+/// As [`open`], with kernels loaded by `kernels`, and with another verbs library than this machine's.
 pub(crate) fn open_with(
     text: &str,
     kernels: MakeKernels<'_>,
@@ -54,7 +54,7 @@ pub(crate) fn open_with(
         .map(std::ptr::without_provenance_mut)
 }
 
-/// A library that cannot catch a panic would end its caller's process.
+/// Refuses a build that aborts on panic: a panic in it would end the caller's process.
 fn must_unwind(is_aborting: bool) -> Result<(), Failure> {
     let reason = "open: libkvasir_kv was built with panic = \"abort\", so that a bug in it would end this process; \
         build it with `cargo build --profile capi -p kvstore-capi`";
@@ -86,7 +86,7 @@ unsafe fn open_into(
     })
 }
 
-/// Opens the store that a configuration says.
+/// Opens the store described by a configuration.
 ///
 /// # Safety
 /// As in the header: `configuration` a string, `handle` writable, `error` null or writable for `error_bytes`.
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn kvasir_kv_open(
     unsafe { open_into(made, handle, error, error_bytes) }
 }
 
-/// Opens the store that a configuration file says.
+/// Opens the store described by a configuration file.
 ///
 /// # Safety
 /// As for [`kvasir_kv_open`], with a path.
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn kvasir_kv_open_file(
     unsafe { open_into(made, handle, error, error_bytes) }
 }
 
-/// Closes a store: forgets requests that have not begun, waits for those that have, and lets go of its files.
+/// Closes a store: drops requests that have not begun, waits for those that have, and closes its files.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_close(handle: *mut Handle) -> i32 {
     guarded(|| {
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// The status, what the error buffer says, and whether there is a handle.
+    /// Returns the status, the text of the error buffer, and whether there is a handle.
     fn opening(made: impl FnOnce() -> Result<*mut Handle, Failure>, room: usize) -> (i32, String, bool) {
         let mut handle = std::ptr::dangling_mut();
         let mut error = [0xEE_u8; 200];

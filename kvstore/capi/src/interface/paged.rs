@@ -23,51 +23,51 @@ pub(super) const FETCH: u32 = 9;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Transfer {
-    /// Comes back in the completion.
+    /// Value returned in the completion.
     pub user: u64,
-    /// 5 save, 6 load, 9 fetch.
+    /// Operation: 5 save, 6 load, 9 fetch.
     pub operation: u32,
-    /// Of this structure; zero: up to the event.
+    /// Bytes of this structure. 0: up to and including `event`.
     pub bytes: u32,
     /// The number of registered tensors.
     pub tensors: u64,
-    /// The names of the blocks.
+    /// Identities of the blocks.
     pub identities: *const Identity,
-    /// Their numbers in the tensors.
+    /// Block numbers in the tensors, one for each identity.
     pub blocks: *const u64,
-    /// How many.
+    /// Number of blocks.
     pub count: usize,
-    /// Null, or the event of a device that earlier work on the blocks records.
+    /// Null, or a device event recorded behind earlier work on the blocks.
     pub event: *mut c_void,
-    /// Null, or the block before the first in its chain.
+    /// Null, or the identity of the block that precedes the first in its chain.
     pub parent: *const Identity,
-    /// Blocks before the first in its chain.
+    /// Number of blocks before the first in its chain.
     pub position: u32,
-    /// 1: each block hangs on the one before, 0: each stands for itself.
+    /// 1: each block follows the previous one in a chain. 0: the blocks form no chain.
     pub is_chain: u32,
-    /// For a load or a fetch, how long it may take; zero: 10 s, or the deadlines of the tiers.
+    /// Longest time of a load or a fetch in microseconds. 0: 10 s, or the deadlines of the tiers.
     pub deadline_us: u32,
-    /// For a fetch, how many of the blocks the caller has, from the first on; else zero.
+    /// For a fetch: number of leading blocks that the caller holds; otherwise 0.
     pub held: u32,
-    /// For a save or a fetch, whose blocks these are; zero: all who have no number. Else zero.
+    /// For a save or a fetch: tenant of the blocks; 0: no tenant. Otherwise 0.
     pub tenant: u32,
     /// Must be zero.
     pub reserved: u32,
 }
 
 impl Transfer {
-    /// How long it may take, if the caller has said that.
+    /// Longest time of the transfer; `None` if the caller set none.
     fn patience(&self) -> Option<Duration> {
         (self.deadline_us > 0).then(|| Duration::from_micros(self.deadline_us.into()))
     }
 }
 
-/// The store's own number.
+/// Tenant number reserved for the store.
 const TENANT_RESERVED: u32 = u32::MAX;
-/// Places in a chain are below this.
+/// Bound of positions in a chain, exclusive.
 const POSITIONS_MAX: usize = 1 << 31;
 
-/// A transfer as its caller knows it: fields that it does not know are null or zero.
+/// Reads a transfer; fields that the caller's version lacks are null or zero.
 ///
 /// # Safety
 /// As in the header: null, or as long as its field `bytes` says, or up to the event.
@@ -113,8 +113,8 @@ unsafe fn chain(transfer: &Transfer) -> Result<Option<ChainPlace>, Failure> {
 /// Registers an engine's tensors.
 ///
 /// # Safety
-/// As in the header: `tensors` with `plane_count` planes, `id` writable; host memory of blocks is there while transfers that
-/// name them are under way, a device's until the tensors were unregistered.
+/// As in the header: `tensors` with `plane_count` planes, `id` writable; host memory of blocks stays mapped
+/// while transfers that name them are in progress, a device's until the tensors are unregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_register(
     handle: *mut Handle,
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn kvasir_kv_register(
     })
 }
 
-/// Forgets tensors, when no transfer works on them any more.
+/// Unregisters tensors once no transfer uses them.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_unregister(handle: *mut Handle, id: u64) -> i32 {
     guarded(|| {
@@ -251,7 +251,7 @@ fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, Failure> {
     Ok(copy)
 }
 
-/// Takes a transfer, if there is room for it.
+/// Submits a transfer, if there is room for it.
 ///
 /// # Safety
 /// As in the header: one transfer with its arrays; the memory of its blocks stays usable until its completion was polled or

@@ -1,4 +1,4 @@
-//! Plans: whether blocks are worth loading, or computing them is faster.
+//! Plans: decide whether loading a prompt's blocks is faster than computing them.
 
 use std::iter::zip;
 use std::mem::offset_of;
@@ -14,48 +14,48 @@ use crate::handles;
 use crate::queue::IDENTITIES_MAX;
 use crate::status::{Failure, Status};
 
-/// A prompt of a conversation has come.
+/// Event: a prompt of a conversation arrived.
 const CONTINUED: u32 = 0;
-/// A conversation's answer is complete.
+/// Event: the answer of a conversation is complete.
 const IDLE: u32 = 1;
-/// Nothing is to be loaded.
+/// Operation of a plan that loads nothing.
 const COMPUTE: u32 = 0;
-/// Tokens of a prompt, and of those before it.
+/// Bound of the tokens of a prompt, and of those before it.
 const TOKENS_MAX: u64 = 1 << 31;
-/// Groups of a prompt, beside its own blocks.
+/// Most groups of a prompt, beside its own blocks.
 const GROUPS_MAX: usize = 64;
 
 /// A group of layers with blocks of its own, `kvasir_kv_group` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Group {
-    /// As many as the prompt has.
+    /// Identities of the group's blocks, as many as the prompt has.
     pub identities: *const Identity,
-    /// Blocks that are needed before the first one that is computed.
+    /// Number of blocks needed before the first block that is computed.
     pub window_blocks: u64,
 }
 
-/// A prompt that is about to be computed, `kvasir_kv_prompt` in C.
+/// A prompt to be computed, `kvasir_kv_prompt` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt {
-    /// The structure's size in the caller's header.
+    /// Size of the structure in the caller's header.
     pub bytes: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Names of the whole blocks behind those that the engine has.
+    /// Identities of the whole blocks behind those that the engine holds.
     pub identities: *const Identity,
     /// Number of identities.
     pub count: usize,
-    /// Blocks before them, which the engine has.
+    /// Number of preceding blocks that the engine holds.
     pub held: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
-    /// Prompt tokens that the engine computes before.
+    /// Prompt tokens queued in the engine before this prompt.
     pub queued_tokens: u64,
-    /// 1 or 2: a fetch may be the answer.
+    /// 1 or 2: the plan may be a fetch.
     pub may_fetch: u32,
-    /// With `may_fetch` 2: how many of the identities, from the first on, other nodes hold.
+    /// With `may_fetch` 2: number of leading identities that other nodes hold.
     pub others: u32,
     /// Groups of layers with blocks of their own.
     pub groups: *const Group,
@@ -67,11 +67,11 @@ pub struct Prompt {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptPlan {
-    /// 0 compute, 6 load, 9 fetch.
+    /// Operation: 0 compute, 6 load, 9 fetch.
     pub operation: u32,
-    /// Longest time of that transfer, in microseconds.
+    /// Longest time of the transfer in microseconds.
     pub deadline_us: u32,
-    /// For a load, how many blocks.
+    /// For a load: number of blocks.
     pub blocks: u64,
 }
 
@@ -115,7 +115,7 @@ unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
     Ok(prompt)
 }
 
-/// Says what is best done with a prompt.
+/// Plans a prompt: compute, load or fetch.
 ///
 /// # Safety
 /// As in the header: one prompt with its identities and groups, `plan` writable.
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
     })
 }
 
-/// Tells how long the engine took to compute so many tokens behind so many.
+/// Reports the time that the engine took to compute tokens behind a prefix.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_observe_prefill(
     handle: *mut Handle,
@@ -203,7 +203,7 @@ pub extern "C" fn kvasir_kv_observe_prefill(
     })
 }
 
-/// Tells that a conversation goes on, or waits for its user.
+/// Reports that a conversation continues, or waits for its user.
 ///
 /// # Safety
 /// As in the header: as many identities as `count` says.
@@ -233,10 +233,10 @@ pub unsafe extern "C" fn kvasir_kv_conversation(
     })
 }
 
-/// Blocks of one retention request.
+/// Most blocks of one retention request.
 const RETAINED_MAX: usize = 1 << 17;
 
-/// Retains blocks for a time.
+/// Retains blocks for a given time.
 ///
 /// # Safety
 /// As in the header: as many identities as `count` says.

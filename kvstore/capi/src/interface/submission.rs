@@ -1,4 +1,4 @@
-//! Requests that are submitted, and the completions of them.
+//! Submission of requests, and polling of their completions.
 
 use std::time::Duration;
 
@@ -21,25 +21,25 @@ const MATCH: u32 = 4;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
-    /// Comes back in the completion.
+    /// Value returned in the completion.
     pub user: u64,
-    /// 1 get, 2 put, 3 delete, 4 match.
+    /// Operation: 1 get, 2 put, 3 delete, 4 match.
     pub operation: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
-    /// The block; for a match, the first of several.
+    /// Identity of the block; for a match, the first of several.
     pub identities: *const Identity,
-    /// 1; for a match, how many.
+    /// 1; for a match, number of identities.
     pub identity_count: usize,
-    /// Where the meta goes or comes from.
+    /// Buffer that the meta is written to or read from.
     pub meta: Buffer,
-    /// Where the payload goes or comes from.
+    /// Buffers that the payload is written to or read from.
     pub payload: *const Buffer,
-    /// How many buffers `payload` has.
+    /// Number of buffers in `payload`.
     pub payload_count: usize,
 }
 
-/// The blocks of a match.
+/// Returns the identities of a match.
 ///
 /// # Safety
 /// As in the header for the identities of the request.
@@ -82,7 +82,7 @@ unsafe fn operation(request: &Request) -> Result<Operation, Failure> {
     }
 }
 
-/// Takes as many requests as there is room for, in order, up to the first that is invalid.
+/// Submits requests in order, up to the first that is invalid or finds no room.
 ///
 /// # Safety
 /// As in the header: `count` requests, `accepted` writable; the buffers of accepted ones stay usable until their
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn kvasir_kv_submit(
     status
 }
 
-/// Gives completions. The texts of failed ones become this thread's last error, one after the other.
+/// Takes completions. The texts of failed ones become this thread's last error, one after the other.
 ///
 /// # Safety
 /// As in the header: room for `capacity` completions, `count` writable.
@@ -147,8 +147,8 @@ pub unsafe extern "C" fn kvasir_kv_poll(
     })
 }
 
-/// A file descriptor that is readable while completions wait; below zero is a failure. It belongs to the store, and is
-/// its own until `kvasir_kv_close`.
+/// Returns a file descriptor that is readable while completions wait; a negative value is a failure. The store
+/// owns the descriptor and closes it in `kvasir_kv_close`.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_event_fd(handle: *mut Handle) -> i32 {
     let mut event = 0;

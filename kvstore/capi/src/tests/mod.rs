@@ -1,4 +1,5 @@
-//! The product's store behind the interface: blocks come back as they were, from memory and from the disk, or not at all.
+//! The product's store behind the interface: blocks are read back intact, from memory and from the disk, or not
+//! at all.
 
 mod paged;
 mod slow_disk;
@@ -24,7 +25,7 @@ use crate::store::StoreBackend;
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAYLOAD_MAX: usize = 20_000;
 
-/// A folder of this test's own, gone at its end.
+/// A folder of this test, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -91,10 +92,10 @@ fn put(
     store.put(identity, ChainPlace::default(), &meta, &payload)
 }
 
-/// Meta and payload.
+/// Meta and payload of a block.
 type Block = (Vec<u8>, Vec<u8>);
 
-/// The block, or nothing when the block is not there.
+/// Returns the block, or `None` if it is absent.
 fn get(store: &dyn Backend, identity: &Identity) -> Result<Option<Block>, BackendError> {
     let (outcome, block) = ask(store, identity)?;
     assert_ne!(outcome, GetOutcome::Throttled);
@@ -107,7 +108,7 @@ fn ask(store: &dyn Backend, identity: &Identity) -> Result<(GetOutcome, Block), 
         let buffer = Buffer { start: bytes.as_mut_ptr().cast(), bytes: bytes.len() };
         Ranges::check(&[buffer]).expect("a vector is valid")
     };
-    // SAFETY: the vectors are used by nobody else until the destinations are gone.
+    // SAFETY: the vectors are used by no other code until the destinations are dropped.
     let mut to_meta = unsafe { Destination::new(place(&mut meta)) };
     // SAFETY: as above.
     let mut to_payload = unsafe { Destination::new(place(&mut payload)) };
@@ -195,7 +196,7 @@ fn several_folders_take_equal_shares_and_survive_a_restart() {
         assert_eq!(get(&*store, &identity(number)), Ok(Some(block(number))), "{number}");
     }
     store.close();
-    // Their order is part of where a block lies: another one is refused, and costs nothing.
+    // The order of the folders is part of a block's place: another order is refused without side effects.
     let swapped = format!("[\"{}\", \"{}\"]", paths[1].display(), paths[0].display());
     let Err(refused) = compose(&text.replace(&list, &swapped)) else { panic!("opened with folders swapped") };
     assert!(refused.text.contains("disk_tier.path"), "{}", refused.text);
@@ -228,7 +229,7 @@ fn what_leaves_memory_is_read_from_the_disk() {
     let store = opened(&folder.configuration("144 KiB", "engine = \"pread\"\n"));
     for number in 0..60 {
         put_all(&*store, number..number + 1);
-        // A put that comes faster than the disk writes finds memory in use by writes, or stays there alone.
+        // If puts outran the disk, they would find memory in use by writes, or stay in memory alone.
         wait_until_written(&*store, u64::from(number) + 1);
     }
     for number in 0..60 {
@@ -279,7 +280,7 @@ fn more_memory_than_there_is_is_refused() {
     );
 }
 
-/// A store over so many slots whose memory the test can reach.
+/// Returns a store over `slots` slots, and the slab, so that the test can change its memory.
 fn with_slab(slots: u32) -> (StoreBackend, Arc<Slab>) {
     with_slab_over(slots, None)
 }
@@ -299,7 +300,7 @@ fn with_slab_over(slots: u32, disk: Option<DiskTier>) -> (StoreBackend, Arc<Slab
 #[test]
 fn a_damaged_block_is_a_miss_and_thrown_away() {
     let (meta, payload) = block(4);
-    // In the length of the meta, in the meta, in the payload.
+    // Damage in the length of the meta, in the meta, and in the payload.
     for at in [0, 1, 10, 17_000] {
         let (store, slab) = with_slab(1);
         assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
@@ -346,7 +347,7 @@ fn a_block_damaged_on_the_disk_is_a_miss_that_is_counted() {
     assert_eq!(get(&*store, &identity(4)), Ok(None));
     let statistics = store.statistics();
     assert_eq!((statistics.hits, statistics.misses, statistics.damaged), (0, 1, 1), "{statistics:?}");
-    // Read once more, verified by the disk's log, and thrown away there too.
+    // Read once more, found damaged by the disk's log, and discarded there too.
     let deadline = Instant::now() + Duration::from_secs(20);
     while store.matched(&[identity(4)]) != Ok(0) {
         assert!(Instant::now() < deadline, "the damaged copy stays on the disk");
@@ -378,7 +379,7 @@ fn what_was_put_whole_meanwhile_is_not_thrown_away() {
     let (store, slab) = with_slab(1);
     let (meta, payload) = block(4);
     assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
-    // A reader found it damaged, and another one has put it again before the first comes to throw it away.
+    // A reader found the block damaged, and another has put it again before the first discards it.
     assert_eq!(store.throw_away(&identity(4)), Ok(()));
     assert_eq!(get(&store, &identity(4)), Ok(Some((meta, payload))));
     slab.write(0, 10, &[0xA5, 0x5A]);
@@ -396,7 +397,7 @@ fn a_name_that_went_to_another_block_is_found_out() {
     assert_eq!((held.len(), store.unchanged(&names, &held)), (3, 3));
     assert_eq!(store.delete(&names[1]), Ok(true));
     assert_eq!(store.unchanged(&names, &held), 1, "it is gone");
-    // The very same bytes again: in another slot, since nothing tells that they were the same all the time.
+    // The same bytes again, but in another slot: the block may have changed meanwhile.
     put_all(&store, 1..2);
     assert_eq!(store.unchanged(&names, &held), 1, "it is another");
     assert_eq!(store.unchanged(&names[2..], &held[2..]), 1);
@@ -424,7 +425,7 @@ fn too_many_requests_inside_are_an_outcome_of_a_read() {
     let (reached, is_busy) = channel();
     let (release, released) = channel::<()>();
     let deadline = Instant::now() + PATIENCE;
-    // The answer is given on the store's thread, which then takes no more requests.
+    // The answer runs on the store's thread, which takes no more requests while it waits.
     let hold = move |_| {
         let _gone = reached.send(());
         let _released = released.recv_timeout(PATIENCE);

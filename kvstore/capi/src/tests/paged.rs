@@ -63,7 +63,7 @@ fn work(registry: &Registry, id: u64, direction: Direction, blocks: &[(usize, us
 }
 
 fn moved(queue: &Queue, work: Work) -> (i32, u64, Option<String>) {
-    // SAFETY: the tests' engines live until their transfers are over, and are not looked at before.
+    // SAFETY: the tests' engines live until their transfers have ended, and are not read before.
     assert_eq!(unsafe { queue.submit(1, work) }, Submitted::Taken);
     let mut told = None;
     queue.poll(1, Some(PATIENCE), |_, completion, text| {
@@ -75,7 +75,7 @@ fn moved(queue: &Queue, work: Work) -> (i32, u64, Option<String>) {
 #[test]
 fn blocks_of_tensors_come_back_from_the_disk_with_little_memory() {
     let folder = Folder::new("paged");
-    // Seven slots: fewer than a piece of a transfer has blocks, times the threads.
+    // Seven slots: fewer than the blocks of a piece, times the threads.
     let store = opened(&folder.configuration("144 KiB", "engine = \"pread\"\n"));
     let queue =
         Queue::new(Arc::clone(&store), &QueueSettings { threads: 3, depth: 8, events: 0 }).expect("starts");
@@ -98,10 +98,10 @@ fn blocks_of_tensors_come_back_from_the_disk_with_little_memory() {
     store.close();
 }
 
-/// Whether a block is there or was taken; or that the store fails.
+/// Whether a block is present or was taken; `Err`: the store fails.
 type Answer = Result<bool, ()>;
 
-/// Tells which blocks it is asked for, and answers a block when it is told to.
+/// A backend that reports which blocks it is asked for, and answers when it is told to.
 struct Gate {
     asked: Sender<Identity>,
     answers: std::sync::Mutex<Receiver<Answer>>,
@@ -200,7 +200,7 @@ fn a_long_transfer_keeps_no_other_request_from_its_turn() {
     assert_eq!(asked.recv_timeout(PATIENCE), Ok(name(0)));
     // SAFETY: a delete names no memory.
     assert_eq!(unsafe { queue.submit(8, Operation::Delete { identity: name(0) }) }, Submitted::Taken);
-    // The second piece had been put into the queue before the request came.
+    // The second piece was queued before the delete request.
     for _ in 0..16 {
         answer.send(Ok(true)).expect("it waits");
     }

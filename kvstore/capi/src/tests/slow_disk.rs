@@ -18,12 +18,12 @@ use crate::config::Settings;
 use crate::store::StoreBackend;
 
 const BYTES: usize = 16_000;
-/// Blocks that fit into host memory.
+/// Blocks of host memory.
 const HOST: usize = 16;
 const BLOCKS: usize = 48;
 const TOKENS: usize = 16;
 
-/// Answers each read of a block so many microseconds later.
+/// Delays the completion of each read by a given number of microseconds.
 struct SlowReads {
     inner: Box<dyn IoEngine>,
     delay_us: Arc<AtomicU64>,
@@ -87,7 +87,7 @@ impl IoEngine for SlowReads {
     }
 }
 
-/// A store of which the disk has all blocks and host memory the last ones, with the delay of the disk.
+/// A store whose disk has all blocks and whose host memory has the last ones, with the disk's delay.
 fn filled(folder: &Folder) -> (StoreBackend, Arc<AtomicU64>) {
     let settings = Settings::parse(&folder.configuration("1 MiB", "")).expect("valid");
     let delay_us = Arc::new(AtomicU64::new(0));
@@ -107,7 +107,7 @@ fn payload(number: u32) -> Vec<u8> {
     vec![number as u8; BYTES]
 }
 
-/// Loads blocks of these numbers as a transfer does, and tells the store how long it took.
+/// Loads the blocks with these numbers as a transfer does, and reports the time to the store.
 fn load(store: &StoreBackend, numbers: &[u32], patience: Duration) -> Loaded {
     let (started, deadline) = (Instant::now(), Instant::now() + patience);
     let mut memory: Vec<Vec<u8>> = numbers.iter().map(|_| vec![0; BYTES]).collect();
@@ -167,7 +167,7 @@ fn plans_leave_a_disk_alone_that_became_slow_and_come_back() {
         block_tokens: TOKENS,
         queued_tokens: 0,
     };
-    // How many blocks a plan takes, and how long the load was beyond what computing them takes.
+    // Returns the number of blocks that a plan loads, and the load's time beyond that of computing them.
     let ask = || match store.store().plan(&prompt, Others::Unknown) {
         Plan::Onboard { blocks, deadline } => {
             let numbers: Vec<u32> = (0..blocks as u32).collect();
@@ -190,7 +190,7 @@ fn plans_leave_a_disk_alone_that_became_slow_and_come_back() {
         }
     };
     until("the first pieces are small, and grow", &|_, loaded| loaded == BLOCKS);
-    // All blocks take 1.5 s to compute. The disk alone takes longer from now on, and plans notice within a few loads.
+    // All blocks take 1.5 s to compute. The disk alone takes longer from now on; plans notice within a few loads.
     delay_us.store(4_000_000, Ordering::Relaxed);
     let mut wasted = Duration::ZERO;
     for _ in 0..20 {
@@ -200,7 +200,7 @@ fn plans_leave_a_disk_alone_that_became_slow_and_come_back() {
     }
     let (planned, ..) = ask();
     assert!(planned <= HOST, "the disk is still used: {planned}");
-    // The first waits as long as computing takes; what follows is taken in small pieces.
+    // The first load waits as long as computing takes; later ones are cut into small pieces.
     assert!(wasted < Duration::from_secs(6), "{wasted:?}: each of 20 loads would have waited for 1.5 s");
     assert!(store.statistics().recomputed > 0);
     delay_us.store(0, Ordering::Relaxed);

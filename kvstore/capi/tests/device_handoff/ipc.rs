@@ -1,12 +1,12 @@
-//! Hand-offs between devices' memory of two processes of one host. The sender is a process of its own: the driver does not attach
-//! memory in the process that exported it.
+//! Hand-offs between the device memories of two processes of one host. The sender is a process of its own,
+//! because the driver does not attach memory in the process that exported it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
 
-/// The seed of the sender's tensors, for the process that it is.
+/// Environment variable with the seed of the sender's tensors, set in the sender's process.
 const SENDER: &str = "KVASIR_TEST_IPC_SENDER";
 /// Prefix of the sender's lines, among those of the test harness.
 const SAYS: &str = "sender: ";
@@ -15,13 +15,13 @@ fn over_ipc(more: &str) -> String {
     configuration("cuda_ipc", &format!("{ON_DEVICE}direct = true\n"), more)
 }
 
-/// A prefill engine in a process of its own, which does what it is told line by line.
+/// A prefill engine in its own process, controlled line by line.
 struct Sender {
     child: Child,
     tells: ChildStdin,
     says: BufReader<ChildStdout>,
     address: String,
-    /// Equal to its tensors.
+    /// A copy of the sender's tensors.
     engine: Engine,
 }
 
@@ -57,13 +57,13 @@ impl Sender {
         writeln!(self.tells, "{command}").expect("the sender lives");
     }
 
-    /// Has blocks pushed layer by layer, and nothing after them.
+    /// Pushes blocks layer by layer, and ends the hand-off.
     fn push(&mut self, transfer: u64, blocks: &[u64]) {
         let blocks: Vec<String> = blocks.iter().map(u64::to_string).collect();
         self.tell(&format!("push {transfer} {}", blocks.join(" ")));
     }
 
-    /// Transfers that it has sent directly, and those that it has staged.
+    /// Returns the number of transfers sent directly, and of those staged.
     fn sent(&mut self) -> (u64, u64) {
         self.tell("statistics");
         let said = self.heard();
@@ -74,7 +74,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // The sender may be gone already.
+        // The sender may have ended already.
         let _gone = self.child.kill();
         let _status = self.child.wait();
     }
@@ -121,7 +121,7 @@ fn engines_of_one_host_hand_over_between_their_devices_memory() {
     let random = &mut Random(seed(801));
     let name = format!("test-{}", std::process::id());
     let mut decode = Side::over(&device, &image, random, &over_ipc(&format!("socket_name = {name:?}\n")));
-    // As `handoff.place` of the connector tells it.
+    // As in `handoff.place` of the connector.
     let socket = format!("/kvasir-{name}-device.sock");
     assert!(decode.address().ends_with(&socket), "{}", decode.address());
     let mut sender = Sender::start(&device, 802);
@@ -152,8 +152,8 @@ fn engines_of_one_host_hand_over_between_their_devices_memory() {
     assert_eq!(statistics.checksum_failures, 0);
 }
 
-/// The sender is killed at random moments: what arrived is right, the rest is told as missing soon, nothing is left, and the next
-/// one is met as the first.
+/// The sender is killed at random moments: arrived blocks are right, missing ones are reported soon, no
+/// resource stays in use, and the next sender works like the first.
 #[test]
 fn a_sender_that_is_killed_leaves_nothing_behind() {
     let Some((_double, device, image)) = device() else { return };
@@ -168,7 +168,7 @@ fn a_sender_that_is_killed_leaves_nothing_behind() {
             assert_eq!(decode.expect(*transfer, &sender.address, 0, to), 0);
             sender.push(*transfer, to);
         }
-        // Between two hand-offs, or in the middle of the next one.
+        // Killed between two hand-offs, or within the next one.
         let (before, pause) = (round as usize * 2, Duration::from_micros(random.below(20_000)));
         let mut killed = None;
         for ended in 0..transfers.len() {
@@ -198,7 +198,7 @@ fn a_sender_that_is_killed_leaves_nothing_behind() {
     assert_eq!(decode.statistics().checksum_failures, 0);
 }
 
-/// The driver does not attach memory in the process that exported it: the network card is there all the same.
+/// The driver does not attach memory in the process that exported it, so the network card is used.
 #[test]
 fn memory_that_the_driver_does_not_share_goes_over_the_card() {
     let Some((_double, device, image)) = device() else { return };

@@ -1,4 +1,4 @@
-//! An engine as these tests have it: tensors, a stream, and a store through the functions that C calls.
+//! A test engine: tensors, a stream, and a store through the functions that C calls.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::harness::Random;
 
 pub(crate) type Identity = [u8; 16];
 
-/// A name as hashes are: all of its bits depend on the numbers.
+/// Returns an identity all of whose bits depend on the numbers, like a hash.
 pub(crate) fn name(round: u64, at: u64) -> Identity {
     let number = u128::from(round * 1000 + at + 1);
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835).to_le_bytes()
@@ -24,7 +24,7 @@ pub(crate) fn payload(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed).collect()
 }
 
-/// Planes one after the other in one piece of memory, and the bytes that ought to be in it.
+/// Planes one after the other in one piece of memory, and the bytes expected in it.
 pub(crate) struct Engine {
     memory: Result<Arc<DeviceSlab>, Vec<u8>>,
     pub(crate) planes: Vec<Plane>,
@@ -51,7 +51,7 @@ impl Engine {
         Self::over(Ok(Arc::new(memory)), start, shapes, blocks, bytes)
     }
 
-    /// The same in host memory.
+    /// As [`Self::new`], in host memory.
     pub(crate) fn on_host(random: &mut Random, shapes: &[(usize, usize)], blocks: usize) -> Self {
         let total: usize = shapes.iter().map(|(stride, _)| stride * blocks).sum();
         let bytes = random.bytes(total);
@@ -85,7 +85,7 @@ impl Engine {
         self.memory().address()
     }
 
-    /// What is there now.
+    /// Returns the current bytes of all planes.
     pub(crate) fn read(&self) -> Vec<u8> {
         match &self.memory {
             Err(host) => host.clone(),
@@ -104,18 +104,18 @@ impl Engine {
         })
     }
 
-    /// A block as it ought to be.
+    /// The expected bytes of a block.
     pub(crate) fn payload(&self, block: u64) -> Vec<u8> {
         self.pieces(block).flat_map(|piece| self.bytes[piece].to_vec()).collect()
     }
 
-    /// A block as it is.
+    /// The current bytes of a block.
     pub(crate) fn payload_now(&mut self, block: u64) -> Vec<u8> {
         self.bytes = self.read();
         self.payload(block)
     }
 
-    /// A block ought to be so from now on.
+    /// Sets the expected bytes of a block.
     pub(crate) fn put(&mut self, block: u64, payload: &[u8]) {
         let (mut rest, pieces) = (payload, self.pieces(block).collect::<Vec<_>>());
         for piece in pieces {
@@ -126,7 +126,7 @@ impl Engine {
     }
 }
 
-/// An open store, as C has it; closed in the end.
+/// An open store with its C handle; closed on drop.
 pub(crate) struct Rig(pub(crate) *mut Handle);
 
 impl Rig {
@@ -154,7 +154,7 @@ impl Rig {
         id
     }
 
-    /// Why the engine's tensors are refused.
+    /// Returns the error with which the engine's tensors are refused.
     pub(crate) fn refused(&self, engine: &Engine) -> String {
         assert_eq!(self.try_register(engine), (Status::InvalidArgument as i32, 0));
         self.last_error()
@@ -176,7 +176,7 @@ impl Rig {
         self.submit_within(operation, user, tensors, names, blocks, event, 0);
     }
 
-    /// The same; a load may take no longer than `deadline_us`, if that is not zero.
+    /// As [`Self::submit`]; `deadline_us` limits a load, unless it is 0.
     #[expect(clippy::too_many_arguments, reason = "the fields of a transfer")]
     pub(crate) fn submit_within(
         &self,
@@ -234,17 +234,17 @@ impl Rig {
         (end.status, end.payload_bytes)
     }
 
-    /// Status, and how many blocks are stored.
+    /// Saves blocks. Returns the status, and the number of stored blocks.
     pub(crate) fn save(&self, id: u64, names: &[Identity], blocks: &[u64]) -> (i32, u64) {
         self.moved(5, id, names, blocks)
     }
 
-    /// Status, and how many blocks came.
+    /// Loads blocks. Returns the status, and the number of loaded blocks.
     pub(crate) fn load(&self, id: u64, names: &[Identity], blocks: &[u64]) -> (i32, u64) {
         self.moved(6, id, names, blocks)
     }
 
-    /// Meta and payload of a block; `None` when it is not there.
+    /// Returns the meta and payload of a block; `None` if it is absent.
     pub(crate) fn get(&self, name: &Identity) -> Option<(Vec<u8>, Vec<u8>)> {
         let (mut meta, mut payload) = (vec![0; 400], vec![0; 64 << 10]);
         let [to_meta, to_payload] = [&mut meta, &mut payload]
@@ -306,7 +306,7 @@ impl Drop for Rig {
     }
 }
 
-/// What an engine does with the driver itself: work on a stream of its own, and events.
+/// The driver calls that an engine makes itself: work on its own stream, and events.
 pub(crate) struct EngineStream {
     driver: Library,
     context: *mut c_void,
@@ -343,7 +343,7 @@ impl EngineStream {
         assert_eq!((called, unsafe { pop(&raw mut popped) }), (0, 0));
     }
 
-    /// Copies bytes of device memory, some time.
+    /// Enqueues a copy of device memory.
     pub(crate) fn copy(&self, from: u64, to: u64, bytes: usize) {
         type Copy = unsafe extern "C" fn(u64, u64, usize, *mut c_void) -> c_uint;
         self.within(|driver| {
@@ -354,7 +354,7 @@ impl EngineStream {
         });
     }
 
-    /// An event that stands for what is on the stream.
+    /// Records an event behind all work on the stream.
     pub(crate) fn record(&self) -> *mut c_void {
         type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_uint;
         type Record = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_uint;

@@ -1,4 +1,5 @@
-//! Evicts what is cheapest to lose: recompute seconds saved per byte × how often the block is asked for lately.
+//! Evicts the cheapest block to lose: recompute seconds saved per byte × recent number of requests for the
+//! block.
 //!
 //! The frequency comes from an ageing sketch, so a block's worth changes without anybody touching it, and any
 //! order kept in lists would be stale (what was hot once would never be looked at again). Hence sampling, as in
@@ -152,7 +153,7 @@ impl Policy for Cost {
             }
             let now = self.sample(field, cheapest.slot);
             match self.pool.last() {
-                // It was asked for since: it lines up again, now at its present worth, so this ends.
+                // Asked for since it was sampled: it is offered again at its present worth, so this ends.
                 Some(second) if now.worth > cheapest.worth && second.cheaper(&now) => self.offer(now),
                 _ => return Some(cheapest.slot),
             }

@@ -1,4 +1,4 @@
-//! What was evicted lately: S3-FIFO's ghost queue as a table of fingerprints, as in the authors' own code.
+//! Recently evicted blocks: S3-FIFO's ghost queue as a table of fingerprints, as in the authors' own code.
 //!
 //! Sets of eight entries, one cache line; an entry is (fingerprint, number of the eviction), and is valid for as
 //! many evictions as the queue would be long. A set that is full loses its oldest entry (about 2 % at this

@@ -14,7 +14,7 @@ const TICKS: u32 = 128;
 #[derive(Debug)]
 pub(crate) struct Lru {
     recent: [List<ORDER>; TICKS as usize],
-    /// Which of `recent` are not empty.
+    /// Bit per list of `recent` that is not empty.
     occupied: u128,
     older: List<ORDER>,
     clock: u32,
@@ -25,7 +25,7 @@ impl Lru {
         Self { recent: [List::EMPTY; TICKS as usize], occupied: 0, older: List::EMPTY, clock: 0 }
     }
 
-    /// Which of `recent` a tick has, if it is recent.
+    /// Index in `recent` of a tick's list, if the tick is recent.
     fn place(&self, tick: u32) -> Option<usize> {
         (self.clock.wrapping_sub(tick) < TICKS).then_some((tick % TICKS) as usize)
     }

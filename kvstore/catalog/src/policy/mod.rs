@@ -1,16 +1,17 @@
-//! Who goes first: strategies over the same candidates.
+//! Eviction policies: strategies over the same candidates.
 //!
-//! A policy orders the candidates of one tier, which are the registered blocks without a registered child that
-//! nobody was seen to pin. Blocks with children are not in its queues at all: that is what makes eviction
-//! leaf-first, and costs nothing to skip. When its last child goes, a parent comes in at the old end, for it is
-//! older than what hung on it.
+//! A policy orders the candidates of one tier, which are the registered blocks without a registered child
+//! that were not found pinned. Blocks with children are not in its queues at all: that is what makes eviction
+//! leaf-first, and costs nothing to skip. When its last child goes, a parent comes in at the old end, for it
+//! is older than its children were.
 //!
-//! How uses get here without a lock: a reader writes the record whose line it owns anyway (the clock of its
-//! last use, a count up to 3), and the policy reads both only when a block has come to the old end. A queue of
-//! touches was the alternative: it costs each reader a shared counter and another line, loses touches when no
-//! writer drains it, and makes the writer relink each block of each look-up.
+//! Uses reach the policy without a lock: a reader writes the record whose line it owns anyway (the clock of
+//! its last use, a count up to 3), and the policy reads both only when a block has come to the old end. A
+//! queue of touches was the alternative: it costs each reader a shared counter and another line, loses
+//! touches when no writer drains it, and makes the writer relink each block of each look-up.
 //!
-//! Under the tier's lock. Each call is O(1) amortised: what is moved was used since, or was given another round.
+//! Under the tier's lock. Each call is O(1) amortised: a block that is moved was used since, or was given
+//! another round.
 
 mod cost;
 mod ghost;
@@ -22,7 +23,7 @@ use crate::list::Node;
 use crate::record::Record;
 use crate::sketch::FrequencySketch;
 
-/// What a policy may look at and change.
+/// State that a policy may read and change.
 pub(crate) struct Field<'a> {
     pub(crate) nodes: &'a mut [Node],
     pub(crate) records: &'a [Record],
@@ -30,7 +31,7 @@ pub(crate) struct Field<'a> {
     pub(crate) clock: u32,
 }
 
-/// Which end of the order a candidate comes in at.
+/// End of the order at which a candidate comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Oldest,

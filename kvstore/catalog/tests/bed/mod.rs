@@ -1,4 +1,4 @@
-//! What the tests share: numbered blocks, a catalog of one tier, a seeded generator.
+//! Fixtures of the tests: numbered blocks, a catalog of one tier, a seeded generator.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use kvstore_block::BlockIdentity;
@@ -26,7 +26,7 @@ pub(crate) fn catalog(policy: PolicyKind, slots: u32) -> Catalog {
     Catalog::new(&CatalogConfig::new(vec![TierConfig::new(slots, policy)])).expect("a valid configuration")
 }
 
-/// Reserves one slot, giving what had to go.
+/// Reserves one slot; returns the blocks that were evicted for it too.
 pub(crate) fn reserve(catalog: &Catalog, tenant: TenantId) -> (Option<Reserved>, Vec<Evicted>) {
     let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
     catalog.reserve(TIER, 1, tenant, &mut evicted, &mut reserved);
@@ -53,7 +53,7 @@ pub(crate) fn store_chain(catalog: &Catalog, tenant: TenantId, chain: impl IntoI
     }
 }
 
-/// Evicts up to `count` and says what went, in order.
+/// Evicts up to `count` blocks and returns their numbers, in order.
 pub(crate) fn evict(catalog: &Catalog, count: usize) -> Vec<u64> {
     let mut evicting = Vec::new();
     catalog.evict(TIER, count, &mut evicting);

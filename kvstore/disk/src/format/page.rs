@@ -3,16 +3,17 @@
 use super::{COUNTER_MAX, PAGE_BYTES, half, is_blank, long, word};
 use crate::Usage;
 
-/// 2 since the checksums of payloads are those that their makers took (`dataplane-checksum`); in 1 they were the log's own.
+/// Version of the format. 2: payload checksums are taken by the maker of the block (`dataplane-checksum`); 1:
+/// by the log.
 const VERSION: u16 = 2;
 const HEADER_MAGIC: [u8; 4] = *b"KVDH";
 const TABLE_MAGIC: [u8; 4] = *b"KVDT";
 const CRC_AT: usize = 60;
 
-/// What a page is for.
+/// Type of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageKind {
-    /// Says what the segment holds.
+    /// Description of the segment.
     Header,
     /// Records.
     Table,
@@ -21,34 +22,34 @@ pub enum PageKind {
 /// The first 64 bytes of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageHeader {
-    /// What it is for.
+    /// Type of the page.
     pub kind: PageKind,
-    /// Which formatting it belongs to.
+    /// Id of the store, new with each formatting.
     pub store_id: u64,
-    /// The newest copy has the largest.
+    /// Sequence number of the write; the newest copy has the largest.
     pub sequence: u64,
-    /// Which segment.
+    /// Number of the segment.
     pub segment: u32,
-    /// Which page of the table; 0 in a header.
+    /// Index of the page in the table; 0 in a header.
     pub page: u32,
-    /// What had been written when the page was.
+    /// Bytes that the device had been made to write when the page was written.
     pub usage: Usage,
 }
 
-/// Why bytes are no page.
+/// Reason why bytes are not a valid page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageError {
     /// All zero: never written.
     Blank,
-    /// No magic of ours.
+    /// No magic number of this format.
     Foreign,
-    /// Our magic, and a version that this program does not know.
+    /// A known magic number, and a version that this program does not know.
     Version(u16),
-    /// Our magic, and a checksum or a field that is wrong.
+    /// A known magic number, and a wrong checksum or field.
     Damaged,
 }
 
-/// What a segment holds.
+/// Description of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// Fingerprint of the blocks.
@@ -59,7 +60,7 @@ pub struct SegmentHeader {
     pub slot_bytes: u32,
     /// Slots in the segment.
     pub slots: u32,
-    /// Longest meta bytes.
+    /// Maximum number of meta bytes of a record.
     pub meta_bytes_max: u16,
 }
 
@@ -80,7 +81,7 @@ pub fn decode_page(bytes: &[u8]) -> Result<PageHeader, PageError> {
     if word(page, CRC_AT) != Some(page_crc(page)) {
         return Err(PageError::Damaged);
     }
-    // After the checksum: what is left is what somebody wrote, so another version is one, and not damage.
+    // The checksum is right, so an unknown version is another format, not damage.
     match half(page, 4) {
         Some(VERSION) => read_page_header(page, kind)
             .filter(|header| header.sequence <= COUNTER_MAX)

@@ -8,21 +8,21 @@ const RECORD_CRC_AT: usize = 64;
 const LIVE: u8 = 1;
 const TOMBSTONE: u8 = 2;
 
-/// Whether a record's block is there.
+/// State of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordState {
-    /// Its payload was written.
+    /// The payload was written.
     Live,
-    /// It was forgotten; the record keeps the generation.
+    /// The block was forgotten; the record keeps the generation.
     Tombstone,
 }
 
-/// What is kept about one slot, meta bytes apart.
+/// Record of one slot, without the meta bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Whose payload.
+    /// Identity of the block in the slot.
     pub identity: BlockIdentity,
-    /// The block before it.
+    /// Identity of the preceding block of the chain.
     pub parent: BlockIdentity,
     /// `dataplane-checksum` of the payload.
     pub checksum: u64,
@@ -30,20 +30,20 @@ pub struct Record {
     pub generation: u64,
     /// Bytes of the payload.
     pub bytes: u32,
-    /// Whose quota.
+    /// Tenant whose quota the block counts against.
     pub tenant: u32,
-    /// Seconds since 1970.
+    /// Time of the write, in seconds since 1970.
     pub written_at_s: u32,
-    /// Bytes of meta that follow.
+    /// Number of meta bytes that follow the record.
     pub meta_bytes: u16,
     /// Whether the block is there.
     pub state: RecordState,
 }
 
-/// Where a record lies; part of its CRC.
+/// Position of a record; part of its CRC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordPlace {
-    /// The formatting.
+    /// Id of the store.
     pub store_id: u64,
     /// The segment.
     pub segment: u32,
@@ -51,7 +51,7 @@ pub struct RecordPlace {
     pub slot: u32,
 }
 
-/// The record is damaged, or of a kind that this program does not know.
+/// The record is damaged, or has a state that this program does not know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordDamaged;
 
@@ -151,7 +151,7 @@ mod tests {
         ] {
             assert_eq!(decode_record(&bytes, other), Err(RecordDamaged), "{other:?}");
         }
-        // Byte 63 and 68..72 are not used; behind the meta bytes nothing counts either.
+        // Bytes 63 and 68..72 are not used; bytes behind the meta bytes do not count either.
         for bit in (0..(RECORD_BYTES + 3) * 8).filter(|bit| !(68..72).contains(&(bit / 8))) {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);

@@ -33,11 +33,11 @@ fn an_old_payload_or_one_of_another_slot_never_verifies() {
     bench.write(1, 7);
     bench.write(2, 8);
     let first = bench.disk.with(|disk| disk.bytes[place(1)..place(2)].to_vec());
-    // The same bytes, written again under the next generation, are lost on the way: what lies there is stale, and
-    // equal; that is the one case in which stale bytes are right.
+    // The same bytes, written again under the next generation, are lost on the way: the disk holds stale bytes
+    // that are equal. This is the one case in which stale bytes are right.
     bench.write(1, 7);
     assert_eq!(bench.read(1, 7), GOOD);
-    // Those bytes in a slot that holds another block.
+    // The same bytes in a slot that holds another block.
     bench.disk.with(|disk| disk.bytes[place(2)..place(3)].copy_from_slice(&first));
     assert_eq!(bench.read(2, 8), miss(MissReason::Damaged));
 }
@@ -65,7 +65,7 @@ fn records_are_salvaged_when_no_copy_of_their_page_is_whole() {
     let mut bench = Bench::new(config());
     bench.write(0, 1);
     bench.write(30, 2);
-    // Byte 63 of each first record belongs to nothing but the page's checksum.
+    // Byte 63 of each first record is covered by the page's checksum only.
     for copy in [Copy2::A, Copy2::B] {
         bench.damage(layout().table_offset(copy, 0) + (layout().record_range(0).start + 10) as u64, 2);
     }
@@ -90,7 +90,7 @@ fn a_salvaged_record_is_a_tombstone_if_there_is_one_of_its_generation() {
     }
 }
 
-/// Pages with good checksums and any contents: whoever can write to the disk can make these.
+/// Pages with good checksums and any contents, as an attacker with write access to the disk can make them.
 #[test]
 fn pages_made_in_bad_faith_neither_panic_nor_verify() {
     let mut random = Random(8);

@@ -167,7 +167,7 @@ fn a_device_that_only_reads_goes_on_reading() {
         assert_eq!(bench.read(0, 1), GOOD);
         assert!(bench.log.is_available());
     }
-    // Ten seconds with pauses of 1, 2, 4 and 8.
+    // Ten seconds with pauses of 1, 2, 4 and 8 seconds.
     assert!(tried[0] == 8 && (1..=6).contains(&tried[1]), "{tried:?}");
     assert_eq!(bench.count("outages"), 0);
     bench.disk.with(|disk| disk.failing = None);

@@ -43,7 +43,7 @@ fn block(id: u8) -> Block<'static> {
     block_of(id, 5000)
 }
 
-/// A block of so many bytes.
+/// Returns a block of `bytes` bytes.
 fn block_of(id: u8, bytes: usize) -> Block<'static> {
     let checksum = dataplane_checksum::checksum(&vec![id; bytes]);
     Block { identity: identity(id), parent: identity(id.wrapping_sub(1)), tenant: 5, checksum, meta: b"meta" }

@@ -1,4 +1,4 @@
-//! What opening, formatting and inspecting a store find and leave.
+//! Results and effects of opening, formatting and inspecting a store.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ fn formatting_anew_keeps_the_account_of_what_was_written() {
     drop(bench);
     let other = DiskConfig { fingerprint: 1, slot_bytes: 8192, reformat: true, ..config() };
     let (log, _, report) = open(&disk, other.clone(), 2).expect("anew");
-    // A page carries what had been written before it.
+    // A page carries the count of bytes written before it.
     let expected = Usage {
         total_bytes: before.total_bytes - PAGE_BYTES as u64,
         day_bytes: before.day_bytes - PAGE_BYTES as u64,
@@ -52,7 +52,7 @@ fn the_bytes_written_survive_a_restart() {
     bench.write(0, 1);
     bench.write(1, 1);
     let usage = bench.log.usage();
-    // Two payloads of two pages and two table pages; a page carries what had been written before it.
+    // Two payloads of two pages and two table pages; a page carries the count of bytes written before it.
     assert_eq!(usage.total_bytes, 6 * PAGE_BYTES as u64);
     assert_eq!(usage.day_bytes, usage.total_bytes);
     let expected = usage.total_bytes - PAGE_BYTES as u64;

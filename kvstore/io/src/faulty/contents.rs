@@ -1,4 +1,4 @@
-//! Bytes of requests: copied, torn and flipped.
+//! Contents of requests: copied, torn and flipped.
 
 use super::SECTOR_BYTES;
 use crate::testing::Random;
@@ -21,11 +21,11 @@ pub(super) fn copy_of(buffer: &Buffer) -> PageBuffer {
     }
 }
 
-/// Puts back the old contents of some sectors: of all after some point, or of any.
+/// Restores the old contents of some sectors: of all from one on, or of random ones.
 pub(super) fn tear(random: &mut Random, old: &[u8], new: &mut [u8]) {
     let sectors = new.len() / SECTOR_BYTES;
     let prefix = random.chance(0.5);
-    // At least one sector is old.
+    // At least one sector keeps its old contents.
     let landed = random.below(sectors as u64) as usize;
     for sector in 0..sectors {
         let lost = if prefix { sector >= landed } else { sector == landed || random.chance(0.5) };

@@ -1,4 +1,5 @@
-//! The engine: each request of the caller is at most one request at a time underneath.
+//! The fault-injecting engine: each request of the caller is at most one request at a time of the wrapped
+//! engine.
 
 mod io_engine;
 
@@ -13,16 +14,16 @@ use crate::testing::Random;
 use crate::{Buffer, Completion, IoEngine, IoError, IoErrorKind, Operation, PageBuffer, Request};
 
 const NAME: &str = "faulty";
-/// Ranges that cannot be read; the oldest is forgotten for a new one.
+/// Maximum number of unreadable ranges; the oldest is dropped for a new one.
 const BAD_RANGES_MAX: usize = 1024;
 
-/// An engine that does what [`Faults`] says to the one that it wraps. See the module.
+/// An engine that applies [`Faults`] to the engine it wraps. See the module.
 pub struct FaultyEngine<E: IoEngine> {
     pub(super) inner: E,
     faults: Faults,
     pub(super) random: Random,
     pub(super) counters: FaultCounters,
-    /// Requests underneath, by the number that they have there.
+    /// Requests of the wrapped engine, by their number there.
     pub(super) under_way: HashMap<u64, Stage>,
     next_number: u64,
     held: Vec<Held>,
@@ -32,7 +33,7 @@ pub struct FaultyEngine<E: IoEngine> {
     arrived: Vec<Completion>,
 }
 
-/// How a write is to go wrong.
+/// Faults of one write.
 #[derive(Debug, Clone)]
 pub(super) struct WritePlan {
     offset: u64,
@@ -41,11 +42,11 @@ pub(super) struct WritePlan {
     random: Random,
 }
 
-/// What the request underneath is for.
+/// Purpose of a request to the wrapped engine.
 pub(super) enum Stage {
-    /// The caller's request itself; a write that is tracked has its record's number.
+    /// The caller's request itself; a tracked write has its record's number.
     Whole { id: u64, rotten: Option<Random>, record: Option<u64> },
-    /// A write that first needs what is there.
+    /// Read of the old contents, which the write needs first.
     Old { request: Request, plan: WritePlan },
     /// The write of a copy for the caller's request.
     Copy { request: Request, record: Option<u64> },
@@ -80,18 +81,18 @@ impl<E: IoEngine> FaultyEngine<E> {
         }
     }
 
-    /// What was injected so far.
+    /// Number of faults injected so far.
     #[must_use]
     pub fn counters(&self) -> FaultCounters {
         self.counters
     }
 
-    /// Other faults from now on; the draws go on.
+    /// Replaces the faults from now on; the random generator keeps its state.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// Which faults.
+    /// The present faults.
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.faults
@@ -105,12 +106,12 @@ impl<E: IoEngine> FaultyEngine<E> {
         self.bad.push((file, offset, offset.saturating_add(bytes)));
     }
 
-    /// Takes the device away, or brings it back.
+    /// Removes the device, or brings it back.
     pub fn set_gone(&mut self, gone: bool) {
         self.gone = gone;
     }
 
-    /// The engine underneath.
+    /// The wrapped engine.
     pub fn inner(&mut self) -> &mut E {
         &mut self.inner
     }
@@ -163,7 +164,7 @@ impl<E: IoEngine> FaultyEngine<E> {
             return self.fail(request, IoErrorKind::NoSpace, "no room");
         }
         let end = request.offset + len;
-        // A device gives a block that is written a new place.
+        // Writing makes a range readable again: the device remaps the block.
         self.bad.retain(|&(file, start, stop)| file != request.file || start < request.offset || stop > end);
         if self.random.chance(self.faults.lost_write) {
             self.counters.lost_writes += 1;
@@ -190,7 +191,7 @@ impl<E: IoEngine> FaultyEngine<E> {
         }
     }
 
-    /// Another place of the same file where the write fits.
+    /// Returns another offset of the same file at which the write fits.
     fn elsewhere(&mut self, request: &Request) -> Option<u64> {
         let geometry = self.inner.geometry();
         let block = geometry.block_bytes as u64;
@@ -199,11 +200,11 @@ impl<E: IoEngine> FaultyEngine<E> {
             return None;
         }
         let place = self.random.below(places);
-        // Every place but the right one.
+        // Skips the right offset.
         Some(if place >= request.offset / block { place + 1 } else { place } * block)
     }
 
-    /// Writes what shall land; `old` is what is there.
+    /// Submits the write with its faults; `old` is the present contents of the range.
     fn write(&mut self, request: Request, mut plan: WritePlan, old: Option<PageBuffer>) {
         let (file, offset) = (request.file, plan.offset);
         let mut landing = None;
@@ -239,7 +240,7 @@ impl<E: IoEngine> FaultyEngine<E> {
         }
     }
 
-    /// Moves requests on whose part underneath is over.
+    /// Collects completions of the wrapped engine, and continues requests that need another one.
     fn advance(&mut self) {
         let mut arrived = std::mem::take(&mut self.arrived);
         self.inner.poll(usize::MAX, &mut arrived);
@@ -270,7 +271,7 @@ impl<E: IoEngine> FaultyEngine<E> {
         }
         self.arrived = arrived;
         if again {
-            // An error shows again at the caller's next flush.
+            // The caller's next flush reports the error again.
             let _ = self.inner.flush();
         }
     }
@@ -283,14 +284,14 @@ impl<E: IoEngine> FaultyEngine<E> {
         self.hold(completion, record);
     }
 
-    /// Forgets completions that were not handed out.
+    /// Drops completions that were not handed out.
     pub(super) fn forget_held(&mut self) {
         self.held.clear();
     }
 }
 
 impl<E: IoEngine> Drop for FaultyEngine<E> {
-    /// Writes that are still at reading what is there have yet to be made.
+    /// Waits for writes that are still reading the old contents, and for those in flight.
     fn drop(&mut self) {
         while !self.under_way.is_empty() {
             self.advance();

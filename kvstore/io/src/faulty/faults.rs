@@ -1,15 +1,15 @@
-//! Which faults, how likely, and how many there were.
+//! Settings and counters of the injected faults.
 
 /// Probabilities of faults, for each request that the fault applies to; all zero by default.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Faults {
     /// Seed of every draw.
     pub seed: u64,
-    /// A write that is acknowledged, and of which the first sectors landed, or some.
+    /// A write that is acknowledged, but of which only the first sectors, or some, reach the medium.
     pub torn_write: f64,
-    /// A write that is acknowledged, and landed elsewhere in its file.
+    /// A write that is acknowledged, but lands elsewhere in its file.
     pub misdirected_write: f64,
-    /// A write that is acknowledged, and never lands.
+    /// A write that is acknowledged, but never reaches the medium.
     pub lost_write: f64,
     /// A write of which one bit is wrong on the medium.
     pub rot_at_rest: f64,
@@ -17,19 +17,19 @@ pub struct Faults {
     pub rot_on_read: f64,
     /// A read whose first block cannot be read any more, until it is written.
     pub media_error: f64,
-    /// A write that finds no room.
+    /// A write that fails for lack of space.
     pub no_space: f64,
-    /// The device goes away, with this request and everything after it.
+    /// The device is lost, with this request and all later ones.
     pub device_gone: f64,
-    /// A completion that comes later.
+    /// A completion that is delayed.
     pub delay: f64,
-    /// By how many calls of `poll`, at most.
+    /// Maximum delay, in calls of `poll`.
     pub delay_polls_max: u32,
-    /// Completions are handed out in any order.
+    /// Whether completions are handed out in random order.
     pub reorder: bool,
-    /// Keeps what writes overwrote until they are synced, so that power can be cut.
+    /// Whether contents that writes replace are kept until a sync, so that a power cut can be simulated.
     pub track_unsynced: bool,
-    /// Writes that the device's cache holds at most; older ones count as synced.
+    /// Maximum number of writes in the device's cache; older ones count as synced.
     pub unsynced_max: usize,
 }
 
@@ -54,7 +54,7 @@ impl Default for Faults {
     }
 }
 
-/// How many faults were injected.
+/// Number of faults injected, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FaultCounters {
     /// See [`Faults::torn_write`].
@@ -67,11 +67,11 @@ pub struct FaultCounters {
     pub rotten_writes: u64,
     /// See [`Faults::rot_on_read`].
     pub rotten_reads: u64,
-    /// Reads that failed on blocks that cannot be read.
+    /// Reads that failed on unreadable blocks.
     pub media_errors: u64,
     /// See [`Faults::no_space`].
     pub no_space: u64,
-    /// Requests that found no device.
+    /// Requests that failed because the device was lost.
     pub device_gone: u64,
     /// See [`Faults::delay`].
     pub delayed: u64,

@@ -1,6 +1,6 @@
-//! Power that goes away: what was not guaranteed to be stable lands in whole, in part or not at all.
+//! Simulated power cut: writes that are not guaranteed to be stable land in whole, in part or not at all.
 //!
-//! All writes since the last sync are undone, newest first, and then made again in their order, as far as they survive:
+//! All writes since the last sync are undone, newest first, and then repeated in their order if they survive,
 //! so that a write that survives on top of one that does not has its own bytes.
 
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use super::contents::{copy_of, tear};
 use super::engine::FaultyEngine;
 use crate::{Buffer, Completion, IoEngine, IoError, IoErrorKind, Operation, PageBuffer, Request};
 
-/// What a power cut spares.
+/// Writes that a power cut spares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PowerCut {
-    /// Writes that had completed: a device without a volatile cache, or with a capacitor.
+    /// Completed writes: a device without a volatile cache, or with a capacitor.
     SparesCompleted,
-    /// Only what was synced after it had completed.
+    /// Only writes that a sync after their completion covered.
     SparesSynced,
 }
 
@@ -25,13 +25,13 @@ pub(super) struct Record {
     pub(super) offset: u64,
     pub(super) old: PageBuffer,
     pub(super) new: PageBuffer,
-    /// The caller has been told so.
+    /// Whether the completion was handed to the caller.
     pub(super) completed: bool,
 }
 
 impl<E: IoEngine> FaultyEngine<E> {
-    /// Cuts the power and brings it back: requests in flight are gone without a completion, and their buffers are free.
-    /// Returns how many writes were lost or torn. Needs [`super::Faults::track_unsynced`].
+    /// Cuts the power and restores it: requests in flight are lost without a completion, and their buffers are
+    /// free. Returns the number of writes that were lost or torn. Needs [`super::Faults::track_unsynced`].
     pub fn power_cut(&mut self, spares: PowerCut) -> Result<u64, IoError> {
         if !self.faults().track_unsynced {
             return Err(IoError {
@@ -60,11 +60,11 @@ impl<E: IoEngine> FaultyEngine<E> {
         let mut lost = 0;
         for Record { file, offset, old, mut new, completed, .. } in records {
             let spared = completed && spares == PowerCut::SparesCompleted;
-            // In whole, in part, not at all.
+            // The write survives in whole, in part, or not at all.
             match if spared { 0 } else { self.random.below(3) } {
                 0 => {}
                 1 => {
-                    // What lies there now may come from a write before this one.
+                    // The present contents may come from a write before this one.
                     let mut now = old;
                     now = self.read_back(file, offset, now)?;
                     tear(&mut self.random, &now, &mut new);
@@ -89,7 +89,7 @@ impl<E: IoEngine> FaultyEngine<E> {
         self.run(Operation::Read, file, offset, buffer)
     }
 
-    /// One request underneath, which is idle; blocks.
+    /// Runs one request of the wrapped engine, which is idle; blocks.
     fn run(
         &mut self,
         operation: Operation,

@@ -1,4 +1,4 @@
-//! Each fault happens, is counted, and is one that the suite of the contract catches.
+//! Each fault occurs, is counted, and is detected by the suite of the contract.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -147,7 +147,7 @@ fn equal_seeds_mean_equal_faults() {
     assert!(outcome(1) != outcome(2));
 }
 
-/// After a cut each sector is one that was written there, and what was guaranteed is there.
+/// After a power cut each sector has contents that were written to it, and guaranteed writes are intact.
 #[test]
 fn a_power_cut_spares_what_was_guaranteed() {
     let mut lost_in_all = 0;
@@ -156,7 +156,7 @@ fn a_power_cut_spares_what_was_guaranteed() {
         let files = MemoryFiles::new(&[64 << 10]);
         let mut engine = engine(&files, Faults { seed, track_unsynced: true, ..Faults::default() });
         let mut random = Random(seed);
-        // Of each block: values since the last guarantee, the guaranteed one first.
+        // For each block: values since the last guarantee, the guaranteed one first.
         let mut possible: Vec<Vec<u8>> = vec![vec![0]; 16];
         for value in 1..=30_u8 {
             let block = random.below(15);
@@ -172,7 +172,7 @@ fn a_power_cut_spares_what_was_guaranteed() {
                 possible.iter_mut().for_each(|values| *values = vec![*values.last().expect("one")]);
             }
         }
-        // One that is under way.
+        // A write in flight.
         let mut buffer = PageBuffer::zeroed(4096);
         buffer.fill(99);
         let request =

@@ -1,7 +1,8 @@
 //! A raw block device as one file.
 //!
-//! O_EXCL on a block device fails with EBUSY when it is mounted or held by another O_EXCL, by LVM or by RAID (open(2)), so
-//! the kernel keeps everybody else away for as long as it is open. A signature on it is refused unless forced.
+//! O_EXCL on a block device fails with EBUSY when it is mounted or held by another O_EXCL, by LVM or by RAID
+//! (open(2)), so the kernel denies those to others for as long as it is open. A device with a known signature
+//! is refused unless forced.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,18 +17,18 @@ use crate::{IoError, IoErrorKind, PageBuffer};
 /// `_IO(0x12, 119)`, include/uapi/linux/fs.h.
 const BLKDISCARD: libc::c_ulong = 0x1277;
 
-/// A block device.
+/// Settings of a raw block device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// Its path: `/dev/nvme0n1`, `/dev/disk/by-id/…`.
+    /// Path of the device: `/dev/nvme0n1`, `/dev/disk/by-id/…`.
     pub path: PathBuf,
-    /// Uses it even though something seems to be stored there. Never when it is mounted.
+    /// Whether a device with a known signature is used all the same. A mounted device never is.
     pub force: bool,
-    /// Alignment of requests, a power of two; no less than the device's logical block.
+    /// Alignment of requests, a power of two; at least the device's logical block size.
     pub block_bytes: usize,
 }
 
-/// Opens a device for this process alone.
+/// Opens a device exclusively for this process.
 pub fn open_device(config: &DeviceConfig) -> Result<Files, IoError> {
     let path = &config.path;
     let file = open_exclusively(path)?;
@@ -51,9 +52,9 @@ pub fn open_device(config: &DeviceConfig) -> Result<Files, IoError> {
     Ok(Files { files: vec![stored], block_bytes: config.block_bytes, locks: Vec::new() })
 }
 
-/// Opens a block device so that nobody else can mount it or open it this way.
+/// Opens a block device so that it can be neither mounted nor opened with O_EXCL elsewhere.
 pub(crate) fn open_exclusively(path: &Path) -> Result<OwnedFd, IoError> {
-    // The type is asked for first: O_EXCL means something else for files.
+    // Check the type first: O_EXCL has another meaning for files.
     let status = rustix::fs::stat(path).map_err(|errno| failed("open", path, errno))?;
     if FileType::from_raw_mode(status.st_mode) != FileType::BlockDevice {
         return Err(refused("open", path, IoErrorKind::Invalid, "not a block device".to_owned()));
@@ -73,7 +74,7 @@ pub(crate) fn open_exclusively(path: &Path) -> Result<OwnedFd, IoError> {
     }
 }
 
-/// Fails when something seems to be stored on the device.
+/// Fails when the device has a known signature.
 pub(crate) fn refuse_contents(device: &OwnedFd, path: &Path) -> Result<(), IoError> {
     let mut start = PageBuffer::zeroed(SIGNATURE_BYTES);
     let mut filled = 0;
@@ -94,7 +95,7 @@ pub(crate) fn refuse_contents(device: &OwnedFd, path: &Path) -> Result<(), IoErr
     }
 }
 
-/// Where a device is mounted, from `/proc/self/mountinfo` (proc(5)): "36 35 8:1 / /mnt …".
+/// Returns the mount point of a device, from `/proc/self/mountinfo` (proc(5)): "36 35 8:1 / /mnt …".
 fn mounted_on(major: u32, minor: u32) -> Option<String> {
     let number = format!("{major}:{minor}");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -112,7 +113,7 @@ pub(super) fn discard(device: &OwnedFd, offset: u64, bytes: u64) -> Result<(), E
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Of the last system call of this thread.
+/// Returns the errno of the last system call of this thread.
 fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
@@ -132,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_mounted_device_is_refused_even_by_force() {
-        // Which device the root is on differs; one that is no plain device proves nothing.
+        // The device of the root file system varies; one that is not a plain device cannot be tested.
         let mounts = std::fs::read_to_string("/proc/mounts").expect("mounts");
         let device = mounts.lines().filter_map(|line| line.split(' ').next()).find(|name| {
             std::fs::metadata(name)

@@ -1,10 +1,10 @@
 //! A folder of segment files of equal size, or one file.
 //!
-//! Files are preallocated when they are made, so that a full file system shows at start-up and not under load. They are made
-//! under another name (`segment-0000.new`) and renamed once they are whole and synced, so a crash meanwhile leaves nothing
-//! that a later start would take for a segment. A file that is there with another size is refused: growing or cutting it
-//! could lose what the log above has in it. Segments beyond the count are removed: they would keep their room, and join
-//! again later with what they held when they were left.
+//! Files are preallocated when they are made, so that a full file system shows at start-up and not under load.
+//! They are made under another name (`segment-0000.new`) and renamed once they are whole and synced, so a crash
+//! meanwhile leaves nothing that a later start would take for a segment. An existing file of another size is
+//! refused: growing or cutting it could lose data of the log above. Segments beyond the count are removed: they
+//! would occupy space, and join again later with stale contents.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,26 +18,26 @@ use crate::{IoError, IoErrorKind};
 
 const LOCK_FILE: &str = "lock";
 
-/// A folder of segment files.
+/// Settings of a folder of segment files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderConfig {
-    /// The folder; made when it is not there (its parent must be).
+    /// Path of the folder, which is made if it is missing (its parent must exist).
     pub path: PathBuf,
     /// Bytes of each file, a multiple of `block_bytes`.
     pub segment_bytes: u64,
-    /// How many files. Those of a larger count before are removed, with what is in them.
+    /// Number of files. Files beyond it, left by a larger count, are removed with their contents.
     pub segment_count: u32,
-    /// O_DIRECT: past the page cache.
+    /// Whether files are opened with O_DIRECT, past the page cache.
     pub direct: bool,
-    /// Writes zeros into new files. Takes as long as writing all of them, and spares the file system from noting at each
-    /// first write that the range has contents now.
+    /// Whether zeros are written into new files. Takes as long as writing all of them; saves the file system
+    /// from converting unwritten extents at each first write.
     pub write_zeros: bool,
-    /// Alignment of requests, a power of two; no less than what the device wants.
+    /// Alignment of requests, a power of two; at least what the device requires.
     pub block_bytes: usize,
 }
 
 impl FolderConfig {
-    /// Direct, 4 KiB blocks.
+    /// Returns settings with direct I/O and blocks of 4 KiB.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, segment_bytes: u64, segment_count: u32) -> Self {
         let path = path.into();
@@ -45,16 +45,16 @@ impl FolderConfig {
     }
 }
 
-/// Opens `segment-0000`, `segment-0001`, … in the folder, made and preallocated where they are missing, and locks the
-/// folder for as long as the result lives. Segments that follow without a gap, numbered `segment_count` and above, are
-/// removed once all others could be opened.
+/// Opens `segment-0000`, `segment-0001`, … in the folder; missing ones are made and preallocated. Locks the
+/// folder for as long as the result lives. Segments that follow without a gap, numbered `segment_count` and
+/// above, are removed once all others could be opened.
 pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
     let (files, _) = open_segments(config)?;
     remove_surplus_of(config)?;
     Ok(files)
 }
 
-/// The same without removing any; also gives the segments that were made.
+/// Opens the segments without removing any; also returns those that were made.
 fn open_segments(config: &FolderConfig) -> Result<(Files, Vec<PathBuf>), IoError> {
     let invalid = |reason: &str| {
         Err(refused("open the segments in", &config.path, IoErrorKind::Invalid, reason.to_owned()))
@@ -93,16 +93,17 @@ fn open_segments(config: &FolderConfig) -> Result<(Files, Vec<PathBuf>), IoError
     Ok((Files { files, block_bytes: config.block_bytes, locks: vec![lock_file] }, missing))
 }
 
-/// Gives back the room that a start took which then failed, so that it does not leave a full file system.
+/// Removes the segments that a failed start has made, so that it does not leave a full file system.
 fn give_back(made: &[PathBuf]) {
     for path in made {
         let _absent = rustix::fs::unlink(path.as_path());
     }
 }
 
-/// Opens a folder on each of several devices as one set of files: the first segment of each folder, then the second of each, and so
-/// on. `config.segment_count` are those of all folders together. Nothing is removed: whoever can read what the segments hold calls
-/// [`remove_surplus`] then, because another list of folders looks like a smaller count.
+/// Opens a folder on each of several devices as one set of files: the first segment of each folder, then the
+/// second of each, and so on. `config.segment_count` is the total of all folders. Removes nothing, because
+/// another list of folders looks like a smaller count: a caller that can interpret the segments' contents then
+/// calls [`remove_surplus`].
 pub fn open_folders(paths: &[PathBuf], config: &FolderConfig) -> Result<Files, IoError> {
     let each = segments_of_each(paths, config)?;
     let (mut folders, mut locks, mut made) = (Vec::new(), Vec::new(), Vec::new());
@@ -126,7 +127,8 @@ pub fn open_folders(paths: &[PathBuf], config: &FolderConfig) -> Result<Files, I
     Ok(Files { files, block_bytes: config.block_bytes, locks })
 }
 
-/// Removes the segments that follow those of [`open_folders`] without a gap: a larger count made them. The caller has the folders open.
+/// Removes the segments that follow those of [`open_folders`] without a gap: a larger count made them. The
+/// caller must have the folders open.
 pub fn remove_surplus(paths: &[PathBuf], config: &FolderConfig) -> Result<(), IoError> {
     let each = segments_of_each(paths, config)?;
     let config = |path: &PathBuf| FolderConfig { path: path.clone(), segment_count: each, ..config.clone() };
@@ -143,13 +145,13 @@ fn segments_of_each(paths: &[PathBuf], config: &FolderConfig) -> Result<u32, IoE
     Ok(config.segment_count / folders)
 }
 
-/// Whether a segment has its size already. An empty file of that name has never had one.
+/// Whether a segment was made completely. An empty file of that name was not.
 fn is_made(path: &Path) -> bool {
     path.metadata().is_ok_and(|status| status.len() > 0)
 }
 
-/// Refuses before anything is made when the file system has less room than `missing` segments take. Another process may
-/// take the room right after this, so preallocating may still fail.
+/// Fails before anything is made when the file system has less space than `missing` segments take. Another
+/// process may take the space right after this, so preallocating may still fail.
 fn check_room(config: &FolderConfig, missing: u64) -> Result<(), IoError> {
     let wanted = missing.saturating_mul(config.segment_bytes);
     let Ok(room) = rustix::fs::statvfs(&config.path) else { return Ok(()) };
@@ -166,7 +168,7 @@ fn check_room(config: &FolderConfig, missing: u64) -> Result<(), IoError> {
     Err(refused("make segments in", &config.path, IoErrorKind::NoSpace, reason))
 }
 
-/// Opens one file, made and preallocated when it is missing, and locks it for as long as the result lives.
+/// Opens one file, made and preallocated if it is missing, and locks it for as long as the result lives.
 pub fn open_file(path: &Path, bytes: u64, direct: bool, write_zeros: bool) -> Result<Files, IoError> {
     let config = FolderConfig { direct, write_zeros, ..FolderConfig::new(path, bytes, 1) };
     if bytes == 0 || !bytes.is_multiple_of(config.block_bytes as u64) {
@@ -183,8 +185,8 @@ pub(super) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, IoError> {
         .map_err(|errno| failed("open", path, errno))
 }
 
-/// Removes the segments that follow the last one of the count without a gap: a larger count made those. What lies behind
-/// a gap was somebody else's doing, and stays. The caller has the folder's lock.
+/// Removes the segments that follow the last one of the count without a gap: a larger count made them. Files
+/// behind a gap were not made by this program, and stay. The caller has the folder's lock.
 fn remove_surplus_of(config: &FolderConfig) -> Result<(), IoError> {
     let remove = |path: &Path| match rustix::fs::unlink(path) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -194,9 +196,9 @@ fn remove_surplus_of(config: &FolderConfig) -> Result<(), IoError> {
     while segment_path(&config.path, end).symlink_metadata().is_ok() {
         end += 1;
     }
-    // One that was being made when the process ended.
+    // A segment that was being made when the process ended.
     remove(&path_while_made(&segment_path(&config.path, end)))?;
-    // The last first, so that what is left after a crash has no gap.
+    // The last first, so that a crash leaves no gap.
     (config.segment_count..end).rev().try_for_each(|number| remove(&segment_path(&config.path, number)))
 }
 
@@ -204,7 +206,7 @@ fn segment_path(folder: &Path, number: u32) -> PathBuf {
     folder.join(format!("segment-{number:04}"))
 }
 
-/// Opens a segment that is there; `None` when it is not, or has never had its size.
+/// Opens an existing segment; `None` when it is missing, or was not made completely.
 fn open_made(path: &Path, config: &FolderConfig) -> Result<Option<(OwnedFd, u64)>, IoError> {
     let direct = if config.direct { OFlags::DIRECT } else { OFlags::empty() };
     let file = match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | direct, Mode::empty()) {
@@ -239,7 +241,8 @@ fn open_segment(path: &Path, config: &FolderConfig) -> Result<StoredFile, IoErro
     Ok(StoredFile { path: path.to_owned(), file, bytes: config.segment_bytes, is_device: false })
 }
 
-/// Compares the block size with what direct I/O wants here (statx(2), STATX_DIOALIGN, Linux 6.1), where the kernel says.
+/// Compares the block size with the alignment of direct I/O (statx(2), STATX_DIOALIGN, Linux 6.1), where the
+/// kernel tells it.
 fn check_alignment(file: &OwnedFd, path: &Path, block_bytes: usize) -> Result<(), IoError> {
     const STATX_DIOALIGN: u32 = 0x2000; // include/uapi/linux/stat.h
     let wanted = StatxFlags::from_bits_retain(STATX_DIOALIGN);
@@ -309,7 +312,7 @@ mod tests {
         let seven = FolderConfig { segment_count: 7, ..config.clone() };
         assert!(open_folders(&paths, &seven).expect_err("seven").reason.contains("over 3 folders"));
 
-        // With a further folder each has fewer segments: the surplus goes when the caller says so.
+        // With a further folder each has fewer segments: the surplus stays until the caller removes it.
         let four = [&paths[..], &[path.join("four")]].concat();
         let fewer = FolderConfig { segment_count: 4, ..config.clone() };
         let files = open_folders(&four, &fewer).expect("four folders");
@@ -318,7 +321,7 @@ mod tests {
         remove_surplus(&four, &fewer).expect("removed");
         assert!(!four.iter().any(has_second) && four.iter().all(|path| path.join("segment-0000").exists()));
         drop(files);
-        // A start that fails at the last folder leaves none of what it made in the others.
+        // A start that fails at the last folder removes the segments it made in the others.
         std::fs::remove_dir_all(&four[3]).expect("remove");
         std::fs::write(&four[3], "in the way").expect("a file");
         open_folders(&four, &FolderConfig { segment_count: 12, ..config }).expect_err("no folder");
@@ -351,7 +354,7 @@ mod tests {
         };
         assert_eq!(names(), ["lock"]);
 
-        // Each segment has room, all together have not: nothing is begun.
+        // Each segment has room, all together do not: nothing is made.
         let free =
             rustix::fs::statvfs(&path).map(|room| room.f_bavail * room.f_frsize).expect("a file system");
         let segment_bytes = (free / 2).next_multiple_of(1 << 20);
@@ -380,7 +383,7 @@ mod tests {
     fn a_crash_while_segments_are_made_does_not_matter() {
         let path = folder("crash");
         std::fs::create_dir(&path).expect("a folder");
-        // Cut short while it was filled, longer than wanted, and an empty file of the final name.
+        // A file cut short while it was filled, one that is too long, and an empty file of the final name.
         std::fs::write(path.join("segment-0000.new"), [7; 5000]).expect("write");
         std::fs::write(path.join("segment-0001.new"), vec![7; 3 << 20]).expect("write");
         std::fs::write(path.join("segment-0002"), []).expect("write");

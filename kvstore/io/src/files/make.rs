@@ -1,7 +1,7 @@
 //! Making one segment: filled and synced under another name, then renamed.
 //!
-//! Invariant: a file that has a segment's name is whole. What a crash leaves under the other name is emptied and filled
-//! anew by the next start. Start-up only; everything here blocks.
+//! Invariant: a file that has a segment's name is whole. A file that a crash leaves under the other name is
+//! emptied and filled again by the next start. Start-up only; all calls block.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,29 +15,29 @@ use crate::{IoError, IoErrorKind, PageBuffer};
 
 /// Bytes of one write of zeros.
 const ZEROS_BYTES: usize = 1 << 20;
-/// Behind the name of a segment that is being made.
+/// Suffix of the name of a segment that is being made.
 const NEW_SUFFIX: &str = ".new";
 
-/// The name that a segment has until it is whole.
+/// Returns the name that a segment has until it is whole.
 pub(super) fn path_while_made(path: &Path) -> PathBuf {
     let mut new = path.as_os_str().to_owned();
     new.push(NEW_SUFFIX);
     PathBuf::from(new)
 }
 
-/// Makes a segment under its other name and gives it its own once it is whole.
+/// Makes a segment under its temporary name and renames it once it is whole.
 pub(super) fn make_segment(path: &Path, config: &FolderConfig) -> Result<OwnedFd, IoError> {
     let new = path_while_made(path);
     let direct = if config.direct { OFlags::DIRECT } else { OFlags::empty() };
     let file = match open(&new, OFlags::RDWR | OFlags::CREATE | direct) {
         Err(error) if config.direct && error.kind == IoErrorKind::Invalid => {
-            // Some file systems make the file before they refuse the flag.
+            // Some file systems create the file before they refuse the flag.
             let _absent = rustix::fs::unlink(&new);
             return Err(no_direct(path));
         }
         opened => opened?,
     };
-    // A folder has its lock already; a single file gets its own only when it has its name.
+    // Locked while it is made: a folder is locked already, a single file only once it has its final name.
     lock(&file, path)?;
     let made = fill(&file, path, config).and_then(|()| give_name(&new, path));
     if made.is_err() {
@@ -45,7 +45,7 @@ pub(super) fn make_segment(path: &Path, config: &FolderConfig) -> Result<OwnedFd
     }
     made?;
     if config.path != path {
-        // `open_file` locks its file itself, folders have a lock of their own.
+        // The folder's lock covers its segments; `open_file` locks its file itself.
         let _unlocked = rustix::fs::flock(&file, FlockOperation::Unlock);
     }
     Ok(file)
@@ -56,13 +56,13 @@ fn fill(file: &OwnedFd, path: &Path, config: &FolderConfig) -> Result<(), IoErro
     preallocate(file, path, config)
 }
 
-/// Renames; over an empty file of that name, and over no other.
+/// Renames the file; replaces only an empty file of that name.
 fn give_name(new: &Path, path: &Path) -> Result<(), IoError> {
     let renamed = match rustix::fs::renameat_with(CWD, new, CWD, path, RenameFlags::NOREPLACE) {
         Err(Errno::EXIST) if std::fs::metadata(path).is_ok_and(|status| status.len() == 0) => {
             rustix::fs::rename(new, path)
         }
-        // Not every file system has the flag.
+        // The file system does not support the flag.
         Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::rename(new, path),
         renamed => renamed,
     };
@@ -73,7 +73,7 @@ fn preallocate(file: &OwnedFd, path: &Path, config: &FolderConfig) -> Result<(),
     let whole = format!("preallocate {} bytes for", config.segment_bytes);
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, config.segment_bytes) {
         Ok(()) if !config.write_zeros => {}
-        // Without fallocate, zeros are what allocates.
+        // Without fallocate, writing zeros allocates the space.
         Ok(()) | Err(Errno::OPNOTSUPP) => write_zeros(file, config).map_err(|e| failed(&whole, path, e))?,
         Err(errno) => return Err(failed(&whole, path, errno)),
     }

@@ -1,8 +1,9 @@
-//! Opening what engines work on: a folder of segment files, one file, or a block device; and sync and TRIM on it.
+//! Opening of files for engines: a folder of segment files, one file, or a block device; and sync and TRIM on
+//! them.
 //!
-//! Invariants: sizes are fixed once opened; files are preallocated and never grown; whoever has a [`Files`] is the only
-//! one who has, as the folder is locked with flock(2) and the device opened with O_EXCL (open(2)). Everything here blocks
-//! and is for start-up, except [`Files::sync`] and [`Files::discard`].
+//! Invariants: sizes are fixed once opened; files are preallocated and never grown; a [`Files`] is the only one
+//! on its files, as the folder is locked with flock(2) and the device opened with O_EXCL (open(2)). All calls
+//! block and are for start-up, except [`Files::sync`] and [`Files::discard`].
 
 mod device;
 mod folder;
@@ -22,12 +23,12 @@ pub use signature::{SIGNATURE_BYTES, signature};
 
 use crate::{Geometry, IoError, IoErrorKind};
 
-/// Name in errors.
+/// Name of this module in errors.
 const NAME: &str = "files";
-/// What a device takes in one command when sysfs does not say.
+/// Assumed maximum bytes of one command of a device, if sysfs does not tell it.
 const DEVICE_BYTES_MAX: u64 = 128 << 10;
 
-/// What an engine works on: files of a fixed size, by number.
+/// Open files of a fixed size, by number.
 #[derive(Debug)]
 pub struct Files {
     files: Vec<StoredFile>,
@@ -45,26 +46,26 @@ struct StoredFile {
 }
 
 impl Files {
-    /// What an engine on these files can take.
+    /// Returns the geometry of an engine on these files.
     #[must_use]
     pub fn geometry(&self, transfer_bytes_max: usize, depth_max: usize) -> Geometry {
         let files = self.files.iter().map(|file| file.bytes).collect();
         Geometry { block_bytes: self.block_bytes, transfer_bytes_max, depth_max, files }
     }
 
-    /// How many.
+    /// Number of files.
     #[must_use]
     pub fn count(&self) -> usize {
         self.files.len()
     }
 
-    /// The descriptor of a file; of none, `None`.
+    /// Descriptor of a file; `None` for an unknown number.
     #[must_use]
     pub fn descriptor(&self, file: u32) -> Option<BorrowedFd<'_>> {
         self.files.get(file as usize).map(|file| file.file.as_fd())
     }
 
-    /// Where a file is; of none, `None`.
+    /// Path of a file; `None` for an unknown number.
     #[must_use]
     pub fn path(&self, file: u32) -> Option<&Path> {
         self.files.get(file as usize).map(|file| file.path.as_path())
@@ -94,8 +95,8 @@ impl Files {
         }
     }
 
-    /// Gives a range's storage back: a hole in a file (fallocate(2)), BLKDISCARD on a device. Blocks; false where neither
-    /// is supported.
+    /// Frees a range's storage: a hole in a file (fallocate(2)), BLKDISCARD on a device. Blocks; false where
+    /// neither is supported.
     pub fn discard(&self, engine: &'static str, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
         let stored = self.stored(engine, file, "discard")?;
         let operation = || format!("discard {bytes} bytes at {offset:#x} of {}", stored.path.display());
@@ -127,7 +128,7 @@ impl Files {
         }
     }
 
-    /// Fails unless the kernel can poll the devices below: it says so in `queue/io_poll` of sysfs.
+    /// Fails unless the kernel can poll the devices below, according to `queue/io_poll` of sysfs.
     pub(crate) fn require_poll_queues(&self, engine: &'static str) -> Result<(), IoError> {
         for stored in &self.files {
             if stored.queue_setting("io_poll") == Some(0) {
@@ -142,7 +143,8 @@ impl Files {
         Ok(())
     }
 
-    /// What all devices below take in one command, whatever pages the memory is made of. In whole blocks.
+    /// Maximum bytes that every device below takes in one command, whatever the page size of the memory. In
+    /// whole blocks.
     pub(crate) fn device_bytes_max(&self) -> usize {
         let of_file = |stored: &StoredFile| {
             let sectors = stored.queue_setting("max_sectors_kb").map(|kib| kib << 10);
@@ -156,13 +158,13 @@ impl Files {
 }
 
 impl StoredFile {
-    /// A number in the folder `queue` that sysfs has for the device below.
+    /// Reads a number in the folder `queue` of the device in sysfs.
     fn queue_setting(&self, name: &str) -> Option<u64> {
         let status = rustix::fs::fstat(&self.file).ok()?;
         let number = if self.is_device { status.st_rdev } else { status.st_dev };
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-        // A partition has no queue of its own.
+        // A partition has no queue folder; its device has.
         let setting = ["queue", "../queue"]
             .into_iter()
             .find_map(|folder| std::fs::read_to_string(device.join(folder).join(name)).ok())?;
@@ -170,17 +172,18 @@ impl StoredFile {
     }
 }
 
-/// A failed step of opening.
+/// Error of a failed step of opening.
 fn failed(step: &str, path: &Path, errno: Errno) -> IoError {
     IoError::from_errno(NAME, format!("{step} {}", path.display()), errno.raw_os_error())
 }
 
-/// A path that must not be used.
+/// Error for a path that must not be used.
 fn refused(step: &str, path: &Path, kind: IoErrorKind, reason: String) -> IoError {
     IoError { engine: NAME, operation: format!("{step} {}", path.display()), kind, reason }
 }
 
-/// The process that holds a lock of flock(2) on this file, from `/proc/locks`; unknown from inside of a PID namespace.
+/// Returns the process that holds a lock of flock(2) on this file, from `/proc/locks`; unknown inside of a PID
+/// namespace.
 fn lock_holder(file: &OwnedFd) -> Option<u32> {
     let status = rustix::fs::fstat(file).ok()?;
     let (major, minor) = (rustix::fs::major(status.st_dev), rustix::fs::minor(status.st_dev));
@@ -194,7 +197,7 @@ fn lock_holder(file: &OwnedFd) -> Option<u32> {
     })
 }
 
-/// Takes the lock of a file that stands for something exclusive.
+/// Locks a file exclusively, or fails.
 pub(crate) fn lock(file: &OwnedFd, path: &Path) -> Result<(), IoError> {
     match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),

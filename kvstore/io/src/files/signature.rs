@@ -1,9 +1,9 @@
-//! Whether a device holds something that somebody may want to keep.
+//! Detection of contents on a device: file systems, partition tables and the like.
 //!
-//! Offsets and bytes are those that file(1) and libblkid know. Not complete, and not meant to be: it stops a wrong path,
-//! not a determined hand.
+//! Offsets and bytes are those that file(1) and libblkid know. Incomplete on purpose: the check protects
+//! against a wrong path, not against intent.
 
-/// How much of a device's start is looked at.
+/// Bytes at the start of a device that are examined.
 pub const SIGNATURE_BYTES: usize = 72 << 10;
 
 const SIGNATURES: [(&str, usize, &[u8]); 17] = [
@@ -26,7 +26,7 @@ const SIGNATURES: [(&str, usize, &[u8]); 17] = [
     ("a partition table or a FAT file system", 510, b"\x55\xAA"),
 ];
 
-/// What the first bytes of a device say is on it.
+/// Returns the name of the signature in the first bytes of a device, if there is one.
 pub fn signature(start: &[u8]) -> Option<&'static str> {
     let found = |(_, at, magic): &&(&str, usize, &[u8])| start.get(*at..at + magic.len()) == Some(*magic);
     SIGNATURES.iter().find(found).map(|(name, ..)| *name)

@@ -1,4 +1,4 @@
-//! Commands as the kernel's structures have them, and parts of what the device answers. Bytes only: no I/O.
+//! Layout of commands in the kernel's structures, and parsing of the device's answers. Bytes only: no I/O.
 
 /// `_IO('N', 0x40)`: the namespace's number.
 pub(super) const NVME_IOCTL_ID: libc::c_ulong = 0x4E40;
@@ -47,7 +47,7 @@ pub(super) struct Command {
 const _: () = assert!(size_of::<Command>() == 72);
 
 impl Command {
-    /// The 80 bytes of a submission entry.
+    /// Returns the 80 command bytes of a submission entry.
     pub(super) fn to_entry(self) -> [u8; 80] {
         let mut entry = [0; 80];
         entry[0] = self.opcode;
@@ -61,7 +61,7 @@ impl Command {
         entry
     }
 
-    /// A read or a write of whole blocks; `blocks` from 1 to 65536.
+    /// Returns a read or a write of whole blocks; `blocks` from 1 to 65536.
     pub(super) fn transfer(
         opcode: u8,
         namespace: u32,
@@ -77,29 +77,29 @@ impl Command {
             bytes,
             dword10: block as u32,
             dword11: (block >> 32) as u32,
-            // Counted from zero.
+            // The field is zero-based.
             dword12: blocks.wrapping_sub(1) & 0xFFFF,
             ..Self::default()
         }
     }
 }
 
-/// What is used of Identify Namespace.
+/// Fields of Identify Namespace that are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Namespace {
     pub(super) blocks: u64,
     pub(super) block_bytes: usize,
 }
 
-/// What is used of Identify Controller.
+/// Fields of Identify Controller that are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Controller {
-    /// The longest transfer, if there is a limit.
+    /// Maximum bytes of a transfer; `None` without a limit.
     pub(super) transfer_bytes_max: Option<usize>,
     pub(super) has_dataset_management: bool,
 }
 
-/// Reads the answer to Identify Namespace; why it cannot be used.
+/// Parses the answer to Identify Namespace; the error is the reason why the namespace cannot be used.
 pub(super) fn parse_namespace(answer: &[u8; IDENTIFY_BYTES]) -> Result<Namespace, String> {
     let blocks = u64::from_le_bytes(std::array::from_fn(|index| answer[index]));
     let formatted = answer[26];
@@ -119,8 +119,8 @@ pub(super) fn parse_namespace(answer: &[u8; IDENTIFY_BYTES]) -> Result<Namespace
     Ok(Namespace { blocks, block_bytes: 1 << shift })
 }
 
-/// Reads the answer to Identify Controller. MDTS counts in the controller's smallest pages; those are 4 KiB at least
-/// (CAP.MPSMIN), and not known here.
+/// Parses the answer to Identify Controller. MDTS counts in the controller's smallest pages, whose size
+/// (CAP.MPSMIN) is at least 4 KiB, and not known here.
 pub(super) fn parse_controller(answer: &[u8; IDENTIFY_BYTES]) -> Controller {
     let shift = u32::from(answer[77]);
     let transfer_bytes_max =

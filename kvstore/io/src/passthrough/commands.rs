@@ -1,7 +1,7 @@
 //! Reads and writes as NVMe commands in entries of 128 bytes, and their status as errors.
 //!
-//! Hot path: one command is built on the stack. Registered memory is named by its index, so that the kernel maps nothing,
-//! where the kernel can do that.
+//! Hot path: one command is built on the stack. Registered memory is named by its index, if the kernel supports
+//! that, so that the kernel maps nothing.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +15,13 @@ use super::{NAME, status};
 use crate::ring::{Commands, Outcome, Pending};
 use crate::{Geometry, IoError, IoErrorKind, Operation};
 
-/// See the module.
+/// Builds NVMe commands for a ring, and translates their results.
 #[derive(Debug)]
 pub struct NvmeCommands {
     device: NvmeDevice,
-    /// Kernels before 6.5 or so count all pages of a registered buffer, not those of the command, and refuse a command
-    /// on a large slab (`blk_rq_map_user_bvec`, EINVAL). Relaxed: it only ever becomes true, and is only a hint.
+    /// Whether the kernel refused registered memory. Kernels before 6.5 or so count all pages of a registered
+    /// buffer, not those of the command, and refuse a command on a large slab (`blk_rq_map_user_bvec`, EINVAL).
+    /// Relaxed: only ever set, and only a hint.
     registered_refused: AtomicBool,
 }
 
@@ -33,7 +34,7 @@ impl NvmeCommands {
         Ok(Self { device, registered_refused: AtomicBool::new(false) })
     }
 
-    /// The namespace.
+    /// The namespace that commands go to.
     #[must_use]
     pub fn device(&self) -> &NvmeDevice {
         &self.device
@@ -86,7 +87,7 @@ impl Commands for NvmeCommands {
 
     fn outcome(&self, pending: &Pending, completion: &cqueue::Entry32) -> Outcome {
         match completion.result() {
-            // A command moves all or nothing.
+            // A command moves all bytes or none.
             0 => Outcome::Moved(self.command_bytes(pending)),
             found if found > 0 => Outcome::Failed(IoError {
                 engine: NAME,

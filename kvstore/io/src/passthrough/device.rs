@@ -1,4 +1,4 @@
-//! One namespace of an NVMe device: found, measured, and held against others. For start-up, sync and TRIM: all of it blocks.
+//! One namespace of an NVMe device: opened, measured, and locked. For start-up, sync and TRIM: all calls block.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,26 +14,26 @@ use super::status;
 use crate::files::{lock, open_exclusively, refuse_contents};
 use crate::{IoError, IoErrorKind};
 
-/// Bytes of a command when neither the device nor the kernel says what it takes.
+/// Maximum bytes of a command when neither the device nor the kernel tells a limit.
 const COMMAND_BYTES_MAX: usize = 128 << 10;
 
-/// A namespace's character device.
+/// Settings of a namespace's character device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeDeviceConfig {
-    /// Its path: `/dev/ng0n1`.
+    /// Path of the device: `/dev/ng0n1`.
     pub path: PathBuf,
-    /// Uses it even though something seems to be stored there. Never when it is mounted.
+    /// Whether a device with a known signature is used all the same. A mounted device never is.
     pub force: bool,
     /// Alignment of requests, a power of two; the device's block size if that is larger.
     pub block_bytes: usize,
 }
 
-/// See the module.
+/// An open namespace.
 #[derive(Debug)]
 pub struct NvmeDevice {
     path: PathBuf,
     file: OwnedFd,
-    /// The block device of the same namespace, kept open so that nobody mounts it.
+    /// The block device of the same namespace, kept open so that it cannot be mounted.
     _block_device: Option<OwnedFd>,
     namespace: u32,
     bytes: u64,
@@ -43,14 +43,14 @@ pub struct NvmeDevice {
     has_dataset_management: bool,
 }
 
-/// `/dev/ng0n1` → `/dev/nvme0n1`.
+/// Returns the block device of a namespace: `/dev/ng0n1` → `/dev/nvme0n1`.
 fn block_device_of(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?.strip_prefix("ng")?;
     Some(path.with_file_name(format!("nvme{name}")))
 }
 
 impl NvmeDevice {
-    /// Opens a namespace for this process alone.
+    /// Opens a namespace exclusively for this process.
     pub fn open(config: &NvmeDeviceConfig) -> Result<Self, IoError> {
         let path = &config.path;
         let refused = |kind, reason: String| IoError {
@@ -107,7 +107,7 @@ impl NvmeDevice {
         device.has_dataset_management = controller.has_dataset_management;
         let of_queue = queue_bytes_max(path);
         let most = [controller.transfer_bytes_max, of_queue].into_iter().flatten().min();
-        // 65536 blocks is what a command can name.
+        // A command can name at most 65536 blocks.
         let most = most.unwrap_or(COMMAND_BYTES_MAX).min(found.block_bytes << 16);
         device.command_bytes_max = (most - most % device.block_bytes).max(device.block_bytes);
         Ok(device)
@@ -131,7 +131,7 @@ impl NvmeDevice {
         self.lba_bytes
     }
 
-    /// The longest command; requests may be longer.
+    /// Maximum bytes of a command; longer requests are split.
     #[must_use]
     pub fn command_bytes_max(&self) -> usize {
         self.command_bytes_max
@@ -191,7 +191,8 @@ impl NvmeDevice {
         self.run(NVME_IOCTL_IO_CMD, &mut command, "flush")
     }
 
-    /// Tells the device that a range, checked by the caller, is not needed; false when it does not listen.
+    /// Tells the device that a range, checked by the caller, is not needed; false when it does not support
+    /// that.
     pub(super) fn deallocate(&self, offset: u64, bytes: u64) -> Result<bool, IoError> {
         if !self.has_dataset_management {
             return Ok(false);
@@ -220,7 +221,7 @@ impl NvmeDevice {
     }
 }
 
-/// The result of the request, or the errno.
+/// Returns the result of the request, or the errno.
 fn ioctl(file: BorrowedFd<'_>, request: libc::c_ulong, command: &mut Command) -> Result<u32, i32> {
     // SAFETY: the structure is what these requests read and write (72 bytes), and the memory that it names lives in the
     // caller's frame until this returns and has the length that it says.
@@ -228,17 +229,18 @@ fn ioctl(file: BorrowedFd<'_>, request: libc::c_ulong, command: &mut Command) ->
     u32::try_from(result).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// A number in the queue's folder of the namespace's block device in sysfs.
+/// Reads a number in the queue folder of the namespace's block device in sysfs.
 fn queue_setting(path: &Path, name: &str) -> Option<u64> {
     let block_device = block_device_of(path)?;
     let folder = Path::new("/sys/block").join(block_device.file_name()?).join("queue").join(name);
     std::fs::read_to_string(folder).ok()?.trim().parse().ok()
 }
 
-/// What the kernel takes in one command: so many sectors, and so many pieces of memory of which each may be a page only.
+/// Maximum bytes of one command for the kernel: limited by sectors, and by memory segments, each of which may
+/// be one page.
 fn queue_bytes_max(path: &Path) -> Option<usize> {
     let sectors = queue_setting(path, "max_hw_sectors_kb").map(|kib| kib << 10);
-    // One more, as memory that does not start on a page takes one more.
+    // Memory that does not start on a page takes one more segment.
     let segments = queue_setting(path, "max_segments").map(|count| count.saturating_sub(1).max(1) * 4096);
     let most = [sectors, segments].into_iter().flatten().min()?;
     usize::try_from(most).ok()

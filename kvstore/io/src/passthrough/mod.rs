@@ -1,9 +1,10 @@
 //! NVMe commands through the kernel, on the character device of a namespace (`/dev/ng0n1`).
 //!
 //! Each request is one or more NVMe READ or WRITE commands as IORING_OP_URING_CMD (NVME_URING_CMD_IO of
-//! `linux/nvme_ioctl.h`): no file system, no block layer, no page cache, and the device's own status as the answer. A
-//! request that is longer than a command may be (MDTS and the kernel's limits) is moved by commands one after the other.
-//! Admin commands, FLUSH and Dataset Management go through ioctl and block. Needs CAP_SYS_ADMIN or rights on the device.
+//! `linux/nvme_ioctl.h`): no file system, no block layer, no page cache, and the device's own status as the
+//! answer. A request longer than a command may be (MDTS and the kernel's limits) is moved by commands one after
+//! the other. Admin commands, FLUSH and Dataset Management go through ioctl and block. Needs CAP_SYS_ADMIN or
+//! rights on the device.
 //!
 //! Sources: NVM Express Base 2.0c (Identify §5.17, status §3.3.3.2), NVM Command Set 1.0c (§3.2.1 Dataset Management, §3.2.4
 //! Read, §3.2.6 Write, §4.1.5.1 Identify Namespace), include/uapi/linux/nvme_ioctl.h.
@@ -22,10 +23,10 @@ use crate::{Geometry, IoError};
 /// Name in errors, metrics and benchmarks.
 pub(crate) const NAME: &str = "nvme_passthrough";
 
-/// An engine on one NVMe namespace, commands passed through the kernel.
+/// An engine on one NVMe namespace, whose commands pass through the kernel.
 pub type PassthroughEngine = RingEngine<NvmeCommands>;
 
-/// Makes the engine.
+/// Opens the engine.
 pub fn open(device: NvmeDevice, config: &RingConfig) -> Result<PassthroughEngine, IoError> {
     if config.io_poll {
         device.require_poll_queues()?;

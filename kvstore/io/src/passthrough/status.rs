@@ -1,11 +1,11 @@
-//! What a device's status means (Base 2.0c figures 92 to 98; NVM Command Set 1.0c figures 14 and 15).
+//! Translation of a device's status (Base 2.0c figures 92 to 98; NVM Command Set 1.0c figures 14 and 15).
 
 use crate::IoErrorKind;
 
 /// Bits of the status field that are type and code; above them are retry delay, "more" and "do not retry".
 const CODE_MASK: u16 = 0x7FF;
 
-/// Kind and words for a status that is not zero.
+/// Returns kind and words for a status that is not zero.
 pub(super) fn meaning(status: u16) -> (IoErrorKind, &'static str) {
     match status & CODE_MASK {
         0x001 => (IoErrorKind::Unsupported, "invalid command opcode"),
@@ -41,7 +41,7 @@ pub(super) fn meaning(status: u16) -> (IoErrorKind, &'static str) {
     }
 }
 
-/// A status for people: words, and type and code as the specification writes them.
+/// Describes a status: words, and type and code as the specification writes them.
 pub(super) fn describe(status: u16) -> String {
     let (_, words) = meaning(status);
     let code = status & CODE_MASK;

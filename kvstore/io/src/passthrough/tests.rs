@@ -1,5 +1,5 @@
-//! The contract on a real namespace. Its contents are destroyed, so it must be named: KVASIR_IO_NVME=/dev/ng0n1. The lab's
-//! VM has one.
+//! The contract on a real namespace. Its contents are destroyed, so it must be named:
+//! KVASIR_IO_NVME=/dev/ng0n1. The lab's VM has one.
 
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ fn two_engines_never_share_a_namespace() {
     drop(first);
 }
 
-/// Beyond the end, past our own check: the device's status is the answer.
+/// A read beyond the end, past the engine's own check: the device's status becomes the error.
 #[test]
 fn the_devices_status_is_an_error() {
     let Some(device) = device(4096) else { return };

@@ -1,11 +1,13 @@
 //! The engine over a ring.
 //!
-//! Hot path: a request is one entry in a table and one in the submission queue; no allocation, no lock. Short transfers
-//! are queued again for what is left, and so is what the kernel could not take (EAGAIN, EINTR), a bounded number of times.
+//! Hot path: a request is one entry in a table and one in the submission queue; no allocation, no lock. Short
+//! transfers are queued again for the remaining bytes, and so are entries that the kernel could not take
+//! (EAGAIN, EINTR), a bounded number of times.
 //!
-//! Thread: whoever flushes, polls or waits first, from then on (SINGLE_ISSUER; another gets EEXIST). An engine that another
-//! thread uses is over: every call is an error from then on, on any thread, what the kernel has not got completes with that
-//! error, and what it has got never completes. Dropping it leaks those buffers, since the kernel may still write there.
+//! Thread: the one that flushes, polls or waits first, from then on (SINGLE_ISSUER; other threads get EEXIST).
+//! A call from another thread ends the engine: every later call, on any thread, is an error, requests that the
+//! kernel has not got complete with that error, and those that it has got never complete. Dropping it leaks
+//! those buffers, since the kernel may still write there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,10 +22,10 @@ use super::ring::Ring;
 use super::setup::RingConfig;
 use crate::{Completion, Full, Geometry, IoEngine, IoError, Request, Waker};
 
-/// Tries without progress after which a request fails.
+/// Number of retries without progress after which a request fails.
 const RETRIES_MAX: u32 = 10_000;
 
-/// What requests look like to the kernel.
+/// Encoding of requests for the kernel.
 pub trait Commands: Send {
     /// Entry of the submission queue.
     type Submission: squeue::EntryMarker;
@@ -33,10 +35,10 @@ pub trait Commands: Send {
     /// Name of the engine.
     fn name(&self) -> &'static str;
 
-    /// The entry that moves what is left of a request, or its next part.
+    /// Returns the entry that moves the remaining bytes of a request, or the next part of them.
     fn build(&self, pending: &Pending) -> Self::Submission;
 
-    /// What a completion says about its request.
+    /// Interprets a completion of a request.
     fn outcome(&self, pending: &Pending, completion: &Self::Completion) -> Outcome;
 
     /// See [`IoEngine::sync`].
@@ -46,16 +48,16 @@ pub trait Commands: Send {
     fn discard(&self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError>;
 }
 
-/// See the module.
+/// An engine over a ring.
 pub struct RingEngine<K: Commands> {
-    // Dropped first, before the memory that is registered with it.
+    // Declared first, so that it is dropped before the memory that is registered with it.
     ring: Ring<K::Submission, K::Completion>,
     commands: K,
     geometry: Geometry,
     pending: PendingTable,
-    /// Completed without the kernel: requests that were refused.
+    /// Completions of requests that were refused without the kernel.
     refused: VecDeque<Completion>,
-    /// Numbers of requests that are to be queued once more.
+    /// Numbers of requests that have to be queued again.
     again: VecDeque<u64>,
     registered: Registered,
 }
@@ -84,13 +86,13 @@ impl<K: Commands> RingEngine<K> {
         self.ring.enters()
     }
 
-    /// Lets requests pass that the device must refuse.
+    /// Extends the file's size, so that requests pass which the device must refuse.
     #[cfg(test)]
     pub(crate) fn extend_for_test(&mut self, bytes: u64) {
         self.geometry.files[0] += bytes;
     }
 
-    /// The ring for options of the config, before an engine is made of it.
+    /// Makes the ring for a configuration, before an engine is made of it.
     pub(crate) fn ring(
         name: &'static str,
         config: &RingConfig,
@@ -99,7 +101,8 @@ impl<K: Commands> RingEngine<K> {
     }
 }
 
-/// Takes one completion of the ring; `Some` when a request is over. `again` collects what has to be queued once more.
+/// Handles one completion of the ring; `Some` when the request is over. `again` collects requests to be queued
+/// again.
 fn settle<K: Commands>(
     commands: &K,
     pending: &mut PendingTable,
@@ -107,7 +110,7 @@ fn settle<K: Commands>(
     number: u64,
     completion: &K::Completion,
 ) -> Option<Completion> {
-    // A number that is not ours would be the kernel's mistake.
+    // Ignores an unknown number, which would be an error of the kernel.
     let request = pending.get_mut(number)?;
     let result = match commands.outcome(request, completion) {
         Outcome::Moved(bytes) => {
@@ -134,7 +137,7 @@ fn settle<K: Commands>(
 }
 
 impl<K: Commands> RingEngine<K> {
-    /// Queues what is left of request `number`.
+    /// Queues the remaining bytes of request `number`.
     fn push(&mut self, number: u64) {
         let Some(pending) = self.pending.get_mut(number) else { return };
         let mut entry = self.commands.build(pending);
@@ -145,7 +148,7 @@ impl<K: Commands> RingEngine<K> {
         unsafe { self.ring.push(&entry) };
     }
 
-    /// Takes completions of the ring, at most `budget` that end a request, and continues what is not over.
+    /// Takes completions of the ring, at most `budget` that end a request, and continues unfinished requests.
     fn take(&mut self, budget: usize, mut deliver: impl FnMut(Completion)) -> Result<usize, IoError> {
         let Self { ring, commands, pending, again, .. } = self;
         let mut count = 0;
@@ -165,10 +168,10 @@ impl<K: Commands> RingEngine<K> {
         self.ring.submit().map(|()| count)
     }
 
-    /// After a call of the ring: when it is over, completes what the kernel has not got.
+    /// Completes the requests that the kernel has not got, once another thread has used the ring.
     fn settle_misdriven(&mut self) {
         if self.ring.is_misdriven() {
-            // The queue is never handed over any more, so nobody else uses these buffers.
+            // The queue will not be handed over any more, so the kernel does not use these buffers.
             while let Some(pending) = self.pending.take_from(self.ring.handed_over()) {
                 let error = self.ring.misdriven(&pending.describe());
                 self.refused.push_back(pending.complete(Err(error)));
@@ -176,7 +179,7 @@ impl<K: Commands> RingEngine<K> {
         }
     }
 
-    /// Waits until nothing is in flight any more, and lets go of the buffers.
+    /// Waits until no request is in flight, and drops the buffers.
     fn drain(&mut self) -> Result<(), IoError> {
         self.ring.submit()?;
         let mut armed = self.ring.disarm();
@@ -236,7 +239,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         completions.extend(self.refused.drain(..refused));
         let before = completions.len();
         if refused < budget && self.pending.used() > 0 {
-            // An error of continuing shows again at the next flush, which reports it.
+            // An error of continuing occurs again at the next flush, which reports it.
             let _ = self.take(budget - refused, |completion| completions.push(completion));
             self.settle_misdriven();
         }
@@ -273,10 +276,10 @@ impl<K: Commands> IoEngine for RingEngine<K> {
 impl<K: Commands> Drop for RingEngine<K> {
     fn drop(&mut self) {
         if self.drain().is_ok() {
-            // The kernel closes a ring in its own time; files would stay open, and locked, until then.
+            // The kernel frees a ring asynchronously; files would stay open, and locked, until then.
             let _closed = self.ring.submitter().unregister_files();
         } else {
-            // The kernel may still write there: nobody else may ever get these buffers.
+            // The kernel may still write to these buffers: they must never be reused.
             self.pending.leak();
             self.ring.leak_wake_count();
         }

@@ -1,7 +1,7 @@
 //! io_uring, as the engines for files and for NVMe commands use it.
 //!
-//! `Ring` owns the queues, the sleep and the waker; [`RingEngine`] owns the requests; what a request looks like to the
-//! kernel is a [`Commands`]. Reading order: `setup`, `ring`, `registered`, `pending`, `engine`.
+//! `Ring` owns the queues, the sleep and the waker; [`RingEngine`] owns the requests; a [`Commands`] encodes
+//! requests for the kernel. Reading order: `setup`, `ring`, `registered`, `pending`, `engine`.
 
 mod engine;
 mod pending;

@@ -1,11 +1,11 @@
-//! Requests that the kernel has, by number.
+//! Table of the requests at the kernel, by number.
 
 use std::ptr::NonNull;
 
 use crate::error::describe;
 use crate::{Completion, IoError, Request};
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub struct Pending {
     request: Request,
@@ -13,63 +13,63 @@ pub struct Pending {
     registered: Option<u16>,
     moved: usize,
     retries: u32,
-    /// Number of its latest entry in the ring.
+    /// Number of the request's latest entry in the ring.
     entry: u64,
 }
 
 // SAFETY: the address points into the buffer that the request owns; only the kernel uses it.
 unsafe impl Send for Pending {}
 
-/// What a completion of the ring means for its request.
+/// Result of one completion for its request.
 #[derive(Debug)]
 pub enum Outcome {
-    /// So many more bytes were moved.
+    /// This number of further bytes was moved.
     Moved(usize),
-    /// Nothing was; the same again.
+    /// No byte was moved; submit the same again.
     Retry,
-    /// Nothing was; the same again, without naming registered memory.
+    /// No byte was moved; submit the same again, without naming registered memory.
     RetryUnregistered,
-    /// It is over.
+    /// The request has failed.
     Failed(IoError),
 }
 
 impl Pending {
-    /// `address` is the buffer's; `registered` names the registered buffer that has all of it.
+    /// `address` is the buffer's; `registered` names the registered buffer that contains all of it.
     pub(super) fn new(request: Request, address: NonNull<u8>, registered: Option<u16>) -> Self {
         Self { request, address, registered, moved: 0, retries: 0, entry: 0 }
     }
 
-    /// What was asked for.
+    /// The caller's request.
     #[must_use]
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// Number of the registered buffer, if all of it is in one.
+    /// Number of the registered buffer, if it contains the whole buffer.
     #[must_use]
     pub fn registered(&self) -> Option<u16> {
         self.registered
     }
 
-    /// Bytes that are still to be moved.
+    /// Number of bytes still to be moved.
     #[must_use]
     pub fn left(&self) -> usize {
         self.request.buffer.len() - self.moved
     }
 
-    /// Where in the file they go.
+    /// File offset of the remaining bytes.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.request.offset + self.moved as u64
     }
 
-    /// Where in memory they are.
+    /// Address of the remaining bytes.
     #[must_use]
     pub fn place(&self) -> *mut u8 {
         self.address.as_ptr().wrapping_add(self.moved)
     }
 
-    /// An error of this request.
+    /// Returns an error of this request.
     #[must_use]
     #[cold]
     pub fn failed(&self, engine: &'static str, errno: i32) -> IoError {
@@ -89,7 +89,7 @@ impl Pending {
         self.retries = 0;
     }
 
-    /// Its next entry in the ring has this number.
+    /// Sets the number of the request's next entry in the ring.
     pub(super) fn enter(&mut self, entry: u64) {
         self.entry = entry;
     }
@@ -98,7 +98,7 @@ impl Pending {
         self.registered = None;
     }
 
-    /// Counts one more try without progress.
+    /// Counts one more attempt without progress; returns their number.
     pub(super) fn retry(&mut self) -> u32 {
         self.retries += 1;
         self.retries
@@ -109,7 +109,7 @@ impl Pending {
     }
 }
 
-/// A fixed number of places for requests.
+/// A table of requests with a fixed number of entries.
 #[derive(Debug)]
 pub(super) struct PendingTable {
     entries: Box<[Option<Pending>]>,
@@ -125,14 +125,14 @@ impl PendingTable {
         self.entries.len() - self.free.len()
     }
 
-    /// Keeps a request; its number. The caller has seen that there is room.
+    /// Adds a request; returns its number. The caller has checked that there is room.
     pub(super) fn insert(&mut self, pending: Pending) -> u32 {
         let number = self.free.pop().expect("fewer requests than the depth are under way");
         self.entries[number as usize] = Some(pending);
         number
     }
 
-    /// The request with this number, if there is one.
+    /// Returns the request with this number, if there is one.
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Pending> {
         self.entries.get_mut(usize::try_from(number).ok()?)?.as_mut()
     }
@@ -143,14 +143,14 @@ impl PendingTable {
         Some(pending)
     }
 
-    /// A request whose latest entry has this number or a later one.
+    /// Removes a request whose latest entry has this number or a later one.
     pub(super) fn take_from(&mut self, entry: u64) -> Option<Pending> {
         let is_later = |place: &Option<Pending>| place.as_ref().is_some_and(|pending| pending.entry >= entry);
         let number = self.entries.iter().position(is_later)?;
         self.remove(number as u64)
     }
 
-    /// Gives up every request for the rest of the process: their buffers are never used again.
+    /// Leaks every request, so that their buffers are never reused.
     pub(super) fn leak(&mut self) {
         self.entries.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
     }

@@ -1,7 +1,7 @@
-//! Slabs that the kernel has pinned and mapped once (io_uring_register(2), IORING_REGISTER_BUFFERS2).
+//! Slabs that are pinned and mapped by the kernel once (io_uring_register(2), IORING_REGISTER_BUFFERS2).
 //!
-//! A registered buffer may have 1 GiB (`io_buffer_validate` in io_uring/rsrc.c), so that a slab becomes several, cut
-//! between slots. A buffer that lies across a cut, or outside, is read and written without registration.
+//! A registered buffer may have 1 GiB (`io_buffer_validate` in io_uring/rsrc.c), so that a slab becomes
+//! several, cut between slots. A buffer across a cut, or outside, is read and written without registration.
 //!
 //! Hot path: finding an address is a binary search over the pieces; nearly always there are one to a few.
 
@@ -14,7 +14,7 @@ use io_uring::Submitter;
 use super::ring::MISDRIVEN;
 use crate::{IoError, IoErrorKind};
 
-/// Pieces in all: 1 TiB.
+/// Maximum number of pieces of all slabs: 1 TiB.
 pub(crate) const PIECES_MAX: u32 = 1024;
 const PIECE_BYTES_MAX: usize = 1 << 30;
 
@@ -25,22 +25,22 @@ struct Piece {
     index: u16,
 }
 
-/// See the module.
+/// The registered slabs of a ring.
 #[derive(Debug, Default)]
 pub(crate) struct Registered {
-    /// In the order of their addresses.
+    /// Sorted by address.
     pieces: Vec<Piece>,
     /// Keeps the memory mapped, and so its addresses unique.
     slabs: Vec<Arc<Slab>>,
     has_table: bool,
 }
 
-/// Where a slab is cut: offsets and lengths that cover the whole mapping, each of at most `most` bytes.
+/// Cuts a slab into pieces: offsets and lengths that cover the whole mapping, each of at most `most` bytes.
 fn cuts(mapped_bytes: usize, slots_offset: usize, stride: usize, most: usize) -> Vec<(usize, usize)> {
     let mut cuts = Vec::new();
     let mut at = 0;
     while at < mapped_bytes {
-        // The header goes with the first slots.
+        // The header belongs to the piece of the first slots.
         let head = if at == 0 { slots_offset } else { 0 };
         let whole_slots = most.saturating_sub(head) / stride * stride;
         let bytes = if whole_slots == 0 { most } else { head + whole_slots };
@@ -52,7 +52,7 @@ fn cuts(mapped_bytes: usize, slots_offset: usize, stride: usize, most: usize) ->
 }
 
 impl Registered {
-    /// Pins and maps a slab. One that is registered already costs nothing.
+    /// Pins and maps a slab. No effect for a slab that is registered already.
     pub(crate) fn add(
         &mut self,
         engine: &'static str,
@@ -107,7 +107,7 @@ impl Registered {
         Ok(())
     }
 
-    /// The piece that has these bytes, if one has.
+    /// Returns the number of the piece that contains all these bytes, if there is one.
     pub(crate) fn find(&self, address: NonNull<u8>, len: usize) -> Option<u16> {
         let start = address.addr().get();
         let after = self.pieces.partition_point(|piece| piece.start <= start);

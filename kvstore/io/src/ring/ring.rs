@@ -1,10 +1,11 @@
 //! The queues of one ring, its sleep and its waker.
 //!
-//! Hot path. System calls: one for a batch that is flushed, with completions fetched in the same call when some are
-//! known to wait; one for a sleep; none for a poll that finds completions or finds that there are none.
+//! Hot path. System calls: one for a batch that is flushed, which also fetches completions when some are
+//! known to wait; one for a sleep; none for a poll, whether it finds completions or not.
 //!
-//! The waker is an eventfd that the ring itself reads, so that one call sleeps for both. A ring that polls its device
-//! cannot read one: it looks at a flag between polls, and sleeps on the eventfd only when nothing is in flight.
+//! The waker is an eventfd that the ring itself reads, so that one call sleeps for both. A ring that polls its
+//! device cannot read an eventfd: it checks a flag between polls, and sleeps on the eventfd only when nothing
+//! is in flight.
 
 use std::cell::UnsafeCell;
 use std::os::fd::AsRawFd;
@@ -22,34 +23,34 @@ use crate::{IoError, IoErrorKind};
 
 /// `user_data` of the read of the eventfd; requests have small numbers.
 const WAKE: u64 = u64::MAX;
-/// What the kernel's EEXIST means: the ring has an issuer, and this thread is not it.
+/// Meaning of the kernel's EEXIST: the ring has an issuer, which is another thread.
 pub(super) const MISDRIVEN: &str = "driven by another thread than the one that opened it";
-/// How often a submission that the kernel has no memory for is tried again at once.
+/// Number of immediate retries of a submission for which the kernel has no memory.
 const SUBMIT_RETRIES: u32 = 100;
 
-/// See the module. `S` and `C` are the entries of the two queues.
+/// One ring. `S` and `C` are the entries of the two queues.
 pub(crate) struct Ring<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     engine: &'static str,
     ring: IoUring<S, C>,
     mode: Mode,
-    /// Entries that were pushed and not handed over.
+    /// Number of entries that were pushed and not handed over.
     queued: u32,
-    /// Entries that were pushed, ever.
+    /// Number of all entries that were ever pushed.
     pushed: u64,
-    /// Another thread than the issuer entered. For good: what is queued has been given back, and the issuer's next
-    /// call would make the kernel take it.
+    /// Another thread than the issuer has entered. Permanent: queued requests have been given back, and the
+    /// issuer's next call would make the kernel take them.
     is_misdriven: bool,
     waker: Arc<EventWaker>,
-    /// Where the kernel puts what it reads from the eventfd.
+    /// Target of the kernel's read from the eventfd.
     wake_count: Box<UnsafeCell<u64>>,
     /// Whether that read is queued or in flight.
     armed: bool,
-    /// Woken, and no sleep has ended for it.
+    /// Woken, and no sleep has returned for it yet.
     woken: bool,
     enters: u64,
 }
 
-// SAFETY: the cell is written by the kernel only, and read by nobody; everything else is `Send`.
+// SAFETY: the cell is written by the kernel only, and never read; everything else is `Send`.
 unsafe impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Send for Ring<S, C> {}
 
 fn errno_of(error: &std::io::Error) -> Errno {
@@ -76,7 +77,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         })
     }
 
-    /// For registering files and buffers.
+    /// Submitter, for registering files and buffers.
     pub(crate) fn submitter(&self) -> io_uring::Submitter<'_> {
         self.ring.submitter()
     }
@@ -85,16 +86,16 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         &self.waker
     }
 
-    /// Calls of io_uring_enter(2) so far.
+    /// Number of calls of io_uring_enter(2) so far.
     pub(crate) fn enters(&self) -> u64 {
         self.enters
     }
 
-    /// Puts an entry into the queue: no system call.
+    /// Pushes an entry into the queue, without a system call.
     ///
     /// # Safety
-    /// What the entry points to stays valid until its completion was taken, and no more entries are under way than the
-    /// ring was made for.
+    /// The memory that the entry points to must stay valid until its completion was taken, and at most as many
+    /// entries as the ring was made for may be in flight.
     pub(crate) unsafe fn push(&mut self, entry: &S) {
         // SAFETY: the caller's contract.
         let pushed = unsafe { self.ring.submission().push(entry) };
@@ -103,22 +104,22 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         self.pushed += 1;
     }
 
-    /// Entries that were pushed so far; the next one has this number.
+    /// Number of entries pushed so far, which is the number of the next one.
     pub(crate) fn pushed(&self) -> u64 {
         self.pushed
     }
 
-    /// Entries with numbers below this were handed over.
+    /// Number of entries handed over: those with numbers below it.
     pub(crate) fn handed_over(&self) -> u64 {
         self.pushed - u64::from(self.queued)
     }
 
-    /// Whether it can never be used again, as another thread than its issuer tried to.
+    /// Whether the ring is unusable because another thread than its issuer has entered it.
     pub(crate) fn is_misdriven(&self) -> bool {
         self.is_misdriven
     }
 
-    /// What every call gets once `is_misdriven`.
+    /// Returns the error of every call once another thread than the issuer has used the ring.
     #[cold]
     pub(crate) fn misdriven(&self, operation: &str) -> IoError {
         IoError {
@@ -137,7 +138,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         IoError::from_errno(self.engine, operation.to_owned(), errno.raw_os_error())
     }
 
-    /// To be called before the kernel is entered.
+    /// Enables the ring at its first use. Call before every entry into the kernel.
     fn enable(&mut self) -> Result<(), IoError> {
         if self.is_misdriven {
             return Err(self.misdriven("enter the ring"));
@@ -150,7 +151,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         Ok(())
     }
 
-    /// Hands over what was pushed: one system call, none when there is nothing.
+    /// Hands over pushed entries: one system call, none if there are no entries.
     pub(crate) fn submit(&mut self) -> Result<(), IoError> {
         if self.is_misdriven {
             return Err(self.misdriven("io_uring_enter to submit"));
@@ -161,7 +162,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             self.enters += 1;
             let taken = self.ring.submit().map_err(|error| errno_of(&error));
             if self.mode.submission_poll {
-                // The kernel's thread takes them at its own pace.
+                // The kernel's thread takes the entries asynchronously.
                 self.queued = 0;
                 return taken.map(drop).map_err(|errno| self.failed("io_uring_enter to submit", errno));
             }
@@ -173,7 +174,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
                     retries += 1;
                     std::thread::yield_now();
                 }
-                // What was not taken stays in the queue for the next time.
+                // Entries that were not taken stay in the queue.
                 Ok(_) => return Err(self.failed("io_uring_enter to submit", Errno::AGAIN)),
                 Err(errno) => return Err(self.failed("io_uring_enter to submit", errno)),
             }
@@ -181,8 +182,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         Ok(())
     }
 
-    /// Gives completions to `take` until it returns false or there are none; enters the kernel only when that is known to
-    /// bring some.
+    /// Passes completions to `take` until it returns false or there are none; enters the kernel only when that
+    /// is known to bring some.
     pub(crate) fn reap(&mut self, mut take: impl FnMut(u64, &C) -> bool) {
         if self.ring.completion().is_empty() && (self.mode.io_poll || self.ring.submission().taskrun()) {
             self.fetch();
@@ -198,7 +199,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
     }
 
-    /// Lets the kernel bring in what has completed, without waiting.
+    /// Lets the kernel post completions, without waiting.
     fn fetch(&mut self) {
         if self.enable().is_err() {
             return;
@@ -207,12 +208,12 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         let flags = EnterFlags::GETEVENTS.bits();
         // SAFETY: no argument is passed, so there is nothing to be valid.
         let fetched = unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
-        // EINTR and EBUSY leave the completions for the next time.
+        // EINTR and EBUSY leave the completions for the next call.
         self.is_misdriven |= fetched.is_err_and(|error| errno_of(&error) == Errno::EXIST);
     }
 
-    /// Sleeps until there is a completion, a wake-up, or the moment; hands over what was pushed. `busy` says whether
-    /// requests are in flight.
+    /// Sleeps until there is a completion, a wake-up, or the given time; hands over pushed entries. `busy`:
+    /// whether requests are in flight.
     pub(crate) fn sleep(&mut self, until: Option<Instant>, busy: bool) -> Result<(), IoError> {
         if self.is_misdriven {
             return Err(self.misdriven("io_uring_enter to wait"));
@@ -242,7 +243,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         };
         self.queued = if self.mode.submission_poll { 0 } else { self.ring.submission().len() as u32 };
         self.take_idle_wake(busy);
-        // This sleep has ended for it.
+        // The wake-up has ended this sleep.
         self.woken = false;
         match result.map_err(|error| errno_of(&error)) {
             Ok(_) | Err(Errno::TIME | Errno::INTR | Errno::AGAIN | Errno::BUSY) => Ok(()),
@@ -250,7 +251,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
     }
 
-    /// With no request in flight, what has completed can only be the read of the eventfd, and nobody may poll for it.
+    /// Without requests in flight, only the read of the eventfd can have completed, and the caller may never
+    /// poll for it.
     fn take_idle_wake(&mut self, busy: bool) {
         if !busy && !self.ring.completion().is_empty() {
             self.reap(|_, _| true);
@@ -277,7 +279,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             }
         }
         if self.waker.is_pending() {
-            // `wake` writes the eventfd right after it set the flag, so this blocks for no longer than that.
+            // `wake` writes the eventfd right after it sets the flag, so this blocks only for that time.
             let mut count = [0; 8];
             let read = rustix::io::read(self.waker.event(), &mut count);
             debug_assert!(read.is_ok(), "read of the eventfd: {read:?}");
@@ -286,7 +288,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         Ok(())
     }
 
-    /// Queues the read of the eventfd, if it is not under way.
+    /// Queues the read of the eventfd, unless it is queued or in flight.
     fn arm(&mut self) {
         if self.armed {
             return;
@@ -299,7 +301,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         self.armed = true;
     }
 
-    /// Ends the read of the eventfd soon; whether it is still under way.
+    /// Makes the read of the eventfd complete; returns whether it is still in flight.
     pub(crate) fn disarm(&mut self) -> bool {
         if self.armed {
             self.waker.ring();
@@ -307,12 +309,12 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         self.armed
     }
 
-    /// Whether the read of the eventfd is under way.
+    /// Whether the read of the eventfd is queued or in flight.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed
     }
 
-    /// Waits for a completion of any kind, when something is known to be in flight.
+    /// Waits for any completion. Call only when something is known to be in flight.
     pub(crate) fn block(&mut self) -> Result<(), IoError> {
         if !self.ring.completion().is_empty() {
             return Ok(());
@@ -329,7 +331,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
     }
 
-    /// Gives up the memory that the kernel may still write to, for the rest of the process.
+    /// Leaks the memory that the kernel may still write to.
     pub(crate) fn leak_wake_count(&mut self) {
         if self.armed {
             let cell = std::mem::replace(&mut self.wake_count, Box::new(UnsafeCell::new(0)));

@@ -1,4 +1,4 @@
-//! Options of a ring, and how it is made on kernels that know less.
+//! Options of a ring, and its creation on kernels without the newer flags.
 //!
 //! SINGLE_ISSUER and DEFER_TASKRUN (6.1): completions are processed when this thread asks, on its own core, instead of
 //! interrupting it. COOP_TASKRUN and TASKRUN_FLAG (5.19): no interrupt, and a flag in shared memory says when asking is
@@ -12,14 +12,15 @@ use crate::{IoError, IoErrorKind};
 /// Options of a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingConfig {
-    /// Requests that may be queued or in flight, 1 to 16384.
+    /// Maximum number of requests queued or in flight, 1 to 16384.
     pub depth: usize,
-    /// The longest request.
+    /// Maximum length of a request, in bytes.
     pub transfer_bytes_max: usize,
-    /// Polls the device for completions instead of being interrupted by it. `wait` then spins while anything is in
-    /// flight. Needs a device with poll queues.
+    /// Whether completions are polled from the device instead of raised by an interrupt. `wait` then spins
+    /// while requests are in flight. Needs a device with poll queues.
     pub io_poll: bool,
-    /// A kernel thread submits, and sleeps after so many idle milliseconds: no system calls, for a core.
+    /// Idle time in milliseconds after which the kernel's submission thread sleeps: no system calls, for a
+    /// core. `None`: no such thread.
     pub submission_poll_idle_ms: Option<u32>,
 }
 
@@ -29,15 +30,15 @@ impl Default for RingConfig {
     }
 }
 
-/// Above this, kernels refuse a ring (32768 entries of the queue, two of which are ours).
+/// Maximum depth: kernels refuse larger rings (32768 entries of the queue, two of which are not for requests).
 const DEPTH_MAX: usize = 16384;
 
-/// What a ring that was made is like.
+/// Mode of a ring that was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mode {
     pub(super) io_poll: bool,
     pub(super) submission_poll: bool,
-    /// It has to be enabled before its first use.
+    /// The ring must be enabled before its first use.
     pub(super) disabled: bool,
 }
 
@@ -57,7 +58,7 @@ impl RingConfig {
         Err(IoError { engine, operation, kind: IoErrorKind::Invalid, reason })
     }
 
-    /// Makes the ring with as many of the flags above as this kernel knows.
+    /// Makes the ring with as many of the flags above as this kernel supports.
     pub(super) fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
         &self,
         engine: &'static str,
@@ -67,7 +68,7 @@ impl RingConfig {
         let entries = (self.depth + 1).next_power_of_two() as u32;
         let base = || {
             let mut builder: Builder<S, C> = IoUring::builder();
-            // Each request has at most one completion under way, so twice the entries never overflow.
+            // Each request has at most one completion pending, so twice the entries never overflow.
             builder.setup_cqsize(entries * 2).dontfork();
             if self.io_poll {
                 builder.setup_iopoll();
@@ -79,7 +80,7 @@ impl RingConfig {
         };
         let submission_poll = self.submission_poll_idle_ms.is_some();
         let mode = |disabled| Mode { io_poll: self.io_poll, submission_poll, disabled };
-        // The kernel thread of SQPOLL is the issuer and cannot be deferred to.
+        // With SQPOLL the kernel thread is the issuer, so task work cannot be deferred to this thread.
         if !submission_poll {
             let mut builder = base();
             builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();

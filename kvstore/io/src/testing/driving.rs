@@ -1,4 +1,4 @@
-//! Driving an engine: its bounds, its budget, its sleep and its end.
+//! Checks of driving an engine: bounds, budget, sleep and drop.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::rig::{Rig, fill};
 use super::{Conformance, Open};
 use crate::{Full, Operation, Request};
 
-/// As many requests as `depth_max` says are taken; one more comes back whole; and room returns.
+/// Exactly `depth_max` requests are accepted; one more is handed back unchanged; room returns.
 pub fn full_hands_back(open: &mut Open<'_>, options: &Conformance) {
     let depth = open().geometry().depth_max;
     let mut rig = Rig::new(open, options, 64 << 10, depth as u32 + 1);
@@ -31,12 +31,12 @@ pub fn full_hands_back(open: &mut Open<'_>, options: &Conformance) {
     }
 }
 
-/// `poll` moves no more than asked for, keeps the rest, and does not clear what is there.
+/// `poll` moves at most `budget` completions, keeps the rest, and does not clear the vector.
 pub fn poll_keeps_its_budget(open: &mut Open<'_>, options: &Conformance) {
     let mut rig = Rig::new(open, options, 64 << 10, 16);
     let count = rig.engine.geometry().depth_max.min(8);
     for id in 0..count as u64 {
-        // Every other one is invalid: those need no device, and must keep to the budget as well.
+        // Every other request is invalid: it needs no device, but counts against the budget as well.
         let buffer = rig.buffer(0, rig.block);
         let file = if id % 2 == 0 { 0 } else { u32::MAX };
         rig.submit(Request { id, operation: Operation::Read, file, offset: 0, buffer });
@@ -54,7 +54,8 @@ pub fn poll_keeps_its_budget(open: &mut Open<'_>, options: &Conformance) {
     assert_eq!(rig.engine.poll(usize::MAX, &mut arrived), 0);
 }
 
-/// `wait` sleeps, ends in time, ends for a completion, and a waker ends it from another thread, also in advance.
+/// `wait` sleeps, ends in time, ends for a completion, and a waker ends it from another thread, also in
+/// advance.
 pub fn sleep_and_wake(open: &mut Open<'_>, options: &Conformance) {
     let mut rig = Rig::new(open, options, 64 << 10, 2);
     let waker = rig.engine.waker();
@@ -68,7 +69,7 @@ pub fn sleep_and_wake(open: &mut Open<'_>, options: &Conformance) {
     waker.wake();
     rig.engine.wait(None).expect("woken in advance");
 
-    // From another thread; `wait` may return early, but not all the time: it sleeps.
+    // Woken from another thread; `wait` may return early, but not all the time: it must sleep.
     let woken = std::sync::atomic::AtomicBool::new(false);
     let returns = std::thread::scope(|scope| {
         let (waker, woken) = (rig.engine.waker(), &woken);
@@ -86,7 +87,7 @@ pub fn sleep_and_wake(open: &mut Open<'_>, options: &Conformance) {
     });
     assert!(returns < 50, "wait returned {returns} times in 150 ms: it does not sleep");
 
-    // A completion ends it as well.
+    // A completion also ends the sleep.
     let buffer = rig.buffer(0, rig.block);
     rig.submit(Request { id: 1, operation: Operation::Read, file: 0, offset: 0, buffer });
     rig.engine.flush().expect("flush");
@@ -100,7 +101,7 @@ pub fn sleep_and_wake(open: &mut Open<'_>, options: &Conformance) {
     waker.wake();
 }
 
-/// Dropping an engine ends what is in flight first: buffers are free, and what was flushed has landed.
+/// Dropping an engine waits for requests in flight: buffers are free, and flushed writes have landed.
 pub fn drop_waits(open: &mut Open<'_>, options: &Conformance) {
     let geometry = open().geometry().clone();
     let count = geometry.depth_max.min(32);
@@ -126,7 +127,7 @@ pub fn drop_waits(open: &mut Open<'_>, options: &Conformance) {
             let buffer = rig.buffer(0, len);
             rig.read(0, (index * len) as u64, buffer, tag(index));
         }
-        // What was not even flushed comes back as well.
+        // Requests that were not flushed give back their buffers as well.
         let buffer = rig.buffer(0, len);
         rig.submit(Request { id: 0, operation: Operation::Read, file: 0, offset: 0, buffer });
         let Rig { engine, slots, .. } = rig;
@@ -135,7 +136,7 @@ pub fn drop_waits(open: &mut Open<'_>, options: &Conformance) {
     }
 }
 
-/// `sync` and `discard` succeed, leave other ranges alone, and a range that was discarded can be used again.
+/// `sync` and `discard` succeed, leave other ranges alone, and a discarded range can be used again.
 pub fn sync_and_discard(open: &mut Open<'_>, options: &Conformance) {
     let mut rig = Rig::new(open, options, 64 << 10, 1);
     let len = rig.engine.geometry().transfer_bytes_max.min(64 << 10);

@@ -1,10 +1,11 @@
-//! A suite that proves the contract of [`IoEngine`], clause by clause, on any engine.
+//! A suite that checks the contract of [`IoEngine`], clause by clause, on any engine.
 //!
-//! [`conformance`] opens the engine several times over the same storage, whose contents it destroys. Each check is named
-//! for what it proves and panics with the seed when the engine breaks its word. Contents are generated from a tag for
-//! each block, so that a block that came from another place, or from an earlier write, is told from the right one.
+//! [`conformance`] opens the engine several times over the same storage, whose contents it destroys. Each check
+//! is named for what it proves and panics with the seed when the engine violates the contract. Contents are
+//! generated from a tag for each block, so that a block from another place, or from an earlier write, differs
+//! from the right one.
 //!
-//! For tests: it allocates and copies as it likes.
+//! For tests: allocates and copies.
 
 mod driving;
 mod model;
@@ -23,20 +24,21 @@ pub use model::random_requests;
 pub use random::Random;
 pub use shapes::{geometry_is_usable, invalid_requests, sizes_and_alignments};
 
-/// What the suite may assume and how much it does.
+/// Assumptions and extent of the suite.
 #[derive(Debug, Clone)]
 pub struct Conformance {
     /// Seed of every draw.
     pub seed: u64,
-    /// Requests of the random check.
+    /// Number of requests of the random check.
     pub requests: usize,
     /// Bytes of each file that are used, at its start and (a block) at its end.
     pub bytes_max: u64,
-    /// Whether the engine takes memory that was not registered; if not, such requests must fail as `Unmapped`.
+    /// Whether the engine accepts memory that was not registered; if not, such requests must fail as
+    /// `Unmapped`.
     pub unregistered: bool,
-    /// Pages of the slabs that are registered.
+    /// Page size of the slabs that are registered.
     pub pages: PageSize,
-    /// How long a batch may take before the engine counts as stuck.
+    /// Time after which a batch counts as stuck.
     pub patience: Duration,
 }
 
@@ -53,13 +55,13 @@ impl Default for Conformance {
     }
 }
 
-/// Opens the engine under test on the same storage, each time it is called. The one before is gone by then.
+/// Opens the engine under test on the same storage at each call. The previous one has been dropped.
 pub type Open<'a> = dyn FnMut() -> Box<dyn IoEngine> + 'a;
 
-/// Every check. Needs at least 1 MiB in each file.
+/// Runs every check. Needs at least 1 MiB in each file.
 ///
 /// # Panics
-/// When the engine breaks the contract; the message says which clause and the seed.
+/// When the engine violates the contract; the message has the clause and the seed.
 pub fn conformance(open: &mut Open<'_>, options: &Conformance) {
     eprintln!("conformance: seed {}, {} random requests", options.seed, options.requests);
     type Check = fn(&mut Open<'_>, &Conformance);

@@ -1,4 +1,4 @@
-//! Many requests under way at once, against a model of every block.
+//! Many requests in flight at once, compared with a model of every block.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use super::rig::{Rig, fill};
 use super::{Conformance, Open, Random};
 use crate::{Operation, Request};
 
-/// Reads and writes of any shape, many under way, against a model of every block; then all of it once more, by an engine
-/// that is opened anew.
+/// Reads and writes of random shape, many in flight, against a model of every block; then all blocks are read
+/// again by an engine that is opened anew.
 pub fn random_requests(open: &mut Open<'_>, options: &Conformance) {
     let geometry = open().geometry().clone();
     let depth = geometry.depth_max.min(64);
@@ -15,13 +15,14 @@ pub fn random_requests(open: &mut Open<'_>, options: &Conformance) {
     let mut rig = Rig::new(open, options, longest, depth as u32);
     let (block, mut random) = (rig.block, Random(options.seed));
     let files = geometry.files.len();
-    // The tag of each block, once it was written; and who is under way there: writes exclude everything else.
+    // Tag of each block that was written, and the requests in flight on it: a write excludes every other
+    // request.
     let blocks: Vec<usize> =
         (0..files).map(|f| (rig.file_bytes(f as u32, options) / block as u64) as usize).collect();
     let mut model: Vec<Vec<Option<u64>>> = blocks.iter().map(|&count| vec![None; count]).collect();
     let mut readers: Vec<Vec<u32>> = blocks.iter().map(|&count| vec![0; count]).collect();
     let mut writing: Vec<Vec<bool>> = blocks.iter().map(|&count| vec![false; count]).collect();
-    // Operation, file, first block, how many, tag.
+    // Operation, file, first block, number of blocks, tag.
     type UnderWay = (Operation, usize, usize, usize, u64);
     let mut under_way: Vec<Option<UnderWay>> = vec![None; options.requests];
     let (mut next, mut open_count, mut completed) = (0, 0, 0);
@@ -32,7 +33,7 @@ pub fn random_requests(open: &mut Open<'_>, options: &Conformance) {
                 break;
             }
             let file = random.below(files as u64) as usize;
-            // Short ones more often, so that many fit beside each other.
+            // Short requests more often, so that many fit beside each other.
             let most = if random.chance(0.2) { longest / block } else { (longest / block).min(8) };
             let count = 1 + random.below(most as u64) as usize;
             let first = random.below((blocks[file] - count) as u64 + 1) as usize;

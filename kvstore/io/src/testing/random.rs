@@ -1,22 +1,22 @@
-//! Draws that follow from a seed.
+//! Seeded random numbers.
 
 /// Deterministic draws (SplitMix64, Steele et al. 2014): equal seed, equal run.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
+    /// Returns a random number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `limit`; zero when the limit is.
+    /// Returns a number below `limit`; zero when the limit is zero.
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// True with this probability.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         (self.draw() >> 11) as f64 / (1_u64 << 53) as f64 <= probability && probability > 0.0
     }

@@ -1,4 +1,4 @@
-//! An engine with memory for it, and contents that tell each block of each write from every other.
+//! An engine with memory for it, and contents that differ for each block of each write.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub(super) struct Rig {
     pub(super) seed: u64,
     pub(super) patience: Duration,
     pub(super) arrived: Vec<Completion>,
-    /// For messages.
+    /// The last request, for messages.
     last: Option<(Operation, u64, usize)>,
 }
 
@@ -54,7 +54,7 @@ impl Rig {
         assert!(self.engine.submit(request).is_ok(), "request {id} did not fit (seed {})", self.seed);
     }
 
-    /// Flushes, and collects completions until so many are in `arrived`.
+    /// Flushes, and collects completions until `count` are in `arrived`.
     pub(super) fn collect(&mut self, count: usize) {
         self.engine.flush().expect("flush");
         let started = Instant::now();
@@ -101,7 +101,7 @@ impl Rig {
         self.expect(&completion.buffer, |_| Some(tag), "what was written is read");
     }
 
-    /// Compares each block of the buffer, tags counted up from what `tag` says for the block's index.
+    /// Compares each block of the buffer with the contents for the tag that `tag` returns for its index.
     pub(super) fn expect(&self, buffer: &Buffer, tag: impl Fn(usize) -> Option<u64>, why: &str) {
         let bytes = copy_out(buffer);
         let mut wanted = vec![0; self.block];
@@ -113,7 +113,7 @@ impl Rig {
     }
 }
 
-/// A block's contents. No two tags have a word in common, nearly always.
+/// Generates a block's contents. No two tags have a word in common, nearly always.
 fn pattern(block: &mut [u8], tag: u64) {
     let start = mix(tag);
     for (index, word) in block.chunks_mut(8).enumerate() {

@@ -1,10 +1,10 @@
-//! Which requests an engine takes: every shape that its geometry allows, and no other.
+//! Shapes of requests: an engine accepts every shape that its geometry allows, and no other.
 
 use super::rig::Rig;
 use super::{Conformance, Open, Random};
 use crate::{Buffer, IoErrorKind, Operation, PageBuffer};
 
-/// What the geometry says can be true.
+/// The geometry is plausible.
 pub fn geometry_is_usable(open: &mut Open<'_>, _options: &Conformance) {
     let engine = open();
     let geometry = engine.geometry();
@@ -17,8 +17,8 @@ pub fn geometry_is_usable(open: &mut Open<'_>, _options: &Conformance) {
     assert_eq!(engine.in_flight(), 0);
 }
 
-/// Every length from one block to the longest, at the file's start, at odd places and at its end, from slots and from
-/// memory of their own.
+/// Every length from one block to the longest, at the file's start, at odd places and at its end, from slots
+/// and from separate memory.
 pub fn sizes_and_alignments(open: &mut Open<'_>, options: &Conformance) {
     let transfer_max = open().geometry().transfer_bytes_max;
     let file_max = options.bytes_max as usize;
@@ -60,7 +60,7 @@ pub fn sizes_and_alignments(open: &mut Open<'_>, options: &Conformance) {
     }
 }
 
-/// What breaks clause 5 completes as `Invalid`, comes back with its buffer and changes nothing.
+/// A request that violates clause 5 completes as `Invalid`, comes back with its buffer and changes nothing.
 pub fn invalid_requests(open: &mut Open<'_>, options: &Conformance) {
     let geometry = open().geometry().clone();
     let (block, transfer_max) = (geometry.block_bytes, geometry.transfer_bytes_max);

@@ -10,11 +10,11 @@ use crate::files::Files;
 use crate::ring::{Commands, Outcome, Pending};
 use crate::{IoError, IoErrorKind, Operation};
 
-/// See the module.
+/// Builds entries for files, and translates their results.
 #[derive(Debug)]
 pub struct FileCommands {
     files: Files,
-    /// Most bytes of one entry; what is left is moved by the next.
+    /// Maximum bytes of one entry; the remaining bytes are moved by further entries.
     part_bytes_max: usize,
 }
 
@@ -71,7 +71,7 @@ impl Commands for FileCommands {
     }
 }
 
-/// What the result of a read or write means.
+/// Interprets the result of a read or write.
 pub(super) fn outcome(pending: &Pending, result: i32) -> Outcome {
     match result {
         _ if result > 0 => Outcome::Moved(result as usize),

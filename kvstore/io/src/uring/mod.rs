@@ -1,4 +1,5 @@
-//! io_uring on files and block devices: READ_FIXED and WRITE_FIXED for memory that is registered, READ and WRITE for other.
+//! io_uring on files and block devices: READ_FIXED and WRITE_FIXED for registered memory, READ and WRITE for
+//! other memory.
 //!
 //! Files are registered, so that no request looks up a descriptor. See `ring` for the queues and the hot path.
 
@@ -19,7 +20,7 @@ pub(crate) const NAME: &str = "io_uring";
 /// An engine on files over io_uring.
 pub type UringEngine = RingEngine<FileCommands>;
 
-/// Makes the engine. Fails where io_uring is forbidden or missing; `PreadEngine` works there.
+/// Opens the engine. Fails where io_uring is forbidden or missing; `PreadEngine` works there.
 pub fn open(files: Files, config: &RingConfig) -> Result<UringEngine, IoError> {
     if config.io_poll {
         files.require_poll_queues(NAME)?;

@@ -1,4 +1,4 @@
-//! The contract on a real file, and what is io_uring's own: system calls, other threads, errors, old ways of setup.
+//! The contract on a real file, and properties of io_uring: system calls, other threads, errors, older setups.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
     pub(super) fn new(name: &str) -> Self {
-        // Under the target folder: /tmp is memory on some machines, and has no direct I/O there.
+        // The temporary folder is memory on some machines, without direct I/O: `KVASIR_IO_SCRATCH` names
+        // another one.
         let base = std::env::var_os("KVASIR_IO_SCRATCH").map_or(std::env::temp_dir(), PathBuf::from);
         let path = base.join(format!("kvasir-uring-{name}-{}", std::process::id()));
         let _absent = std::fs::remove_dir_all(&path);
@@ -148,7 +149,7 @@ fn a_batch_is_one_system_call_and_an_idle_poll_is_none() {
     assert_eq!(engine.enters(), after, "a poll that finds nothing makes no system call");
     assert!(after <= 10, "{after} system calls for 32 requests that had 100 ms");
 
-    // Queued and slept for: one call does both.
+    // A queued request and a sleep cost one call together.
     let slot = pool.acquire();
     assert!(slot.is_none(), "the completions have the buffers");
     arrived.clear();
@@ -161,7 +162,7 @@ fn a_batch_is_one_system_call_and_an_idle_poll_is_none() {
 #[test]
 fn another_thread_is_told_and_buffers_in_flight_are_never_reused() {
     let scratch = Scratch::new("threads");
-    // Made here, used there: allowed.
+    // An engine may be made on one thread and used on another.
     let mut engine = engine(&scratch, &config(8));
     let pool = pool(4);
     engine.register(pool.slab()).expect("register");
@@ -178,7 +179,7 @@ fn another_thread_is_told_and_buffers_in_flight_are_never_reused() {
         engine.submit(read(2, 0, slot)).expect("room");
         engine.flush().expect("flush");
         sender.send(engine).expect("hand over");
-        // Its thread lives on.
+        // The engine's first thread stays alive.
         let _ended = wait_for_done.recv();
     });
     let mut engine = receiver.recv().expect("the engine");
@@ -189,7 +190,7 @@ fn another_thread_is_told_and_buffers_in_flight_are_never_reused() {
     };
     let error = engine.flush().expect_err("not its thread");
     assert!(is_told(&error), "{error}");
-    // The request that the kernel has not got comes back, as do later ones; nothing sleeps.
+    // The request that the kernel has not got comes back, as do later ones; no call sleeps.
     engine.submit(read(4, 0, Buffer::Pages(PageBuffer::zeroed(4096)))).expect("room");
     let mut arrived = Vec::new();
     assert_eq!(engine.poll(2, &mut arrived), 2);
@@ -231,7 +232,7 @@ fn an_engine_that_was_used_and_moved_fails_whoever_waits_first() {
             engine
         });
         let mut engine = moved.join().expect("no panic");
-        // Not even here again: the kernel would take the entry of a request that has come back.
+        // Not even on the first thread: the kernel would take the entry of a request that has come back.
         assert!(engine.flush().is_err() && engine.wait(None).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What configures an enabled controller: identify, number of queues, the queues.
+//! Configuration of an enabled controller: identify, number of queues, creation of the queues.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::identify::{ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity};
 use crate::layout::IDENTIFY;
 use crate::queue_pair::{CompletionEntry, QueuePair};
 
-/// One step after the other.
+/// Step of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     IdentifyController,
@@ -100,8 +100,8 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// The controller grants numbers of submission and completion queues, counted from zero, of which the smaller
-    /// holds. Later starts make as many as the first: the engine's tables have that size.
+    /// Makes the queue pairs that the controller granted: the smaller of the two numbers in `granted`, which
+    /// count from zero. Later starts make as many as the first: the engine's tables have that size.
     fn make_pairs(&mut self, granted: u32) -> Result<(), NvmeError> {
         let granted = (granted & 0xffff).min(granted >> 16) as usize + 1;
         if self.pairs.len() > granted {

@@ -37,8 +37,8 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
             let error = NvmeError::NoRoom { device, bytes, limit: "16 slabs are registered" };
             return Err(error.into_io(operation()));
         }
-        // SAFETY: `registrations` holds the slab until this engine has unmapped it, and slabs are only accessed as
-        // memory that others change.
+        // SAFETY: `registrations` holds the slab until this engine has unmapped it, and slabs are only accessed
+        // as memory that may change concurrently.
         let mapped = unsafe { self.controller.bus.map(slab.base(), bytes) };
         let address =
             mapped.map_err(|error| IoError { kind: IoErrorKind::Unmapped, ..error.into_io(operation()) })?;

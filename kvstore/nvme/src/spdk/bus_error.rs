@@ -1,9 +1,10 @@
 //! Bus errors after SPDK was loaded.
 //!
-//! A constructor of SPDK's environment takes over SIGBUS. Its handler maps other memory in the place of the registers of a device that
-//! was pulled out, and returns. From a bus error of any other kind (a mapped file that was cut short, memory that failed) it returns,
-//! too, so that the instruction is repeated for ever. Here a handler in front of it gives it one try at each address; an error that comes back
-//! is left to whatever was there before SPDK, by default the end of the process.
+//! A constructor of SPDK's environment takes over SIGBUS. Its handler maps other memory in the place of the
+//! registers of a device that was pulled out, and returns. It also returns from a bus error of any other kind
+//! (a mapped file that was cut short, memory that failed), so that the instruction is repeated for ever. The
+//! handler installed here calls SPDK's once for each address; an error that comes back is left to the
+//! disposition from before SPDK, by default the end of the process.
 //!
 //! Sources: `lib/env_dpdk/sigbus_handler.c` of SPDK, sigaction(2), signal-safety(7).
 
@@ -32,7 +33,8 @@ impl BusErrorHandler {
         Self(unsafe { action.assume_init() })
     }
 
-    /// Called with the disposition from before SPDK was loaded: if SPDK has taken over, its handler is watched over from here on.
+    /// Called with the disposition from before SPDK was loaded: if SPDK has replaced it, installs the handler
+    /// of this module in front of SPDK's.
     pub(super) fn watch_over(self) {
         let of_spdk = Self::current();
         let is_taken = of_spdk.0.sa_sigaction != self.0.sa_sigaction;
@@ -54,7 +56,7 @@ unsafe extern "C" fn on_bus_error(
     context: *mut libc::c_void,
 ) {
     let Some(Handlers { before, of_spdk }) = HANDLERS.get() else { return };
-    // SAFETY: the kernel gives a handler with SA_SIGINFO the error's description, which nobody writes to.
+    // SAFETY: the kernel gives a handler with SA_SIGINFO the error's description, which is not written to.
     let info_of = unsafe { &*info };
     // SAFETY: a bus error has an address; a signal that was sent has other bytes there, which are not used.
     let address = unsafe { info_of.si_addr() } as usize;
@@ -63,7 +65,7 @@ unsafe extern "C" fn on_bus_error(
         // SAFETY: restores a disposition that the process had; async-signal-safe.
         unsafe { libc::sigaction(signal, &raw const before.0, std::ptr::null_mut()) };
         if is_sent {
-            // Nothing repeats it; it is delivered when this handler returns.
+            // A signal that was sent is not repeated; it is delivered when this handler returns.
             // SAFETY: async-signal-safe.
             unsafe { libc::raise(signal) };
         }

@@ -1,4 +1,4 @@
-//! What can be set.
+//! Settings of an engine over SPDK.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,13 +12,13 @@ pub struct SpdkConfig {
     pub transport: String,
     /// Number of the namespace. Default 1.
     pub namespace: u32,
-    /// Requests that may be queued or in flight. 1 to 4,096, default 128.
+    /// Maximum number of requests queued or in flight. 1 to 4,096, default 128.
     pub requests_max: usize,
     /// The longest request, in bytes. 4 KiB to 64 MiB, a multiple of 4 KiB, default 8 MiB.
     pub transfer_bytes_max: usize,
-    /// Buffers of SPDK's memory for requests whose memory is their own. 1 to 1,024, default 16.
+    /// Number of buffers in SPDK's memory, for requests with their own memory. 1 to 1,024, default 16.
     pub bounce_buffers: u16,
-    /// Bytes of each. 4 KiB to 1 MiB, a multiple of 4 KiB, default 64 KiB.
+    /// Bytes of each bounce buffer. 4 KiB to 1 MiB, a multiple of 4 KiB, default 64 KiB.
     pub bounce_bytes: usize,
     /// After this time without a completion the controller is reset. 1 ms to 10 min, default 10 s.
     pub command_timeout: Duration,
@@ -29,7 +29,7 @@ pub struct SpdkConfig {
 }
 
 impl SpdkConfig {
-    /// The defaults for a device.
+    /// Returns the default settings for a device.
     #[must_use]
     pub fn new(transport: impl Into<String>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The engine over SPDK: what is there, what it takes, and the blocking calls.
+//! The engine over SPDK: its state, its limits, and the blocking calls.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,17 +20,18 @@ use crate::volatile_cache::VolatileCache;
 use crate::wake::{Alarm, Pause};
 
 pub(super) const NAME: &str = "spdk";
-/// Commands in flight: half of SPDK's default queue, so that a command which it splits finds room.
+/// Maximum number of commands in flight: half of SPDK's default queue, so that a command which SPDK splits
+/// finds room.
 const COMMANDS_MAX: u16 = 128;
 pub(super) const PAGE_BYTES: usize = 4096;
-/// Empty polls between two looks at the clock.
+/// Number of empty polls after which the clock is read.
 const POLLS_PER_LOOK: u32 = 16;
 
 /// Bounce buffers in SPDK's memory.
 pub(super) struct BounceMemory(*mut u8);
 
 impl BounceMemory {
-    /// The buffer with this index, which is below the configured count.
+    /// Returns the buffer with this index, which is below the configured count.
     pub(super) fn buffer(&self, index: u16, bytes: usize) -> *mut u8 {
         // SAFETY: the allocation has as many buffers of this size as indexes were given out.
         unsafe { self.0.add(usize::from(index) * bytes) }
@@ -72,7 +73,7 @@ pub(super) fn into_io(error: NvmeError, operation: impl Into<String>) -> IoError
     IoError { engine: NAME, ..error.into_io(operation) }
 }
 
-/// What everything fails with once the engine is dead of this.
+/// The error of every call after the engine has failed permanently with `error`.
 pub(super) fn dead(error: &NvmeError, operation: impl Into<String>) -> IoError {
     IoError { kind: IoErrorKind::Device, ..into_io(error.clone(), operation) }
 }
@@ -144,14 +145,15 @@ impl SpdkEngine {
         self.resets
     }
 
-    /// Reads and writes that were in flight when a reset failed, so that the device may still access their memory. Their
-    /// slots stay in use for as long as the process lives, and so do the bounce buffers. Not zero only in a dead engine.
+    /// Number of reads and writes that were in flight when a reset failed, so that the device may still access
+    /// their memory. Their slots and the bounce buffers stay in use for as long as the process lives. Not zero
+    /// only in a dead engine.
     #[must_use]
     pub fn abandoned_commands(&self) -> u64 {
         self.abandoned_commands
     }
 
-    /// As [`NvmeEngine::first_bytes`](crate::NvmeEngine::first_bytes).
+    /// Like [`NvmeEngine::first_bytes`](crate::NvmeEngine::first_bytes).
     pub fn first_bytes(&mut self, bytes: usize) -> Result<Vec<u8>, IoError> {
         crate::start::first_bytes(self, bytes)
     }
@@ -166,7 +168,7 @@ impl SpdkEngine {
         if self.idle_polls >= POLLS_PER_LOOK {
             self.idle_polls = 0;
             if self.dead.is_none() {
-                // So that SPDK notices a device that was pulled out.
+                // Lets SPDK notice a device that was pulled out.
                 // SAFETY: the controller is attached, and no other thread uses it.
                 let _ = unsafe { (self.library.admin_completions)(self.controller) };
             }
@@ -226,7 +228,7 @@ impl Drop for SpdkEngine {
             let start = std::ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: registered with these bounds; no command is in flight, and slots of abandoned ones keep their slab.
             if !unsafe { registration::unregister(&self.library, start, bytes) } {
-                // The device could still reach it: this memory must not be used again.
+                // The device can still reach the memory: it must never be reused.
                 std::mem::forget(slab);
             }
         }

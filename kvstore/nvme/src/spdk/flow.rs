@@ -1,4 +1,5 @@
-//! From requests to SPDK's calls and back. The hot path: no allocation of ours, no lock, no system call.
+//! Translation of requests into SPDK's calls and back. The hot path: no allocation of this crate, no lock, no
+//! system call.
 //!
 //! SPDK reports a completion by calling back from within its own poll. The callback only stores the status in the
 //! command's word; the engine collects the words afterwards, so that no callback ever reaches into the engine.
@@ -17,7 +18,7 @@ use crate::requests::Target;
 use crate::status::Status;
 use crate::{NvmeError, spdk};
 
-/// A command's word while it is in flight; afterwards `DONE` and its status.
+/// Value of a command's word while it is in flight; afterwards the word holds `DONE` and the status.
 pub(super) const WAITING: u32 = 0;
 const DONE: u32 = 1 << 31;
 
@@ -35,7 +36,7 @@ pub(super) unsafe extern "C" fn completed(word: *mut c_void, completion: *const 
 }
 
 impl SpdkEngine {
-    /// Makes commands of what is pending, as far as there is room.
+    /// Makes commands of pending requests, as far as there is room.
     pub(super) fn issue(&mut self) {
         if self.queue.first().is_none() || self.dead.is_some() {
             return;
@@ -98,7 +99,7 @@ impl SpdkEngine {
             }
             Err(errno) => {
                 self.bounces.extend(bounce);
-                // SPDK has no request structure left: they come back with completions.
+                // SPDK has no free request structure: completions free them.
                 if errno == libc::ENOMEM && self.commands.count() > 0 {
                     return false;
                 }
@@ -131,7 +132,7 @@ impl SpdkEngine {
         }
     }
 
-    /// Lets SPDK look for completions and takes them; returns whether there were any.
+    /// Lets SPDK poll for completions and takes them; returns whether there were any.
     pub(super) fn reap(&mut self) -> bool {
         if self.dead.is_some() || self.commands.count() == 0 {
             return false;

@@ -35,12 +35,12 @@ impl IoEngine for SpdkEngine {
             return Err(into_io(NvmeError::NoRoom { device: self.device.clone(), bytes, limit }, operation));
         }
         let start = slab.base().as_ptr();
-        // SAFETY: `registrations` holds the slab until it is unregistered, and slabs are only accessed as memory that
-        // others change.
+        // SAFETY: `registrations` holds the slab until it is unregistered, and slabs are only accessed as
+        // memory that may change concurrently.
         if let Err(refused) = unsafe { registration::register(&self.library, start, bytes) } {
             let Refused { reason, is_mapped } = refused;
             if is_mapped {
-                // The device could still reach it: this memory must not be used again.
+                // The device can still reach the memory: it must never be reused.
                 std::mem::forget(Arc::clone(slab));
             }
             return Err(IoError { engine: NAME, operation, kind: IoErrorKind::Unmapped, reason });

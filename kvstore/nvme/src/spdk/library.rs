@@ -8,7 +8,7 @@ use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use super::bus_error::BusErrorHandler;
 use crate::NvmeError;
 
-/// `struct spdk_nvme_ctrlr`, `spdk_nvme_ns`, `spdk_nvme_qpair`: never looked into.
+/// `struct spdk_nvme_ctrlr`, `spdk_nvme_ns`, `spdk_nvme_qpair`: opaque.
 pub(super) type Controller = *mut c_void;
 pub(super) type Namespace = *mut c_void;
 pub(super) type Pair = *mut c_void;
@@ -117,7 +117,8 @@ fn open(file: &Path) -> Result<Loaded, String> {
     })
 }
 
-/// Loads libraries of one version, in this order; the first version of which all are there. The reason why not, otherwise.
+/// Loads libraries of one version, in this order: the first version of which all are there. Otherwise returns
+/// the reason of the first failure.
 fn open_set(names: &[&str], versions: &[&str]) -> Result<Vec<Loaded>, String> {
     let mut first = None;
     for version in versions {
@@ -131,7 +132,8 @@ fn open_set(names: &[&str], versions: &[&str]) -> Result<Vec<Loaded>, String> {
 }
 
 impl Library {
-    /// Loads these files in their order; without any, SPDK's libraries from the loader's path, after those that they need.
+    /// Loads these files in order; if there are none, SPDK's libraries from the loader's path, after those that
+    /// they need.
     pub(super) fn load(files: &[PathBuf]) -> Result<Self, NvmeError> {
         let handler = BusErrorHandler::current();
         let (mut loaded, mut missing) = (Vec::new(), String::new());
@@ -139,7 +141,7 @@ impl Library {
             for (names, versions) in [(&OPENSSL[..], &OPENSSL_VERSIONS[..]), (&DPDK, &DPDK_VERSIONS)] {
                 match open_set(names, versions) {
                     Ok(set) => loaded.extend(set),
-                    // SPDK's may have been linked with them: the next error says.
+                    // SPDK's libraries may be linked with them; if not, the next error tells.
                     Err(reason) => missing += &format!(" (before it: {reason})"),
                 }
             }

@@ -7,7 +7,7 @@ use super::engine::{PAGE_BYTES, SpdkEngine};
 use super::library::{Controller, Library, Namespace, OPTIONS_SIZE, Room};
 use crate::NvmeError;
 
-/// SPDK's environment exists once in a process.
+/// Initialises SPDK's environment, which exists once in a process.
 pub(super) fn initialise(library: &Library) -> Result<(), NvmeError> {
     static IS_INITIALISED: Mutex<bool> = Mutex::new(false);
     let mut is_initialised = IS_INITIALISED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -21,12 +21,13 @@ pub(super) fn initialise(library: &Library) -> Result<(), NvmeError> {
     unsafe { (library.env_opts_init)(&raw mut *options) };
     // The first field of every version: the application's name.
     options.0[0] = c"kvstore".as_ptr().expose_provenance() as u64;
-    // The environment binds this thread, and so all that it starts later, to the first core of its mask.
+    // The environment binds this thread, and so all threads that it starts later, to the first core of its
+    // mask.
     let cores = rustix::thread::sched_getaffinity(None);
     // SAFETY: the options were initialised by SPDK, and the name is static.
     let errno = unsafe { (library.env_init)(&raw const *options) };
     if let Ok(cores) = cores {
-        // A thread may always have the cores back that it had.
+        // A thread may always be given its earlier cores back.
         let _refused = rustix::thread::sched_setaffinity(None, &cores);
     }
     match errno {

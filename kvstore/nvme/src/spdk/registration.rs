@@ -1,9 +1,10 @@
-//! Memory that SPDK's device can reach.
+//! Registration of memory with SPDK.
 //!
-//! SPDK keeps addresses by pages of 2 MiB and, since 25.09, of 4 KiB. A region that begins or ends inside a page of 2 MiB and contains a whole one
-//! has entries of both kinds, and `spdk_mem_unregister` then leaves it mapped and says that it is not: what is registered there later
-//! would be written elsewhere. So each piece that is registered has pages of one kind. `spdk_mem_register` also returns success for memory
-//! that it could not map: each page is looked up afterwards.
+//! SPDK keeps addresses by pages of 2 MiB and, since 25.09, of 4 KiB. A region that begins or ends inside a
+//! page of 2 MiB and contains a whole one has entries of both kinds, and `spdk_mem_unregister` then leaves it
+//! mapped and says that it is not: memory registered there later would be written elsewhere. So each registered
+//! piece has pages of one kind. `spdk_mem_register` also returns success for memory that it could not map: each
+//! page is looked up afterwards.
 //!
 //! Sources: `lib/env_dpdk/memory.c` of SPDK 24.01 to 26.05 (`vtophys_check_contiguous_entries`, `vtophys_notify`).
 
@@ -14,19 +15,19 @@ use super::library::{Library, NO_ADDRESS};
 const LARGE_PAGE: usize = 2 << 20;
 const SMALL_PAGE: usize = 4096;
 
-/// Addresses of a piece, and how far its entries are apart.
+/// A range of addresses, and the size of the pages in it.
 struct Piece {
     range: Range<usize>,
     page: usize,
 }
 
-/// Whole pages of 2 MiB, and those of 4 KiB before and behind them.
+/// Splits memory into whole pages of 2 MiB, and pages of 4 KiB before and behind them.
 fn pieces(start: usize, bytes: usize) -> impl Iterator<Item = Piece> {
     let end = start + bytes;
     let first = start.next_multiple_of(LARGE_PAGE).min(end);
     let last = (end / LARGE_PAGE * LARGE_PAGE).max(first);
     let of = |range: Range<usize>, page| Piece { range, page };
-    // Without a whole large page all of it has small ones.
+    // Without a whole large page, all of it has small pages.
     let all = if first == last {
         [of(start..end, SMALL_PAGE), of(end..end, LARGE_PAGE), of(end..end, SMALL_PAGE)]
     } else {
@@ -35,14 +36,14 @@ fn pieces(start: usize, bytes: usize) -> impl Iterator<Item = Piece> {
     all.into_iter().filter(|piece| !piece.range.is_empty())
 }
 
-/// Why memory was not registered.
+/// Reason why memory was not registered.
 pub(super) struct Refused {
     pub(super) reason: String,
-    /// The device may still reach a part of it, which must not be freed.
+    /// The device may still reach a part of the memory, which must not be freed.
     pub(super) is_mapped: bool,
 }
 
-/// Registers memory, or none of it.
+/// Registers memory, all or none of it.
 ///
 /// # Safety
 /// The memory must stay as it is until it was unregistered.
@@ -59,7 +60,7 @@ pub(super) unsafe fn register(library: &Library, start: *mut u8, bytes: usize) -
                 "spdk_mem_register: {error}; SPDK before 25.09 takes whole pages of 2 MiB only (reserve hugepages)"
             )
         } else if let Some(page) = lost() {
-            // Memory from before SPDK has a place, and an IOMMU with fewer bits than addresses has, has not.
+            // An IOMMU with fewer bits than the process's addresses cannot map the page.
             format!(
                 "spdk_vtophys: the page at {page:#x} has no address for the device (an IOMMU of 48 bits, or hugepages?)"
             )
@@ -74,7 +75,7 @@ pub(super) unsafe fn register(library: &Library, start: *mut u8, bytes: usize) -
     Ok(())
 }
 
-/// Takes memory back; false when the device may still reach it.
+/// Unregisters memory; false when the device may still reach it.
 ///
 /// # Safety
 /// The memory must be registered with these bounds, and no command may be in flight that names it.
@@ -112,7 +113,7 @@ mod tests {
         for (start, bytes, expected) in [
             (0, 4 * large, vec![(0..4 * large, large)]),
             (small, 3 * small, vec![(small..4 * small, small)]),
-            // Across the border of two large pages, and none of them whole.
+            // Across the border of two large pages, neither of which is whole.
             (large - small, 2 * small, vec![(large - small..large + small, small)]),
             (large - small, large, vec![(large - small..2 * large - small, small)]),
             (large, large + small, vec![(large..2 * large, large), (2 * large..2 * large + small, small)]),

@@ -13,9 +13,9 @@ use crate::{Bus, NvmeError};
 
 /// Bytes of the register space: room for the doorbells of 16 pairs at a stride of 32 bytes.
 const REGISTER_BYTES: usize = 8192;
-/// The thread looks by itself this often, if no doorbell wakes it.
+/// Interval at which the thread polls if no doorbell wakes it.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
-/// Device addresses begin here, and differ from the process's.
+/// First device address; it differs from the process's addresses.
 const FIRST_ADDRESS: u64 = 0x4000_0000;
 
 /// Memory that the device may access.
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     pub(super) counters: Mutex<SoftwareCounters>,
     pub(super) is_removed: AtomicBool,
     pub(super) is_isolated: AtomicBool,
-    /// A reset from outside that the thread has not done.
+    /// A reset from outside that the thread has not carried out yet.
     pub(super) reset_wanted: AtomicBool,
     next_address: AtomicU64,
     is_over: AtomicBool,
@@ -54,8 +54,8 @@ impl Shared {
         self.registers[offset / 4].store(value, Ordering::Release);
     }
 
-    /// Runs `access` on the process address of device memory, if all of it is mapped. The lock keeps the mapping from
-    /// being taken back meanwhile.
+    /// Runs `access` on the process address of device memory, if all of it is mapped. The lock keeps the
+    /// mapping from being removed meanwhile.
     pub(super) fn with_memory<T>(
         &self,
         address: u64,
@@ -75,7 +75,7 @@ impl Shared {
     }
 }
 
-/// A device with contents, which stay when an engine is closed and another opened.
+/// A device whose contents outlive the engines that use it.
 #[derive(Debug)]
 pub struct SoftwareController {
     shared: Arc<Shared>,
@@ -117,7 +117,7 @@ impl SoftwareController {
         Self { shared, thread: Some(std::thread::spawn(run)) }
     }
 
-    /// The driver's end of it. One at a time.
+    /// Returns the driver's end of the device. At most one at a time.
     #[must_use]
     pub fn bus(&self) -> SoftwareBus {
         self.shared.is_isolated.store(false, Ordering::Release);
@@ -125,24 +125,24 @@ impl SoftwareController {
         SoftwareBus { shared: Arc::clone(&self.shared), thread }
     }
 
-    /// Changes what goes wrong from now on.
+    /// Replaces the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         *lock(&self.shared.faults) = faults;
     }
 
-    /// What it saw.
+    /// Counters of the device.
     #[must_use]
     pub fn counters(&self) -> SoftwareCounters {
         *lock(&self.shared.counters)
     }
 
-    /// Mappings that exist.
+    /// Number of mappings that exist.
     #[must_use]
     pub fn mapping_count(&self) -> usize {
         lock(&self.shared.mappings).len()
     }
 
-    /// Pulls it out: registers read as all ones, and it accesses nothing any more.
+    /// Pulls the device out: registers read as all ones, and it no longer accesses memory.
     pub fn remove(&self) {
         self.shared.is_removed.store(true, Ordering::Release);
     }
@@ -200,7 +200,7 @@ impl Bus for SoftwareBus {
             start.is_multiple_of(4096) && bytes.is_multiple_of(4096) && bytes > 0,
             "{bytes} at {start:#x}"
         );
-        // A gap behind each mapping, so that an access that runs over its end is seen.
+        // Leave a gap behind each mapping, so that an access beyond its end is detected.
         let address = self.shared.next_address.fetch_add(bytes as u64 + 4096, Ordering::Relaxed);
         lock(&self.shared.mappings).push(Mapping { address, start, bytes });
         Ok(address)
@@ -229,7 +229,7 @@ impl Bus for SoftwareBus {
     }
 
     fn isolate(&mut self) {
-        // Taking the lock waits for an access that is under way.
+        // Taking the lock waits for an access in progress.
         let _mappings = lock(&self.shared.mappings);
         self.shared.is_isolated.store(true, Ordering::Release);
     }

@@ -1,6 +1,6 @@
-//! What kind of device it is, and what it counted.
+//! Properties and counters of the software controller.
 
-/// The device that a software controller plays.
+/// Properties of the device that a software controller emulates.
 #[derive(Debug, Clone)]
 pub struct SoftwareDevice {
     /// Bytes of a block: 512 or 4096.
@@ -11,15 +11,15 @@ pub struct SoftwareDevice {
     pub transfer_exponent: u8,
     /// Entries of the longest queue.
     pub queue_entries_max: u16,
-    /// Queue pairs that it grants.
+    /// Number of queue pairs that the device grants.
     pub queue_pairs: u16,
-    /// Doorbells lie `4 << this` bytes apart.
+    /// Distance of doorbells as an exponent: `4 << doorbell_stride` bytes.
     pub doorbell_stride: u8,
-    /// It takes scatter-gather descriptors.
+    /// Whether the device takes scatter-gather descriptors.
     pub takes_sgl: bool,
-    /// It has a volatile cache.
+    /// Whether the device has a volatile cache.
     pub has_volatile_cache: bool,
-    /// It takes DATASET MANAGEMENT.
+    /// Whether the device supports DATASET MANAGEMENT.
     pub can_deallocate: bool,
 }
 
@@ -39,22 +39,22 @@ impl Default for SoftwareDevice {
     }
 }
 
-/// What a software controller saw.
+/// Counters of a software controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SoftwareCounters {
     /// I/O commands executed.
     pub commands: u64,
-    /// Of those, reads and writes with a list of pages.
+    /// Reads and writes with a list of pages.
     pub page_lists: u64,
-    /// Of those, reads and writes with a scatter-gather descriptor.
+    /// Reads and writes with a scatter-gather descriptor.
     pub sgl: u64,
     /// FLUSH commands.
     pub flushes: u64,
     /// DATASET MANAGEMENT commands.
     pub deallocations: u64,
-    /// Times that it was enabled.
+    /// Number of times that the controller was enabled.
     pub enables: u64,
-    /// Times that it was shut down in an orderly way.
+    /// Number of orderly shutdowns.
     pub shutdowns: u64,
     /// Resets from outside.
     pub resets: u64,

@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! Faults of a software controller.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 pub struct Faults {
     /// Seed of the draws.
     pub seed: u64,
-    /// Reads and writes that fail as a bad medium does.
+    /// Reads and writes that fail with a media error.
     pub media_errors_per_mille: u64,
     /// Reads and writes that fail with an internal error.
     pub internal_errors_per_mille: u64,
@@ -17,7 +17,7 @@ pub struct Faults {
     pub wrong_phase_per_mille: u64,
     /// Completions with a command id that is not in flight.
     pub wrong_id_per_mille: u64,
-    /// Completions that wait for a random number of others.
+    /// Completions that are held back until a random number of later ones were written.
     pub reordered_per_mille: u64,
     /// Blocks that cannot be read.
     pub bad_blocks: Range<u64>,
@@ -25,13 +25,13 @@ pub struct Faults {
     pub fatal_after: Option<u64>,
     /// After this many I/O commands the device is pulled out.
     pub removed_after: Option<u64>,
-    /// It answers aborts with "not aborted".
+    /// Whether aborts are answered with "not aborted".
     pub ignores_aborts: bool,
-    /// It never becomes not ready when it is disabled: only a reset from outside helps.
+    /// Whether disabling never completes, so that only a reset from outside helps.
     pub cannot_be_disabled: bool,
-    /// It has no reset from outside.
+    /// Whether the device has no reset from outside.
     pub has_no_reset: bool,
-    /// It never becomes ready after the next time it is enabled.
+    /// Whether the controller never becomes ready when it is next enabled.
     pub cannot_be_enabled: bool,
 }
 

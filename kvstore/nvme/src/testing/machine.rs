@@ -1,4 +1,4 @@
-//! What the controller's thread does: registers, queues, commands.
+//! The thread of the controller: registers, queues, commands.
 
 mod execute;
 
@@ -28,7 +28,7 @@ impl Queue {
     }
 }
 
-/// A completion that waits for others.
+/// A completion that is held back until later ones were written.
 #[derive(Debug)]
 struct Held {
     behind: u64,
@@ -50,7 +50,8 @@ pub(super) struct Machine {
     random: Random,
     seed: u64,
     io_commands: u64,
-    /// A completion was hidden since it was enabled, so that the driver cannot know how full its queue is.
+    /// A completion was hidden since the controller was enabled, so the driver cannot know how full its queue
+    /// is.
     has_hidden: bool,
 }
 
@@ -78,7 +79,7 @@ impl Machine {
         faults
     }
 
-    /// Does what there is to do; returns whether there was anything.
+    /// Does the work that is due; returns whether there was any.
     pub(super) fn step(&mut self) -> bool {
         if self.shared.is_removed.load(Ordering::Acquire) {
             return false;
@@ -109,7 +110,7 @@ impl Machine {
                 worked = true;
             }
         }
-        // Nothing else comes that the held ones could wait for.
+        // No other completion follows that could release the held ones.
         worked | self.release(u64::MAX)
     }
 
@@ -180,7 +181,7 @@ impl Machine {
         true
     }
 
-    /// Faults that end everything.
+    /// Applies the faults that end everything: removal, and a fatal status. Returns whether one applied.
     fn fails_whole(&mut self, faults: &Faults) -> bool {
         if faults.removed_after.is_some_and(|count| self.io_commands > count) {
             self.shared.is_removed.store(true, Ordering::Release);
@@ -213,7 +214,7 @@ impl Machine {
         self.release(1);
     }
 
-    /// Lets the held completions come nearer by this much.
+    /// Counts `count` completions against the held ones, and completes those that are due.
     fn release(&mut self, count: u64) -> bool {
         let mut released = false;
         let mut index = 0;
@@ -237,7 +238,7 @@ impl Machine {
         };
         let next = (completion.at + 1) % completion.entries;
         if next == head && !self.has_hidden {
-            // The driver promised to bound commands in flight so that this cannot be.
+            // The driver must bound commands in flight so that this cannot happen.
             lock(&self.shared.counters).violations += 1;
         }
         let phase = completion.phase == has_right_phase;

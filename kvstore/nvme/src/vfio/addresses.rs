@@ -1,18 +1,19 @@
-//! Which device addresses are taken.
+//! Allocation of device addresses.
 //!
 //! First fit over a handful of mappings that live as long as the engine. An address is congruent to the process's
 //! address modulo 2 MiB, so that memory in 2 MiB pages gets 2 MiB entries in the IOMMU.
 
 /// The IOMMU's next larger page.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// Addresses below are not handed out: a command with a forgotten pointer shall fault, not write somewhere.
+/// Lowest address that is handed out: a command with a forgotten pointer must fault instead of writing to
+/// memory.
 const LOWEST: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Addresses {
-    /// First and last address of what the IOMMU can map.
+    /// First and last address of each range that the IOMMU can map.
     ranges: Vec<(u64, u64)>,
-    /// First address and bytes, sorted.
+    /// Allocations: first address and bytes, sorted.
     taken: Vec<(u64, u64)>,
 }
 
@@ -22,7 +23,7 @@ impl Addresses {
         Self { ranges, taken: Vec::new() }
     }
 
-    /// `bytes` for memory at `process_address`.
+    /// Allocates `bytes` of device addresses for memory at `process_address`.
     pub(super) fn take(&mut self, process_address: u64, bytes: u64) -> Option<u64> {
         let place = self.ranges.iter().find_map(|&(first, last)| {
             let mut candidate = congruent(first.max(LOWEST), process_address)?;
@@ -46,7 +47,7 @@ impl Addresses {
     }
 }
 
-/// The first address from `at` on that is congruent.
+/// First address from `at` on that is congruent to `process_address`.
 fn congruent(at: u64, process_address: u64) -> Option<u64> {
     at.checked_add(process_address.wrapping_sub(at) % HUGE_PAGE_BYTES)
 }

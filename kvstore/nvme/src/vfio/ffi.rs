@@ -121,7 +121,7 @@ pub(super) fn device(group: &OwnedFd, name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: the request takes a string that ends with a zero, and only reads it.
     let descriptor = unsafe { with_structure(group, GROUP_GET_DEVICE_FD, name.as_ptr().cast_mut()) }?;
-    // SAFETY: the kernel just made this descriptor for us.
+    // SAFETY: the kernel just made this descriptor, which has no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     Ok(File::from(descriptor))
 }
@@ -145,7 +145,7 @@ pub(super) fn reset(device: &File) -> io::Result<()> {
     with_value(device, DEVICE_RESET, 0).map(drop)
 }
 
-/// What an IOMMU can map: the smallest page, and the address ranges, first and last address of each.
+/// Limits of an IOMMU: the smallest page, and the first and last address of each range that it can map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct IommuLimits {
     pub(super) page_bytes_min: u64,
@@ -153,7 +153,8 @@ pub(super) struct IommuLimits {
 }
 
 pub(super) fn iommu_limits(container: &OwnedFd) -> io::Result<IommuLimits> {
-    // The structure is followed by capabilities; the kernel says in its first word how many bytes it would need.
+    // Capabilities follow the structure; the kernel writes the number of bytes that it needs into the first
+    // word.
     let mut words = vec![0_u32; 64];
     for _ in 0..2 {
         words[0] = 4 * words.len() as u32;
@@ -168,8 +169,9 @@ pub(super) fn iommu_limits(container: &OwnedFd) -> io::Result<IommuLimits> {
     Ok(parse_iommu_limits(&words))
 }
 
-/// `struct vfio_iommu_type1_info` and the chain of its capabilities. What is missing in older kernels gets a value that
-/// holds on every machine: 4 KiB pages, and 32 bits of addresses below the window of interrupts (0xfee00000).
+/// Parses `struct vfio_iommu_type1_info` and the chain of its capabilities. Fields that older kernels lack get
+/// a value that holds on every machine: 4 KiB pages, and 32 bits of addresses below the window of interrupts
+/// (0xfee00000).
 fn parse_iommu_limits(words: &[u32]) -> IommuLimits {
     let word = |at: usize| words.get(at).copied().unwrap_or(0);
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 1)) << 32;
@@ -180,7 +182,7 @@ fn parse_iommu_limits(words: &[u32]) -> IommuLimits {
     };
     let mut ranges = Vec::new();
     let mut at = if flags & IOMMU_INFO_CAPABILITIES != 0 { word(4) as usize / 4 } else { 0 };
-    // Offsets in the chain grow; one that does not is not the kernel's.
+    // Offsets in the chain grow; one that does not ends the walk.
     while at >= 6 && at < words.len() {
         if word(at) as u16 == CAPABILITY_ADDRESS_RANGES {
             let count = (word(at + 2) as usize).min(words.len() / 4);

@@ -1,4 +1,4 @@
-//! From a PCI address to a device that answers.
+//! Opening of the VFIO device at a PCI address.
 
 use std::fs::OpenOptions;
 use std::io;

@@ -1,4 +1,4 @@
-//! What sysfs says about a PCI function: enough to tell why it cannot be had before anything is opened.
+//! State of a PCI function in sysfs: enough to say why it cannot be used before anything is opened.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use crate::{NvmeError, PciAddress};
 const NVME_CLASS: &str = "0x0108";
 const DRIVER: &str = "vfio-pci";
 
-/// The last part of what a symbolic link points to.
+/// Last component of the target of a symbolic link.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// The folder of the function under `root`, which is `/sys`.
+/// Folder of the function under `root`, which is `/sys`.
 fn folder(root: &Path, address: PciAddress) -> PathBuf {
     root.join("bus/pci/devices").join(address.to_string())
 }
 
-/// The function's IOMMU group, if the function is there, is an NVMe controller and belongs to vfio-pci.
+/// Returns the function's IOMMU group, if the function exists, is an NVMe controller and is bound to vfio-pci.
 pub(super) fn group(root: &Path, address: PciAddress) -> Result<String, NvmeError> {
     let folder = folder(root, address);
     let class = fs::read_to_string(folder.join("class")).map_err(|_| NvmeError::Absent { address })?;
@@ -34,7 +34,7 @@ pub(super) fn group(root: &Path, address: PciAddress) -> Result<String, NvmeErro
     }
 }
 
-/// All functions of a group, with their drivers.
+/// Lists all functions of a group with their drivers.
 pub(super) fn members(root: &Path, group: &str) -> String {
     let folder = root.join("kernel/iommu_groups").join(group).join("devices");
     let Ok(entries) = fs::read_dir(folder) else { return "unknown".to_owned() };

@@ -33,7 +33,8 @@ fn contents(buffer: &Buffer) -> Vec<u8> {
     }
 }
 
-/// What a place holds: zeroes at first, then what was written; `None` after a write that failed.
+/// Runs random requests against a model: a place holds zeroes at first, then the bytes written; `None` after a
+/// failed write.
 fn run(seed: u64, faults: Faults) -> (u64, u64) {
     eprintln!("chaos: seed {seed}");
     let config = NvmeConfig { queue_pairs: 2, queue_entries: 12, bounce_buffers: 3, ..impatient() };
@@ -98,7 +99,7 @@ fn run(seed: u64, faults: Faults) -> (u64, u64) {
     for (place, expected) in model.iter().enumerate() {
         let buffer = rig.buffer(SLOT_BYTES);
         let Ok(buffer) = rig.run(Operation::Read, (place * SLOT_BYTES) as u64, buffer) else {
-            // A fault from before may end the first of these.
+            // A fault from before may fail the first of these requests.
             continue;
         };
         if let Some(bytes) = expected {

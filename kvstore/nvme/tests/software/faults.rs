@@ -8,7 +8,7 @@ use kvstore_nvme::{NvmeConfig, NvmeEngine, NvmeError};
 
 use crate::rig::{Rig, SLOT_BYTES, impatient, slots};
 
-/// Submits eight reads and returns how their results are.
+/// Submits eight reads and returns their results.
 fn eight_reads(rig: &mut Rig) -> Vec<Option<IoErrorKind>> {
     for id in 0..8 {
         let buffer = rig.buffer(4096);
@@ -179,7 +179,7 @@ fn a_flush_after_a_reset_that_sync_waited_for_is_no_success() {
     while rig.engine.counters().aborts == 0 {
         assert_eq!(rig.engine.poll(1, &mut Vec::new()), 0);
     }
-    // The abort is refused by now, of which the engine learns in `sync`.
+    // The abort is refused by now; the engine learns of it in `sync`.
     std::thread::sleep(Duration::from_millis(20));
     rig.controller.set_faults(Faults::default());
     let error = rig.engine.sync(0).expect_err("the reset came between the writes and the flush");
@@ -222,7 +222,7 @@ fn a_controller_that_cannot_be_disabled_is_reset_from_outside() {
     assert_eq!(rig.close().counters().resets, 1);
 }
 
-/// Every request of a dead engine completes with an error, at once; nothing hangs, and buffers come back.
+/// Checks that every request of a dead engine completes with an error at once, and that buffers come back.
 fn is_dead(rig: &mut Rig) {
     for _ in 0..2 {
         let started = Instant::now();

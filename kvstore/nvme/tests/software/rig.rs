@@ -48,7 +48,7 @@ impl Rig {
         self.engine.submit(Request { id, operation, file: 0, offset, buffer }).expect("room");
     }
 
-    /// Everything that is under way.
+    /// Collects everything in flight.
     pub(crate) fn collect(&mut self) -> Vec<Completion> {
         self.engine.flush().expect("flush");
         let (mut completions, started) = (Vec::new(), Instant::now());
@@ -61,7 +61,7 @@ impl Rig {
         completions
     }
 
-    /// One request.
+    /// Runs one request.
     pub(crate) fn run(
         &mut self,
         operation: Operation,
@@ -75,7 +75,7 @@ impl Rig {
         completion.result.map(|()| completion.buffer)
     }
 
-    /// Writes and reads back: the engine works.
+    /// Writes and reads back, to check that the engine works.
     pub(crate) fn works(&mut self) {
         let buffer = self.buffer(SLOT_BYTES);
         let Buffer::Slot { slot, .. } = &buffer else { panic!("a slot") };
@@ -89,7 +89,7 @@ impl Rig {
         assert!(bytes.iter().all(|&byte| byte == 0xA5));
     }
 
-    /// What no test may cause, then the end of the engine, which leaves nothing behind.
+    /// Checks what must hold after every test, then drops the engine and checks that nothing is left.
     pub(crate) fn close(self) -> SoftwareController {
         let Self { engine, slots, controller } = self;
         drop(engine);

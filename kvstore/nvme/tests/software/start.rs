@@ -36,7 +36,7 @@ fn they_are_what_was_written_in_one_piece_or_several() {
 
 #[test]
 fn a_small_device_gives_what_it_has() {
-    // Nine blocks are a page and a piece of one.
+    // Nine blocks are a whole page and a part of one.
     let mut rig = rig(9, Faults::default(), 1 << 20);
     assert!(rig.engine.first_bytes(72 << 10).expect("read") == [0; 4096]);
     rig.close();

@@ -1,4 +1,4 @@
-//! When `wait` sleeps, and what it does before.
+//! Sleeping of `wait`, and the work that it does before.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn what_is_queued_is_handed_over_before_the_sleep() {
     let (waker, started, mut completions) = (rig.engine.waker(), Instant::now(), Vec::new());
     let (done, is_done) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        // So that a `wait` that forgets the request fails this test instead of hanging it.
+        // A `wait` that forgets the request must fail this test instead of hanging it.
         scope.spawn(move || {
             let _ = is_done.recv_timeout(Duration::from_secs(10));
             waker.wake();
@@ -32,7 +32,7 @@ fn what_is_queued_is_handed_over_before_the_sleep() {
     rig.close();
 }
 
-/// Sleeps for as long as it was told, since there is nothing to find.
+/// Checks that `wait` sleeps for as long as it was told, since nothing completes.
 fn sleeps(rig: &mut Rig, length: Duration) {
     let started = Instant::now();
     rig.engine.wait(Some(started + length)).expect("wait");
@@ -50,12 +50,12 @@ fn completions_that_nobody_will_take_do_not_keep_it_awake() {
     while rig.controller.counters().commands < 8 {
         std::thread::yield_now();
     }
-    // The commands are completed, and the completions are not taken when the queues go.
+    // The commands complete, but their completions are lost with the queues.
     std::thread::sleep(Duration::from_millis(20));
     rig.controller.set_faults(Faults { cannot_be_disabled: true, has_no_reset: true, ..Faults::default() });
     rig.engine.reset();
     sleeps(&mut rig, Duration::from_millis(50));
-    // The reset fails within half a second, and then it stays like that.
+    // The reset fails within half a second, and the engine stays dead.
     assert_eq!(rig.collect().iter().filter(|completion| completion.result.is_err()).count(), 8);
     sleeps(&mut rig, Duration::from_millis(50));
     rig.close();

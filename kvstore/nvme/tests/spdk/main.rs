@@ -96,7 +96,7 @@ impl Mock {
         Rig { engine, slots }
     }
 
-    /// Nothing is left, and nothing was asked for that SPDK would refuse.
+    /// Checks that nothing is left, and that no call was made that SPDK would refuse.
     fn close(&self, rig: Rig) {
         let Rig { engine, slots } = rig;
         drop(engine);
@@ -122,7 +122,7 @@ impl Mock {
 
 impl Drop for Mock {
     fn drop(&mut self) {
-        // The next test shall find it as it was.
+        // Restore the defaults for the next test.
         self.set("mock_bad_lba", -1);
         for name in [
             "mock_lose",
@@ -163,7 +163,7 @@ impl Rig {
         completions
     }
 
-    /// How eight reads end.
+    /// Returns the results of eight reads.
     fn eight_reads(&mut self) -> Vec<Option<IoErrorKind>> {
         (0..8).for_each(|id| self.read(id));
         let kind = |completion: Completion| completion.result.err().map(|error| error.kind);
@@ -366,7 +366,7 @@ fn what_cannot_be_opened_or_registered_says_why() {
     mock.check();
 }
 
-/// Runs a test of this binary in a process of its own, where SPDK is loaded for the first time.
+/// Runs a test of this binary in a separate process, in which SPDK is loaded for the first time.
 fn in_a_process(test: &str, part: &str, library_path: Option<&Path>) -> std::process::ExitStatus {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -388,14 +388,14 @@ fn in_a_process(test: &str, part: &str, library_path: Option<&Path>) -> std::pro
     }
 }
 
-/// Environment variable with the part of a test that a process of [`in_a_process`] carries out.
+/// Environment variable that names the part of a test which a process of [`in_a_process`] carries out.
 const PART: &str = "KVSTORE_SPDK_TEST_PART";
 
 fn part() -> Option<String> {
     std::env::var(PART).ok()
 }
 
-/// Memory of a file that ends before it: a touch is a bus error.
+/// Maps a file that ends before the mapping: an access is a bus error.
 fn behind_the_end() -> *mut u8 {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spdk-short-{}", std::process::id()));
     let file = std::fs::File::create_new(&path).expect("file");

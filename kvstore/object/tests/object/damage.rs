@@ -1,4 +1,5 @@
-//! Objects that are not what was stored: never served, found out by two reads, deleted, healed by the next put.
+//! Objects whose contents are not what was stored: never served, detected by two reads, deleted, healed by the
+//! next put.
 
 use kvstore_object::{Location, ObjectConfig, ObjectTier, Outcome};
 
@@ -32,7 +33,7 @@ async fn flipped_bits_and_cut_ends_are_misses() {
         }
         std::fs::write(&file, bytes).expect("writable");
 
-        // A reader that knows the index already, then one that knows nothing.
+        // A reader with the index in its cache, then one without.
         for reader in [&tier, &ObjectTier::open(config(&directory)).expect("opens")] {
             let read = reader.get(&chain, 0..4, soon()).await;
             assert_true(&read, &chain, PAYLOAD);

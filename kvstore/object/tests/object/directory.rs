@@ -1,4 +1,4 @@
-//! The tier over a directory: runs, parts of runs, time to live, writers that race, and a random model test.
+//! The tier over a directory: runs, partial runs, time to live, concurrent writers, and a random model test.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ async fn old_objects_are_misses_are_replaced_and_are_swept() {
         assert!(tier.counters().get("expired_runs") > 0);
     }
     assert_eq!(tier.put(&blocks(&old[..4], PAYLOAD), soon()).await, Ok(Outcome::Stored), "replaced");
-    // The file system's time is the real one; the clock says that it is later, so all files are old.
+    // The file system's time is the real one; the clock is set forward, so all files are old.
     assert_eq!(open().look_up(&old, soon()).await, 4);
     let stranger = directory.0.join("kvasir/v1/00000000000000aa/ab");
     std::fs::create_dir_all(&stranger).expect("folder");

@@ -1,5 +1,5 @@
-//! The same against an S3 service that is not ours, for example moto: see `moto.sh`. Skipped, and says so, unless
-//! `KVSTORE_OBJECT_S3_ENDPOINT` is set; the bucket, `kv-bucket` there, must exist.
+//! The same tests against an independent S3 service, for example moto: see `moto.sh`. Skipped, with a message,
+//! unless `KVSTORE_OBJECT_S3_ENDPOINT` is set; the bucket `kv-bucket` must exist there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ async fn an_independent_service_agrees() {
         if payload == 5000 {
             assert_eq!((count(Outcome::Stored), count(Outcome::Present)), (1, 3));
         } else {
-            // Not every service knows the condition at the end of an upload in parts.
+            // Not every service supports the condition at the end of an upload in parts.
             assert_eq!(count(Outcome::Stored) + count(Outcome::Present), 4);
         }
         let read = open().get(&chain, 0..4, soon()).await;

@@ -1,5 +1,5 @@
-//! A service that fails in every way: nothing wrong is served, deadlines hold, retries stay in their budget, and
-//! a dead service is a miss at once.
+//! A service with every kind of failure: no wrong block is served, deadlines hold, retries stay in their
+//! budget, and a dead service is a miss at once.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as Wall};
@@ -14,7 +14,7 @@ use crate::support::{Random, assert_true, blocks, chain, soon};
 
 const PAYLOAD: usize = 3000;
 
-/// A service that fails half of the time in every way, and two clusters that use it.
+/// Half of the service's answers have a fault of any kind; two clusters use it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_wrong_is_ever_served() {
     let seeds = [1, 2, 3];
@@ -100,7 +100,7 @@ async fn retries_stay_in_their_budget() {
     }
 }
 
-/// Services that take connections and say nothing, or take none.
+/// Services that accept connections and never answer, or accept none.
 #[tokio::test]
 async fn a_dead_service_costs_a_deadline_and_then_nothing() {
     let deadline = Duration::from_millis(300);

@@ -12,7 +12,7 @@ use crate::support::faults::{Fault, Plan};
 use crate::support::server::{Double, account};
 use crate::support::{Directory, blocks, chain, later_clock, soon};
 
-/// Everything that is written.
+/// Records everything that is logged or printed.
 #[derive(Clone, Default)]
 struct Record(Arc<Mutex<Vec<u8>>>);
 
@@ -46,7 +46,7 @@ async fn a_canary_never_sings() {
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
-    // For this thread, which runs everything of this test.
+    // Set for this thread, which runs all of this test.
     let _guard = tracing_subscriber::util::SubscriberInitExt::set_default(subscriber);
     let double = Double::start().await;
     let account = account();
@@ -138,7 +138,7 @@ async fn a_canary_never_sings() {
             assert!(found.is_none(), "{place}: {found:?}");
         }
     }
-    // The rig itself: the logs are recorded, and the service does repeat the canary.
+    // Checks the test itself: the logs are recorded, and the service does repeat the canary.
     tracing::trace!("rig {}", account.secret);
     assert!(logs.text().contains(&account.secret), "a planted line is found");
     assert!(logged.len() > 10_000, "the libraries' lines are recorded");

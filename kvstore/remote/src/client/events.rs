@@ -1,4 +1,4 @@
-//! What the fabric reports.
+//! Handling of the fabric's events.
 
 use std::time::Instant;
 
@@ -14,11 +14,11 @@ impl<F: Fabric> RemotePool<F> {
     pub(super) fn digest(&mut self, event: Event, now: Instant) {
         match event {
             Event::Connected { peer } => self.connected(peer, now),
-            // Nobody has reason to connect to a client, or to write to it.
+            // Clients accept no connections and no immediates.
             Event::Accepted { peer } => self.fabric.disconnect(peer),
             Event::Immediate { .. } => {}
             Event::Message { peer, message } => {
-                // A node that was given up has nothing to say.
+                // Ignore messages of a connection that was given up.
                 let Some(id) = self.node_of(peer) else { return };
                 let understood =
                     Message::decode(&message).is_some_and(|message| self.understand(id, peer, message, now));
@@ -47,12 +47,12 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// False when the node breaks the protocol.
+    /// Handles a message. False when it violates the protocol.
     fn understand(&mut self, id: NodeId, peer: PeerId, message: Message, now: Instant) -> bool {
         match message {
             Message::Found { request, lease, lease_ms, blocks } => {
                 let Some(known) = self.answered(request, peer) else {
-                    // It timed out long ago; what was leased is not wanted.
+                    // The request has timed out; release the lease.
                     add(&self.counters.totals.late_answers, 1);
                     self.send_surely(id, &Message::Release { lease }, now);
                     return true;

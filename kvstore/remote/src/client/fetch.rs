@@ -1,9 +1,9 @@
-//! Look-ups and fetches: groups are asked for all at once, blocks are read as they are found, and the leading
+//! Look-ups and fetches: all groups are asked for at once, blocks are read as they are found, and the leading
 //! blocks that are verified count.
 //!
-//! A block is in one state at a time; only [`BlockState::Reading`] means that the fabric may write its target. A
-//! lease is given back when no block of its group is to be read or being read; no read is posted in the last
-//! quarter of a lease, counted from when we asked, so that it has completed before the node's time is up.
+//! A block is in one state at a time; only [`BlockState::Reading`] means that the fabric may write its target.
+//! A lease is given back when no block of its group is to be read or being read; no read is posted in the last
+//! quarter of a lease, counted from the request, so that it has completed before the node's lease expires.
 
 mod ending;
 
@@ -20,23 +20,23 @@ use crate::NodeId;
 use crate::metrics::add;
 use crate::wire::{FoundBlock, Message};
 
-/// One in so many choices between two homes takes the worse one.
+/// One in this many choices between two homes takes the worse one.
 const EXPLORE_ONE_IN: u64 = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockState {
-    /// Its node was or will be asked.
+    /// The request to its node is in flight or still to be sent.
     Asked,
-    /// It is leased.
+    /// The node has leased the block.
     Found,
-    /// It waits to be read.
+    /// The read is queued.
     Queued,
     /// A read into its target is in flight.
     Reading,
-    /// Its bytes are here and wait for their checksum.
+    /// The read has completed; the checksum is still to be verified.
     Checking,
     Verified,
-    /// Not there, not in time, or not right.
+    /// Not at its node, not read in time, or damaged.
     Missing,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Block {
     pub(super) identity: BlockIdentity,
     pub(super) state: BlockState,
     pub(super) group: usize,
-    /// Where it is at the node, and what it is.
+    /// Position and description of the block at its node.
     pub(super) found: Option<FoundBlock>,
     pub(super) target: Option<SlotRef>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Lease {
     pub(super) node: NodeId,
     pub(super) peer: PeerId,
     pub(super) id: u64,
-    /// No read is posted after this.
+    /// Time after which no read is posted.
     pub(super) until: Instant,
 }
 
@@ -63,11 +63,11 @@ pub(super) struct Lease {
 pub(super) struct Group {
     pub(super) name: BlockIdentity,
     pub(super) blocks: Range<usize>,
-    /// Who is asked first, and who then.
+    /// Nodes in the order in which they are asked.
     homes: [Option<NodeId>; 2],
-    /// How many of them were asked.
+    /// Number of `homes` that were asked.
     asked: usize,
-    /// Whether the other home is the one that surely gets what is stored.
+    /// Whether the second node of the ranking is asked first. Stores go to the first node.
     at_second: bool,
     pub(super) lease: Option<Lease>,
 }
@@ -76,11 +76,11 @@ pub(super) struct Group {
 pub(super) enum Stage {
     /// A look-up waits for answers.
     LookingUp,
-    /// A look-up has ended, and its leases are held.
+    /// A look-up has ended; its leases are held until then.
     Held { until: Instant },
-    /// There are targets.
+    /// Targets are attached; blocks are being read.
     Reading,
-    /// It has ended, but reads into its targets are in flight.
+    /// The fetch has ended, but reads into its targets are in flight.
     Draining,
 }
 
@@ -90,14 +90,15 @@ pub(super) struct Fetch {
     pub(super) groups: Vec<Group>,
     pub(super) stage: Stage,
     pub(super) deadline: Instant,
-    /// How many blocks can be, and are, used: those found, then those mapped and with a target.
+    /// Number of leading blocks that can be used: those found, or, with targets, those mapped and those with a
+    /// target.
     pub(super) usable: usize,
-    /// Leading blocks that are read where they lie, and are not this fetch's any more.
+    /// Number of leading blocks that were taken over by [`RemotePool::map`] and are read in place.
     pub(super) mapped: usize,
 }
 
 impl Fetch {
-    /// A look-up of `count` blocks from position `first` of the chain on.
+    /// Returns a look-up of `count` blocks from position `first` of the chain on.
     pub(super) fn new(
         chain: &[BlockIdentity],
         first: usize,
@@ -127,7 +128,8 @@ impl Fetch {
         Self { blocks, groups, stage: Stage::LookingUp, deadline, usable: 0, mapped: 0 }
     }
 
-    /// Gives the leading blocks that are not mapped their targets; there are not more than blocks.
+    /// Assigns the targets to the leading blocks that are not mapped; there are at most as many targets as
+    /// blocks.
     pub(super) fn attach(&mut self, targets: Vec<SlotRef>, deadline: Instant) {
         let count = self.mapped + targets.len();
         for (block, target) in self.blocks[self.mapped..].iter_mut().zip(targets) {
@@ -139,7 +141,7 @@ impl Fetch {
         self.stage = Stage::Reading;
     }
 
-    /// Position of the first block that will not come; what lies behind it is of no use.
+    /// Position of the first missing block; the blocks behind it cannot be used.
     fn gap(&self) -> usize {
         let missing = |block: &Block| block.state == BlockState::Missing;
         self.blocks.iter().position(missing).unwrap_or(self.blocks.len())
@@ -164,7 +166,8 @@ impl<F: Fabric> RemotePool<F> {
                 self.placement.best_two(&group.name, |id| self.nodes.get(&id).is_some_and(|n| n.is_usable()));
             let is_double = self.replication.done.contains(&group.name);
             group.homes = [first, second.filter(|_| is_double)];
-            // The better of the two; now and then the other one, or its measured latency would never change.
+            // The home with the shorter expected wait; at times the other one, so that its measured latency is
+            // updated.
             if let [Some(one), Some(other)] = group.homes {
                 let wait = |id| self.nodes.get(&id).map_or(Duration::MAX, |node| node.expected_wait());
                 let is_better = wait(other) < wait(one);
@@ -189,7 +192,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Asks the next home of a group; without one its blocks are missing.
+    /// Asks the next home of a group; without one, its blocks are missing.
     fn ask(&mut self, ticket: u64, number: usize, now: Instant) {
         loop {
             let Some(fetch) = self.fetch_mut(ticket).filter(|fetch| fetch.is_asking()) else { return };
@@ -215,7 +218,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// The home that was asked does not answer.
+    /// Asks the other home after the first did not answer, or lacked blocks.
     pub(super) fn ask_other(&mut self, ticket: u64, number: usize, now: Instant) {
         let Some(fetch) = self.fetch_mut(ticket).filter(|fetch| fetch.is_asking()) else { return };
         let group = &fetch.groups[number];
@@ -225,7 +228,7 @@ impl<F: Fabric> RemotePool<F> {
         self.ask(ticket, number, now);
     }
 
-    /// A node has answered. False when it breaks the protocol.
+    /// Handles a node's answer to a look-up. False when it violates the protocol.
     pub(super) fn found(
         &mut self,
         (ticket, number): (u64, usize),
@@ -255,7 +258,7 @@ impl<F: Fabric> RemotePool<F> {
                 self.send_surely(node, &Message::Release { lease }, now);
             }
             if is_short && is_wanted {
-                // The second home has dropped some: the first may still have all.
+                // The second home has dropped some blocks: the first may still have all.
                 self.replication.forget(&name);
                 self.ask_other(ticket, number, now);
             } else {
@@ -287,7 +290,7 @@ impl<F: Fabric> RemotePool<F> {
         self.touched.insert(ticket);
     }
 
-    /// Queues the reads of found blocks among those of the range.
+    /// Queues the reads of the found blocks in a range.
     pub(super) fn queue_found(&mut self, ticket: u64, start: usize, end: usize) {
         let Some(Operation::Fetch(fetch)) = self.operations.get_mut(&ticket) else { return };
         let end = end.min(fetch.blocks.len());
@@ -308,7 +311,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// A queued block will not be read.
+    /// Marks a queued block that cannot be read as missing.
     pub(super) fn unreadable(&mut self, ticket: u64, index: usize) {
         let Some(fetch) = self.fetch_mut(ticket) else { return };
         if fetch.blocks[index].state == BlockState::Queued {

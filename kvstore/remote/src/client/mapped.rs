@@ -1,8 +1,9 @@
-//! Blocks of a node on this host that are read where they lie: its memory is mapped into this process.
+//! Blocks of a node on this host that are read in place: its memory is mapped into this process.
 //!
-//! A look-up leases what it finds. [`RemotePool::map`] takes leases over from it, with the blocks that they cover; each block stays where it
-//! is until its lease is over, and no byte is moved. Whoever reads a block compares it with its checksum, and looks at the slot's generation
-//! afterwards: a lease that ended meanwhile, or a node that did not keep its word, shows there.
+//! A look-up leases the blocks it finds. [`RemotePool::map`] takes leases over from it, with the blocks that
+//! they cover; each block stays where it is until its lease is over, and no byte is moved. The reader of a
+//! block compares it with its checksum, and checks the slot's generation afterwards: this detects a lease that
+//! ended meanwhile, or a node that reused the slot too early.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,40 +24,42 @@ pub struct PoolLease {
     node: NodeId,
     peer: PeerId,
     id: u64,
-    /// Blocks that it covers and that are read in place.
+    /// Number of blocks of the lease that are read in place.
     blocks: usize,
 }
 
-/// The part of a node's memory that one client reads in place at a time, as a divisor: the node cannot evict it. The rest is copied.
+/// Divisor of the part of a node's memory that one client reads in place at a time, since the node cannot evict
+/// it. The rest is copied.
 const SHARE: usize = 4;
 
 /// A block in a slot of a node's memory.
 #[derive(Debug, Clone)]
 pub struct MappedBlock {
-    /// The node's memory.
+    /// Memory of the node.
     pub slab: Arc<Slab>,
     /// The slot.
     pub slot: u32,
-    /// Of the slot, while it holds this block.
+    /// Generation of the slot while it holds this block.
     pub generation: u32,
-    /// What was stored with it.
+    /// Description that was stored with the block.
     pub description: Description,
 }
 
 /// Leading blocks of a look-up that one lease covers.
 #[derive(Debug)]
 pub struct MappedGroup {
-    /// The lease: to be given back by [`RemotePool::release`].
+    /// The lease, to be given back by [`RemotePool::release`].
     pub lease: PoolLease,
-    /// The blocks are not to be read after this.
+    /// Time after which the blocks must not be read.
     pub until: Instant,
-    /// Consecutive blocks.
+    /// Consecutive blocks of the chain.
     pub blocks: Vec<MappedBlock>,
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Takes the leading blocks of what a look-up found, `count` at most, out of it, as far as they lie in memory that is mapped here. The
-    /// others are read as before ([`RemotePool::read`]); the ticket is over when there are none.
+    /// Takes over the leading blocks of a look-up, `count` at most, as far as they lie in memory that is mapped
+    /// here. The other blocks are read as before ([`RemotePool::read`]); the ticket is over when there are
+    /// none.
     pub fn map(&mut self, found: Ticket, count: usize, now: Instant) -> Vec<MappedGroup> {
         let mut groups = Vec::new();
         let Some(Operation::Fetch(fetch)) = self.operations.get_mut(&found.0) else { return groups };
@@ -116,7 +119,7 @@ impl<F: Fabric> RemotePool<F> {
         groups
     }
 
-    /// Gives a lease back: its blocks are not read any more.
+    /// Gives a lease back. Its blocks must not be read any more.
     pub fn release(&mut self, lease: PoolLease, now: Instant) {
         let PoolLease { node, peer, id, blocks } = lease;
         if let Some(mapped) = self.mapped.get_mut(&peer) {
@@ -128,7 +131,7 @@ impl<F: Fabric> RemotePool<F> {
         self.give_back(Lease { node, peer, id, until: now }, now);
     }
 
-    /// A block that was read in place does not have its checksum: its node is told.
+    /// Reports to the node that a block read in place does not match its checksum.
     pub fn suspect(&mut self, lease: PoolLease, identity: BlockIdentity) {
         let Some(node) = self.nodes.get(&lease.node).filter(|node| node.peer == Some(lease.peer)) else {
             return;
@@ -136,7 +139,7 @@ impl<F: Fabric> RemotePool<F> {
         tracing::warn!(node = node.name, identity = identity.short(), "remote tier: wrong bytes");
         add(&node.counters.damaged_blocks, 1);
         add(&self.counters.totals.damaged_blocks, 1);
-        // Told once and not surely: the next reader tells it again.
+        // The message may be lost: the next reader reports the block again.
         self.send(lease.node, &Message::Suspect { chain: vec![identity] });
     }
 }

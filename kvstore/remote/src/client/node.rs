@@ -1,4 +1,4 @@
-//! The nodes: membership, connections, messages to them, and what happens when one is lost.
+//! The nodes: membership, connections, messages to them, and the loss of a node.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::{NodeId, RemoteError};
 /// A node of the pool, as configured or discovered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolNode {
-    /// Its name for good: decides which blocks are its.
+    /// Permanent name of the node, which determines the blocks that are placed on it.
     pub name: String,
-    /// Where the fabric reaches it, in the transport's notation.
+    /// Address of the node in the transport's notation.
     pub address: String,
 }
 
 impl PoolNode {
-    /// The transports that a node can be reached by, as its address begins.
+    /// Prefixes of addresses, one for each transport.
     const TRANSPORTS: [&str; 3] = ["tcp:", "rdma:", "shm:"];
 
-    /// Reads `name=address`. The error says what is wrong with the text.
+    /// Parses `name=address`. The error describes the fault in the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let Some((name, address)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
             return Err(format!(
@@ -39,7 +39,7 @@ impl PoolNode {
         Ok(Self { name: name.to_owned(), address: address.to_owned() })
     }
 
-    /// The transport (`tcp`, `rdma` or `shm`) of all of these nodes' addresses, if it is one for all.
+    /// Returns the transport (`tcp`, `rdma` or `shm`) of these nodes, if all have the same.
     #[must_use]
     pub fn only_transport(nodes: &[Self]) -> Option<&'static str> {
         let is_named = |kind: &&&str| {
@@ -57,7 +57,7 @@ pub(super) struct Node {
     pub(super) breaker: Breaker,
     pub(super) peer: Option<PeerId>,
     pub(super) connected: bool,
-    /// Messages that wait for room, by lane.
+    /// Messages that wait for room in the fabric's queue, by lane.
     outbox: [VecDeque<Box<[u8]>>; Priority::ALL.len()],
     /// Blocks to read: ticket and index.
     pub(super) reads: VecDeque<(u64, usize)>,
@@ -65,7 +65,7 @@ pub(super) struct Node {
     pub(super) writes: VecDeque<(u64, usize)>,
     pub(super) reads_in_flight: usize,
     pub(super) writes_in_flight: usize,
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     pub(super) outstanding: usize,
     pub(super) leases: usize,
     /// Moving average of the time to answer a look-up.
@@ -90,7 +90,7 @@ impl Node {
         set(&self.counters.latency_us, self.latency.as_micros() as usize);
     }
 
-    /// What one more request may have to wait for, to compare nodes by.
+    /// Expected wait of one more request, to compare nodes by.
     pub(super) fn expected_wait(&self) -> Duration {
         self.latency * (1 + self.outstanding + self.reads_in_flight) as u32
     }
@@ -125,8 +125,8 @@ impl Node {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Makes these the nodes. Who keeps name and address keeps its connection; who is gone is disconnected, and
-    /// what was asked of it is a miss.
+    /// Replaces the list of nodes. A node that keeps name and address keeps its connection; a removed node is
+    /// disconnected, and requests to it count as misses.
     pub fn set_nodes(&mut self, nodes: &[PoolNode], now: Instant) -> Result<(), RemoteError> {
         if nodes.len() > self.config.nodes_max {
             return Err(RemoteError::TooManyNodes { count: nodes.len(), limit: self.config.nodes_max });
@@ -179,12 +179,12 @@ impl<F: Fabric> RemotePool<F> {
         self.due_at(now);
     }
 
-    /// The node that this connection is to, if it is its present one.
+    /// Returns the node whose present connection this is.
     pub(super) fn node_of(&self, peer: PeerId) -> Option<NodeId> {
         self.nodes.iter().find(|(_, node)| node.peer == Some(peer)).map(|(&id, _)| id)
     }
 
-    /// Begins a connection; the probe follows when it is there.
+    /// Begins to connect; the probe follows once the connection is up.
     pub(super) fn connect(&mut self, id: NodeId, now: Instant) {
         let until = now + self.config.probe_timeout;
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -213,7 +213,7 @@ impl<F: Fabric> RemotePool<F> {
         self.ask_node(id, request, &Message::Stats { request }, Purpose::Probe, (now, until));
     }
 
-    /// Sends a message and remembers that an answer is due; false when it cannot be sent.
+    /// Sends a request and records it until its answer; false when it cannot be sent.
     pub(super) fn ask_node(
         &mut self,
         id: NodeId,
@@ -236,7 +236,7 @@ impl<F: Fabric> RemotePool<F> {
         true
     }
 
-    /// Takes a question off the list. `None` when it is not there, or went to another connection.
+    /// Removes a request that was answered. `None` when it is unknown, or was sent on another connection.
     pub(super) fn answered(&mut self, request: u64, peer: PeerId) -> Option<Request> {
         let known = *self.requests.get(&request).filter(|known| known.peer == peer)?;
         self.requests.remove(&request);
@@ -246,7 +246,7 @@ impl<F: Fabric> RemotePool<F> {
         Some(known)
     }
 
-    /// Queues a message behind those of its lane; false when there is no connection or no room.
+    /// Queues a message on its lane; false when there is no connection or no room.
     pub(super) fn send(&mut self, id: NodeId, message: &Message) -> bool {
         let Some(node) = self.nodes.get_mut(&id).filter(|node| node.connected) else { return false };
         let lane = &mut node.outbox[message.priority().index()];
@@ -258,7 +258,8 @@ impl<F: Fabric> RemotePool<F> {
         true
     }
 
-    /// The same for what must not be lost: without room the connection ends, which the node understands as well.
+    /// Like `send`, for messages that must not be lost: without room, the connection ends, which has the same
+    /// effect at the node.
     pub(super) fn send_surely(&mut self, id: NodeId, message: &Message, now: Instant) {
         let is_connected = self.nodes.get(&id).is_some_and(|node| node.connected);
         if is_connected && !self.send(id, message) {
@@ -266,7 +267,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Counts a failure; enough of them in a row end the connection.
+    /// Counts a failure; the connection ends when enough have occurred in a row.
     pub(super) fn failed(&mut self, id: NodeId, now: Instant) {
         let enough = self.config.failures_to_open;
         if self.nodes.get_mut(&id).is_some_and(|node| node.breaker.failure(enough)) {
@@ -282,7 +283,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// A connection is no more: what waited for it fails, and the node is left alone for a while.
+    /// Handles the end of a connection: its requests fail, and the breaker opens.
     pub(super) fn lost(&mut self, id: NodeId, peer: PeerId, now: Instant) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         tracing::debug!(node = node.name, "remote tier: connection lost");
@@ -310,7 +311,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// There will be no answer.
+    /// Handles a request that will not be answered.
     pub(super) fn unanswered(&mut self, purpose: Purpose, now: Instant) {
         match purpose {
             Purpose::LookUp { ticket, group } => self.ask_other(ticket, group, now),

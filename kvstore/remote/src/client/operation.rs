@@ -1,4 +1,4 @@
-//! What callers hand over and get back, and what is remembered of the questions that were asked.
+//! Arguments and results of the client's operations, and records of the requests in flight.
 
 use std::time::Instant;
 
@@ -10,51 +10,51 @@ use super::fetch::Fetch;
 use super::storing::Store;
 use crate::{Description, NodeId};
 
-/// Names an operation of one [`crate::RemotePool`].
+/// Id of an operation of one [`crate::RemotePool`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Why an operation was not begun.
+/// Reason why an operation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// As many operations as allowed are under way.
+    /// The maximum number of operations is in flight.
     Full,
     /// No blocks, more than allowed, or more targets than blocks.
     TooLong,
-    /// The look-up is not over, or its leases are.
+    /// The look-up is still in progress, or its leases are over.
     Gone,
 }
 
-/// An operation was not begun; the targets come back.
+/// A refused operation, with the targets that were passed in.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
+    /// Reason of the refusal.
     pub reason: Refusal,
-    /// What was handed over.
+    /// The targets that were passed in.
     pub targets: Vec<SlotRef>,
 }
 
 /// A block to store.
 #[derive(Debug, Clone)]
 pub struct StoreBlock {
-    /// Its name.
+    /// Identity of the block.
     pub identity: BlockIdentity,
     /// The group it belongs to, see [`crate::group_of`].
     pub group: BlockIdentity,
-    /// Where its bytes are.
+    /// Slot that holds the bytes.
     pub slot: SlotRef,
-    /// What is stored with it.
+    /// Description to be stored with the block.
     pub description: Description,
 }
 
-/// What became of one block of a store.
+/// Result of storing one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreResult {
-    /// It is there now, verified by the node.
+    /// The node has verified and registered the block.
     Stored,
-    /// It was there.
+    /// The node already had the block.
     Present,
-    /// Somebody else is writing it.
+    /// Another client is writing the block.
     Pending,
     /// The node has no room now.
     Full,
@@ -62,52 +62,52 @@ pub enum StoreResult {
     TooLarge,
     /// The bytes that arrived had the wrong checksum.
     Damaged,
-    /// No node, no answer in time, or no connection. Whether it is there is unknown.
+    /// No node, no answer in time, or no connection. The node may have stored the block.
     Failed,
 }
 
 /// A block that was fetched and verified.
 #[derive(Debug)]
 pub struct Verified {
-    /// Where its bytes are now.
+    /// Slot that holds the bytes.
     pub slot: SlotRef,
-    /// What was stored with it.
+    /// Description that was stored with the block.
     pub description: Description,
 }
 
-/// How an operation ended.
+/// Result of an operation.
 #[derive(Debug)]
 pub enum Outcome {
     /// A look-up ended.
     Found {
-        /// Which.
+        /// Id of the look-up.
         ticket: Ticket,
         /// The leading blocks that were found; none ends the ticket.
         blocks: Vec<Description>,
     },
     /// A fetch or read ended.
     Fetched {
-        /// Which.
+        /// Id of the fetch.
         ticket: Ticket,
         /// The leading blocks, verified, in the first of the targets.
         blocks: Vec<Verified>,
-        /// Targets that hold nothing of use and are free.
+        /// Targets without a block, which are free.
         unused: Vec<SlotRef>,
-        /// How many targets follow in [`Outcome::Returned`]: a read into them is in flight.
+        /// Number of targets that follow in [`Outcome::Returned`]: a read into them is in flight.
         held: usize,
     },
-    /// The targets that a fetch held, now that nothing can write to them any more.
+    /// The targets that a fetch held, once nothing can write to them any more.
     Returned {
-        /// Which.
+        /// Id of the fetch.
         ticket: Ticket,
         /// The slots.
         slots: Vec<SlotRef>,
     },
     /// A store ended.
     Stored {
-        /// Which.
+        /// Id of the store.
         ticket: Ticket,
-        /// One for each block, in their order.
+        /// One result for each block, in order.
         results: Vec<StoreResult>,
     },
 }
@@ -118,18 +118,18 @@ pub(super) enum Operation {
     Store(Store),
 }
 
-/// A question to a node.
+/// A request to a node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) node: NodeId,
     pub(super) peer: PeerId,
     pub(super) sent_at: Instant,
-    /// `None` while it is our turn.
+    /// Deadline of the answer; `None` after the answer, while the client has the next step.
     pub(super) timeout_at: Option<Instant>,
     pub(super) purpose: Purpose,
 }
 
-/// What a question is about. The operation may have ended meanwhile.
+/// Purpose of a request. The operation may have ended meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     LookUp { ticket: u64, group: usize },

@@ -1,9 +1,9 @@
-//! Second homes for groups that are asked for often, written in the background by who has just read them.
+//! Second homes for groups that are often requested, written in the background by the client that has just read
+//! them.
 //!
-//! Each client counts for itself and remembers what it has copied; that it copies a group which another client
-//! has copied costs one round trip, as the node says that the blocks are present. The first of the ranking
-//! stays the one that is sure to get what is stored; a second home that has dropped blocks is forgotten as soon as
-//! it shows.
+//! Each client counts by itself and remembers the groups it has copied; copying a group that another client has
+//! copied costs one round trip, as the node answers that the blocks are present. Stores always go to the first
+//! node of the ranking; a second home that has dropped blocks is forgotten as soon as a look-up shows it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU64;
@@ -19,21 +19,21 @@ use crate::NodeId;
 use crate::metrics::add;
 use crate::sketch::Sketch;
 
-/// How soon a copy that the rate forbids is tried again.
+/// Delay before a copy is tried again that the rate did not allow.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
 
 pub(super) struct Replication {
     pub(super) sketch: Sketch,
-    /// `None`: nothing is copied.
+    /// Rate limit of copies; `None`: nothing is copied.
     pub(super) bucket: Option<TokenBucket>,
     pub(super) waiting: VecDeque<Waiting>,
     /// Groups with a second home.
     pub(super) done: BTreeSet<BlockIdentity>,
-    /// The same in the order of their coming; may name some that were forgotten.
+    /// The groups of `done` in the order in which they were added; may contain groups that were forgotten.
     pub(super) order: VecDeque<BlockIdentity>,
 }
 
-/// A group to copy. It keeps the slots that it was read into.
+/// A group to copy, with the slots that it was read into.
 pub(super) struct Waiting {
     group: BlockIdentity,
     to: NodeId,
@@ -41,13 +41,13 @@ pub(super) struct Waiting {
     since: Instant,
 }
 
-/// A rate with a burst of what it gives in a second; a rate of 0 is none.
+/// Returns a bucket with this rate and a burst of one second; `None` for a rate of 0.
 pub(super) fn one_second_of(bytes_per_second: u64, now: Instant) -> Option<TokenBucket> {
     NonZeroU64::new(bytes_per_second).map(|rate| TokenBucket::new(rate, rate, now))
 }
 
 impl Replication {
-    /// Whether the rate allows a copy of so many bytes now; they are charged if so.
+    /// Whether the rate allows a copy of `bytes` now; charges them if so.
     fn may_copy(&mut self, bytes: u64, now: Instant) -> bool {
         self.bucket.as_mut().is_some_and(|bucket| bucket.take(now, bytes, 0).is_ok())
     }
@@ -67,7 +67,7 @@ impl Replication {
         self.done.remove(group);
     }
 
-    /// The ranking is another one.
+    /// Called when the ranking has changed.
     pub(super) fn forget_all(&mut self) {
         self.done.clear();
         self.order.clear();
@@ -76,8 +76,8 @@ impl Replication {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Queues those groups of a fetch that ends with these blocks which deserve a second home. Groups that are read in place are not copied
-    /// by this client, which has no slot of them.
+    /// Queues the groups of a fetch that are requested often enough for a second home. Groups that are read in
+    /// place are not copied by this client, which has no slots of them.
     pub(super) fn consider_hot(&mut self, ticket: u64, blocks: &[Verified], now: Instant) {
         if self.config.hot_count == 0 || self.config.replicate_bytes_per_second == 0 {
             return;
@@ -111,7 +111,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Begins as many copies as the rate allows.
+    /// Starts as many copies as the rate allows.
     pub(super) fn replicate(&mut self, now: Instant) {
         while let Some(waiting) = self.replication.waiting.front() {
             let bytes = waiting.blocks.iter().map(|block| u64::from(block.description.bytes)).sum();

@@ -1,4 +1,4 @@
-//! Blocks that their nodes are asked to retain.
+//! Requests to nodes to retain blocks.
 
 use std::time::Duration;
 
@@ -9,9 +9,10 @@ use super::RemotePool;
 use crate::wire::Message;
 
 impl<F: Fabric> RemotePool<F> {
-    /// Asks the nodes of a chain, which starts at the root, to retain its blocks for so long, in whole seconds: those of so many groups from the
-    /// block `next` on, and returns the block after them. Each node is asked once, without an answer, and so is a second home that a group has
-    /// got. What finds no room in a node's outbox is lost.
+    /// Asks the nodes of a chain, which starts at the root, to retain its blocks for this time, in whole
+    /// seconds: the blocks of a number of groups from the block `next` on; returns the block after them. Each
+    /// node is asked once, without an answer, and so is the second home of a group. A message that finds no
+    /// room in a node's outbox is lost.
     pub fn retain(
         &mut self,
         chain: &[BlockIdentity],
@@ -21,7 +22,7 @@ impl<F: Fabric> RemotePool<F> {
     ) -> usize {
         let seconds = u32::try_from(how_long.as_secs().max(1)).unwrap_or(u32::MAX);
         let end = (next + groups * self.config.group_blocks).min(chain.len());
-        // A group is no longer than a message may be.
+        // A group has at most as many blocks as a message can name.
         for group in chain[next..end].chunks(self.config.group_blocks) {
             let name = group[0];
             let [first, second] =

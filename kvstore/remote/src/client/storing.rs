@@ -1,9 +1,10 @@
-//! Stores: blocks are offered to their nodes, written where those say, and committed behind the writes.
+//! Stores: blocks are offered to their nodes, written to the slots that those grant, and committed behind the
+//! writes.
 //!
-//! A store falls into parts, one for each node and at most as many blocks as a message names. Writes and the commit
-//! travel on one lane, so the commit is delivered when the writes have landed (clause 1 of the fabric contract)
-//! and needs to wait for no completion. A part that runs out of time commits what was posted: the node then
-//! knows which slots nobody will write any more.
+//! A store consists of parts, one for each node and at most as many blocks as a message names. Writes and the
+//! commit travel on one lane, so the commit is delivered when the writes have landed (clause 1 of the fabric
+//! contract) and needs to wait for no completion. A part that runs out of time commits the writes that were
+//! posted: the node then knows which slots will not be written any more.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,15 +31,15 @@ pub(super) enum PartStage {
 pub(super) struct Part {
     node: NodeId,
     pub(super) request: u64,
-    /// Position among the results, and the block.
+    /// Index of the result, and the block.
     pub(super) blocks: Vec<(usize, StoreBlock)>,
-    /// Where the node wants them.
+    /// Slot at the node for each block that was granted one.
     pub(super) targets: Vec<Option<Target>>,
     pub(super) stage: PartStage,
-    /// Blocks that the node gave a slot for, and those whose write was posted.
+    /// Bits of the blocks that the node granted a slot for, and of those whose write was posted.
     pub(super) wanted: u64,
     pub(super) posted: u64,
-    /// No write is posted after this.
+    /// Time after which no write is posted.
     pub(super) write_until: Option<Instant>,
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Store {
     pub(super) parts: Vec<Part>,
     pub(super) results: Vec<Option<StoreResult>>,
     pub(super) deadline: Instant,
-    /// The group whose second home this makes; nobody waits for it then.
+    /// Group whose second home this store writes; its outcome is not reported.
     pub(super) replicates: Option<BlockIdentity>,
 }
 
@@ -58,7 +59,7 @@ impl Store {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Offers the blocks to their nodes, or all to one.
+    /// Starts a store: offers the blocks to their nodes, or all to `only`.
     pub(super) fn start_store(
         &mut self,
         mut store: Store,
@@ -124,7 +125,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// A node has answered an offer. False when it breaks the protocol.
+    /// Handles a node's answer to an offer. False when it violates the protocol.
     pub(super) fn granted(
         &mut self,
         id: NodeId,
@@ -147,7 +148,7 @@ impl<F: Fabric> RemotePool<F> {
             self.answered(request, peer);
             add(&self.counters.totals.late_answers, 1);
             if is_reserved {
-                // Nobody writes there.
+                // The part has ended: commit no write, so that the node can reuse the slots.
                 self.send_surely(id, &Message::Commit { request, written: 0 }, now);
             }
             return true;
@@ -197,7 +198,7 @@ impl<F: Fabric> RemotePool<F> {
         true
     }
 
-    /// No write of this part will be posted any more.
+    /// Commits the writes of this part that were posted; no more will be.
     pub(super) fn commit_part(&mut self, ticket: u64, number: usize, now: Instant) {
         let timeout_at = now + self.config.transfer_timeout;
         let Some(store) = self.store_mut(ticket) else { return };
@@ -229,7 +230,7 @@ impl<F: Fabric> RemotePool<F> {
         self.touched.insert(ticket);
     }
 
-    /// The node of a part does not answer, or is gone.
+    /// Ends a part whose node does not answer, or is disconnected.
     pub(super) fn fail_part(&mut self, ticket: u64, number: usize) {
         if let Some(store) = self.store_mut(ticket) {
             store.parts[number].stage = PartStage::Ended;
@@ -237,7 +238,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Ends a store with what there is: it is complete, cancelled, or its time is up.
+    /// Ends a store: it is complete, cancelled, or past its deadline.
     pub(super) fn end_store(&mut self, ticket: u64, now: Instant) {
         let parts = self.store_mut(ticket).map_or(0, |store| store.parts.len());
         (0..parts).for_each(|part| self.commit_part(ticket, part, now));
@@ -260,7 +261,7 @@ impl<F: Fabric> RemotePool<F> {
         self.outcomes.push(Outcome::Stored { ticket: Ticket(ticket), results });
     }
 
-    /// Ends a store of which every part has ended.
+    /// Ends a store once every part has ended.
     pub(super) fn advance_store(&mut self, ticket: u64, now: Instant) {
         let over = |store: &mut Store| store.parts.iter().all(|part| part.stage == PartStage::Ended);
         if self.store_mut(ticket).is_some_and(over) {

@@ -1,4 +1,4 @@
-//! What happens because time has passed. Nothing is looked at before something is due: the earliest moment is kept.
+//! Timers of the client. No table is scanned before the earliest deadline, which is kept.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -34,7 +34,7 @@ impl<F: Fabric> RemotePool<F> {
             .map(|(&id, _)| id)
             .collect();
         for id in late {
-            // An earlier one may have ended the connection, and all requests with it.
+            // An earlier timeout may have ended the connection, and all requests on it.
             let Some(peer) = self.requests.get(&id).map(|request| request.peer) else { continue };
             let Some(request) = self.answered(id, peer) else { continue };
             if let Some(node) = self.nodes.get(&request.node) {
@@ -45,7 +45,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// A fabric completes what hangs when its connection ends, and only then.
+    /// Ends connections with transfers that hang: the fabric completes those only when the connection ends.
     fn sweep_transfers(&mut self, now: Instant) {
         let timeout = self.config.transfer_timeout;
         let stuck: BTreeSet<NodeId> = self
@@ -115,7 +115,7 @@ impl<F: Fabric> RemotePool<F> {
 }
 
 impl Operation {
-    /// When it ends, or a part of it, if nothing else ends it first.
+    /// Deadline of the operation, or of one of its parts.
     fn due(&self) -> Option<Instant> {
         match self {
             Self::Fetch(fetch) => match fetch.stage {

@@ -1,7 +1,7 @@
-//! One-sided reads and writes in flight, and the checksums of what was read.
+//! One-sided reads and writes in flight, and the checksums of the blocks read.
 //!
-//! Each node has queues and limits of its own: one that is slow holds up nobody else's. A block counts only here,
-//! when [`RemotePool::verify`] has found its bytes right.
+//! Each node has its own queues and limits: a slow node delays no other. A block counts only when
+//! [`RemotePool::verify`] has found its bytes right.
 
 use std::time::Instant;
 
@@ -25,11 +25,11 @@ pub(super) struct Transfer {
     pub(super) node: NodeId,
     pub(super) peer: PeerId,
     pub(super) posted_at: Instant,
-    /// The block that is read; `None` for a write.
+    /// Ticket and index of the block that is read; `None` for a write.
     read: Option<(u64, usize)>,
 }
 
-/// A block whose bytes are here.
+/// A block whose read has completed and whose checksum is to be verified.
 #[derive(Debug)]
 pub(super) struct Check {
     ticket: u64,
@@ -41,8 +41,8 @@ pub(super) struct Check {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Posts what there is room for, at all nodes: reads first, since nobody waits for writes. Each time another node comes first:
-    /// a fabric that copies takes so much and no more between two polls.
+    /// Posts transfers to all nodes as far as there is room: reads first, since no request waits for writes.
+    /// Each time another node comes first: a fabric that copies accepts a bounded amount between two polls.
     pub(super) fn pump_all(&mut self, now: Instant) {
         let mut order = std::mem::take(&mut self.pump_order);
         let (behind, before) = (self.nodes.range(self.pump_first..), self.nodes.range(..self.pump_first));
@@ -173,7 +173,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Verifies as many bytes as a poll may; returns how many blocks it worked on.
+    /// Verifies a bounded number of bytes; returns the number of blocks it worked on.
     pub(super) fn verify(&mut self) -> usize {
         let mut budget = self.config.verify_bytes_per_poll;
         let mut work = 0;
@@ -205,11 +205,11 @@ impl<F: Fabric> RemotePool<F> {
         tracing::warn!(node = node.name, identity = check.identity.short(), "remote tier: wrong bytes");
         add(&node.counters.damaged_blocks, 1);
         add(&self.counters.totals.damaged_blocks, 1);
-        // Told once and not surely: the next reader tells it again.
+        // The message may be lost: the next reader reports the block again.
         self.send(check.node, &Message::Suspect { chain: vec![check.identity] });
     }
 
-    /// The checks of an operation that has ended are not wanted.
+    /// Drops the checks of an operation that has ended.
     pub(super) fn forget_checks(&mut self, ticket: u64) {
         if self.checks.front().is_some_and(|check| check.ticket == ticket) {
             self.verifier.reset();

@@ -9,50 +9,50 @@ use kvstore_block::BlockIdentity;
 
 use crate::wire::Description;
 
-/// A block that can be read where it lies, as long as this exists.
+/// A block that can be read in place as long as this value exists.
 #[derive(Debug)]
 pub struct Readable<H> {
-    /// Where it lies.
+    /// Slot of the block.
     pub slot: SlotRef,
     /// Parent, length, checksum and the writer's word.
     pub description: Description,
-    /// Keeps it there.
+    /// Keeps the block in its slot.
     pub hold: H,
 }
 
-/// A free slot for a new block, as long as this exists.
+/// A free slot for a new block, reserved as long as this value exists.
 #[derive(Debug)]
 pub struct Writable<H> {
     /// The slot.
     pub slot: SlotRef,
-    /// Keeps it free.
+    /// Keeps the slot reserved.
     pub hold: H,
 }
 
-/// The answer to a look-up.
+/// Result of a look-up.
 #[derive(Debug)]
 pub enum LookedUp<H> {
-    /// The leading blocks that are in memory; there are no more.
+    /// The leading blocks that are in memory; no more will follow.
     Now(Vec<Readable<H>>),
-    /// More are being brought into memory: [`Answer::Found`] follows.
+    /// More blocks are being brought into memory: [`Answer::Found`] follows.
     Later,
 }
 
-/// A delayed answer; `question` is the number that the call was given.
+/// A delayed answer; `question` is the number that was passed to the call.
 #[derive(Debug)]
 pub enum Answer<H> {
     /// The leading blocks of a look-up that are in memory.
     Found {
-        /// The question's number.
+        /// Number that was passed to the call.
         question: u64,
         /// The blocks.
         blocks: Vec<Readable<H>>,
     },
-    /// Whether a new block can be found from now on.
+    /// Result of registering a new block.
     Registered {
-        /// The question's number.
+        /// Number that was passed to the call.
         question: u64,
-        /// Whether it can.
+        /// Whether the block was kept and can be found from now on.
         is_kept: bool,
     },
 }
@@ -66,30 +66,31 @@ pub struct PoolLevels {
     pub free: usize,
     /// Blocks in memory.
     pub blocks: usize,
-    /// Blocks that have left memory to make room, so far.
+    /// Number of blocks evicted from memory so far.
     pub evicted: u64,
 }
 
 /// The blocks of a pool. Called by the pool's thread; must not block.
 pub trait PoolBlocks {
-    /// Keeps a block in its slot.
+    /// Guard that keeps a block in its slot.
     type Reading: Send;
-    /// Keeps a slot free for a new block.
+    /// Guard that keeps a slot reserved for a new block.
     type Writing: Send;
 
     /// The memory of all slots.
     fn slab(&self) -> &Arc<Slab>;
     /// Slots and blocks at this moment. May take a lock.
     fn levels(&self) -> PoolLevels;
-    /// The leading blocks of a chain, which count as used.
+    /// Looks up the leading blocks of a chain, and counts them as used.
     fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<Self::Reading>;
-    /// A block that is in memory.
+    /// Returns a block that is in memory.
     fn find(&mut self, identity: &BlockIdentity) -> Option<Readable<Self::Reading>>;
-    /// Whether the block is there, in memory or below; it counts as used then.
+    /// Whether the block is in memory or in a lower tier; counts it as used if so.
     fn contains(&mut self, identity: &BlockIdentity) -> bool;
-    /// A free slot, at the cost of a block that nobody uses.
+    /// Reserves a free slot; evicts an unused block if there is none.
     fn reserve(&mut self) -> Option<Writable<Self::Writing>>;
-    /// Registers a block whose bytes were verified; whether it is kept. `None`: [`Answer::Registered`] follows.
+    /// Registers a block whose bytes were verified. Returns whether it is kept; `None`: [`Answer::Registered`]
+    /// follows.
     fn register(
         &mut self,
         question: u64,
@@ -97,14 +98,14 @@ pub trait PoolBlocks {
         description: Description,
         written: Writable<Self::Writing>,
     ) -> Option<bool>;
-    /// Retains consecutive blocks of a chain for so long, now or when they come. A hint.
+    /// Retains consecutive blocks of a chain for this time, now or once they are stored. A hint.
     fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration);
-    /// Throws the copy of a block away that is damaged in memory.
+    /// Drops the copy of a block that is damaged in memory.
     fn remove(&mut self, identity: &BlockIdentity);
-    /// The next answer that was not known at once.
+    /// Takes the next delayed answer.
     fn next_answer(&mut self) -> Option<Answer<Self::Reading>>;
-    /// Whether there is one.
+    /// Whether a delayed answer is ready.
     fn has_answers(&self) -> bool;
-    /// Rings the bell when there is one.
+    /// Sets the bell that is rung when a delayed answer is ready.
     fn set_bell(&mut self, bell: Arc<Bell>);
 }

@@ -1,24 +1,25 @@
-//! When a slot that a client was told of may be reused.
+//! Rules for the reuse of a slot whose position a client was given.
 //!
-//! The problem: reads and writes are one-sided. The client's NIC carries them out whenever it gets to it, and this
+//! The problem: reads and writes are one-sided. The client's NIC carries them out at any later time, and this
 //! node's NIC does not know generations (clause 4 of the fabric contract; fabrics that do know them take the
-//! connection down for a stale one). So neither a clock nor a generation says that a slot is safe again: a client
-//! that was descheduled for a minute may post what it decided a minute ago.
+//! connection down for a stale one). So neither a clock nor a generation proves that a slot is safe again: a
+//! client that was descheduled for a minute may post an operation that it decided on a minute ago.
 //!
 //! The rule: such a slot stays referenced until one of three things has happened.
-//! 1. The client said so. A release says that its reads have completed; a commit travels behind its writes on
-//!    their lane, so when it is delivered they have landed (clause 1).
+//! 1. The client gave it back. A release says that its reads have completed; a commit travels behind its writes
+//!    on their lane, so when it is delivered they have landed (clause 1).
 //! 2. The connection has ended: `PeerDown` arrives only once nothing can arrive from the client any more.
-//! 3. Time is up: then the *connection* is ended, not the lease. Its slots move to `fenced` and stay there until
-//!    `PeerDown`. This costs a client that holds several leases all of them; it should not be late, and it knows
-//!    the lease time (it posts nothing in the last quarter of it, see the client's `fetch`).
+//! 3. The lease has expired: then the *connection* is ended, not the lease. Its slots move to `fenced` and stay
+//!    there until `PeerDown`. This costs a client that holds several leases all of them; clients know the lease
+//!    time and post nothing in its last quarter (see the client's `fetch`), so this is rare.
 //!
-//! The rule is the same on fabrics that check generations: what it saves there is an exception with tests of its
-//! own, and expiry is rare. Should all this fail, a reader gets bytes whose checksum, with the identity in it that
-//! it asked for, is wrong: a miss.
+//! The rule is the same on fabrics that check generations: an exception for them would need its own tests, and
+//! expiry is rare. Should all this fail, a reader gets bytes whose checksum, with the identity in it that it
+//! asked for, is wrong: a miss.
 //!
-//! Over TCP a client can name those slots only that it was told of: reserved ones, until it commits, and those that it has
-//! looked up. Over RDMA and shared memory it can write anywhere in the slab. Readers find out by the same checksum.
+//! Over TCP a client can access only slots whose positions it was given: reserved ones, until it commits, and
+//! those that it has looked up. Over RDMA and shared memory it can write anywhere in the slab. The same
+//! checksum protects readers.
 
 use std::time::Instant;
 
@@ -31,9 +32,9 @@ use crate::metrics::add;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum LeaseName {
-    /// To read, by the id that the client was given.
+    /// A read lease, by the id that the client was given.
     Read(u64),
-    /// To write, by the client's own request id.
+    /// A reservation for writing, by the client's own request id.
     Reservation(PeerId, u64),
 }
 
@@ -55,7 +56,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             && self.leases.len() + self.pending_look_ups.len() < self.config.leases_max
     }
 
-    /// Leases blocks for reading; returns the lease's id. There must be room.
+    /// Leases blocks for reading; returns the lease's id. The caller has checked for room.
     pub(super) fn lease_out(&mut self, peer: PeerId, blocks: Vec<Readable<B::Reading>>, now: Instant) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -73,7 +74,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         self.next_expiry = Some(self.next_expiry.map_or(expires_at, |next| next.min(expires_at)));
     }
 
-    /// A lease that is not there has expired, which its client will hear of in another way.
+    /// Ends a read lease of a client. An unknown lease has expired; the client learns of that by its
+    /// disconnect.
     pub(super) fn release(&mut self, peer: PeerId, lease: u64) {
         let name = LeaseName::Read(lease);
         if self.leases.get(name).is_some_and(|lease| lease.owner == peer) {
@@ -109,7 +111,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         self.next_expiry = self.leases.next_expiry();
     }
 
-    /// The connection has ended: nothing of this client's can arrive any more.
+    /// Frees all that a client held. Called once its connection has ended and nothing can arrive from it any
+    /// more.
     pub(super) fn peer_down(&mut self, peer: PeerId, reason: &str) {
         tracing::debug!(?peer, reason, "pool: a connection ended");
         self.sessions.remove(&peer);
@@ -123,7 +126,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         self.fenced.remove(&peer);
     }
 
-    /// What is no longer to be written may be offered by others; the slots are the caller's to keep or drop.
+    /// Ends a lease or reservation. Reserved blocks may be offered again; the caller keeps or drops the slots.
     fn end_held(&mut self, held: Held<B>) -> Vec<Fenced<B>> {
         match held {
             Held::Read(blocks) => blocks.into_iter().map(Fenced::Read).collect(),

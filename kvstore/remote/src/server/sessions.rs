@@ -1,4 +1,4 @@
-//! Clients and the messages to them.
+//! Connected clients and the messages to them.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,13 @@ use crate::wire::Message;
 
 #[derive(Debug, Default)]
 pub(super) struct Session {
-    /// Messages that found no room.
+    /// Messages that wait for room in the fabric's queue.
     outbox: VecDeque<(Priority, Box<[u8]>)>,
-    /// Leases and reservations out.
+    /// Number of leases and reservations.
     pub(super) leases: usize,
-    /// Slots reserved and not committed.
+    /// Number of slots reserved and not committed.
     pub(super) reserved_slots: usize,
-    /// Disconnected by us; its end has not been reported yet.
+    /// Disconnected by this node; the end is not reported by the fabric yet.
     pub(super) ending: bool,
 }
 
@@ -32,7 +32,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         }
     }
 
-    /// Tries again what found no room.
+    /// Posts queued messages as far as there is room.
     pub(super) fn pump_backlog(&mut self) {
         let (sessions, fabric) = (&mut self.sessions, &mut self.fabric);
         self.backlog.retain(|peer| {
@@ -40,7 +40,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         });
     }
 
-    /// Disconnects a client. What it was told of stays as it is until the fabric reports the end.
+    /// Disconnects a client. Its leases and slots stay as they are until the fabric reports the end of the
+    /// connection.
     pub(super) fn end_session(&mut self, peer: PeerId) {
         if let Some(session) = self.sessions.get_mut(&peer) {
             session.ending = true;
@@ -50,7 +51,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     }
 }
 
-/// Posts what there is room for; true when nothing is left.
+/// Posts queued messages as far as there is room; returns whether the queue is empty.
 fn pump<F: Fabric>(fabric: &mut F, peer: PeerId, outbox: &mut VecDeque<(Priority, Box<[u8]>)>) -> bool {
     while let Some((priority, message)) = outbox.pop_front() {
         let request = WorkRequest { id: 0, peer, priority, operation: Operation::Send { message } };

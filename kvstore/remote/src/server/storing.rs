@@ -1,7 +1,7 @@
 //! Blocks on their way into the pool: reserved, written by the client, verified here, registered.
 //!
-//! A block is registered only when the bytes that lie in its slot have the checksum that the client announced.
-//! Verification runs on this thread, so many bytes a poll, in the order of the commits.
+//! A block is registered only when the bytes in its slot have the checksum that the client announced.
+//! Verification runs on this thread, a bounded number of bytes a poll, in the order of the commits.
 
 use std::time::Instant;
 
@@ -15,16 +15,16 @@ use crate::checksum::with_identity;
 use crate::metrics::add;
 use crate::wire::{Grant, Message, Offer};
 
-/// A slot that a client may write.
+/// A slot that is reserved for a client.
 pub(super) struct Reserved<B: PoolBlocks> {
     pub(super) offer: Offer,
-    /// The client may write the slot.
+    /// The client's right to write the slot.
     pub(super) granted: SlotGrant,
-    /// Keeps it free.
+    /// Keeps the slot reserved.
     pub(super) hold: B::Writing,
 }
 
-/// A block that was verified and becomes known later.
+/// A verified block whose registration is answered later.
 #[derive(Debug)]
 pub(super) struct Registering {
     identity: BlockIdentity,
@@ -32,12 +32,12 @@ pub(super) struct Registering {
     bit: u32,
 }
 
-/// The end of a block that a client has written.
+/// Result for a block that a client has written.
 #[derive(Debug, Clone, Copy)]
 enum Verdict {
     Kept,
     Damaged,
-    /// Whole, but there was no room for it after all.
+    /// The bytes are right, but the store did not keep the block.
     NotKept,
 }
 
@@ -59,14 +59,14 @@ pub(super) struct Job<B: PoolBlocks> {
 }
 
 enum Purpose<B: PoolBlocks> {
-    /// Register it for a commit; which bit it is there.
+    /// Register the block for a commit; `bit` is its bit in that message.
     Register { commit: u64, bit: u32, hold: B::Writing },
-    /// It is registered, and a client read something else.
+    /// Check a registered block of which a client read wrong bytes.
     Recheck { _hold: B::Reading },
 }
 
 impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
-    /// False when the client breaks the protocol.
+    /// Handles a reserve message. False when it violates the protocol.
     pub(super) fn reserve(&mut self, peer: PeerId, request: u64, offers: Vec<Offer>, now: Instant) -> bool {
         let name = LeaseName::Reservation(peer, request);
         if self.leases.get(name).is_some() {
@@ -120,7 +120,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         (grant, Some(Reserved { offer, granted: slot.grant(), hold }))
     }
 
-    /// False when the client breaks the protocol.
+    /// Handles a commit. False when it violates the protocol.
     pub(super) fn commit(&mut self, peer: PeerId, request: u64, written: u64) -> bool {
         let Some(lease) = self.leases.release(LeaseName::Reservation(peer, request)) else { return false };
         self.forget_one(peer);
@@ -133,8 +133,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             if let Some(session) = self.sessions.get_mut(&peer) {
                 session.reserved_slots -= 1;
             }
-            // The name that the client was told is stale from here on, before the bytes are verified. What an honest client
-            // has posted has landed before this message.
+            // The slot's grant ends here, before the bytes are verified. Writes that a well-behaved client
+            // has posted have landed before this message.
             let slot = granted.end();
             if slot.has_stray_writes() {
                 strays.push(Fenced::Write(Writable { slot, hold }));
@@ -163,7 +163,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         true
     }
 
-    /// Looks at a block itself before it believes that it is damaged.
+    /// Queues a reported block for verification, so that it is dropped only if it is damaged here too.
     pub(super) fn suspect(&mut self, identity: &BlockIdentity) {
         if self.suspected.len() >= self.config.suspects_max || self.suspected.contains(identity) {
             return;
@@ -174,7 +174,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         self.jobs.push_back(Job { offer, slot: block.slot, purpose: Purpose::Recheck { _hold: block.hold } });
     }
 
-    /// Verifies as many bytes as a poll may; returns how many blocks it worked on.
+    /// Verifies a bounded number of bytes; returns the number of blocks it worked on.
     pub(super) fn verify(&mut self) -> usize {
         let mut budget = self.config.verify_bytes_per_poll;
         let mut work = 0;
@@ -224,7 +224,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         }
     }
 
-    /// A block that was verified can be found from now on, or is not kept.
+    /// Handles the delayed answer to a registration: the block can be found from now on, or is not kept.
     pub(super) fn registered_later(&mut self, question: u64, is_kept: bool) {
         let Some(Registering { identity, commit, bit }) = self.registering.remove(&question) else { return };
         self.pending.remove(&identity);

@@ -1,4 +1,4 @@
-//! What messages are made of: values of fixed size, and lists of them.
+//! Fields of messages: values of fixed size, and lists of them.
 
 use kvstore_block::BlockIdentity;
 
@@ -120,7 +120,7 @@ pub(super) fn put_list<T: Field>(list: &[T], out: &mut Vec<u8>) {
     list.iter().for_each(|item| item.put(out));
 }
 
-/// The list that is the rest of a message.
+/// Decodes the list at the end of a message.
 pub(super) fn get_list<T: Field>(from: &mut &[u8]) -> Option<Vec<T>> {
     let count = usize::from(u16::get(from)?);
     if count > BLOCKS_PER_MESSAGE_MAX || count * T::BYTES != from.len() {

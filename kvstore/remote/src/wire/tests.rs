@@ -1,4 +1,4 @@
-//! Messages that come back, and bytes that are none.
+//! Messages that survive encoding and decoding, and bytes that are not a message.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! The blocks of a pool in a slot pool of their own, on the test's thread: what the product has a store for. With a seed, some answers
-//! are delayed as those of a store are.
+//! The blocks of a pool in a slot pool, on the test's thread, in place of the product's store. With a seed,
+//! some answers are delayed like those of a store.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -14,12 +14,12 @@ use kvstore_remote::{Answer, Description, LookedUp, PoolBlocks, PoolLevels, Read
 pub(crate) struct MemoryBlocks {
     pool: Arc<SlotPool>,
     catalog: PoolCatalog,
-    /// Descriptions by slot; of use only for slots that the catalog names.
+    /// Descriptions by slot; valid only for slots that the catalog names.
     described: Vec<Description>,
     evicted: u64,
-    /// State of the random numbers; zero: nothing is delayed.
+    /// State of the random generator; zero: no answer is delayed.
     random: u64,
-    /// Delayed answers, each with the polls until it is given.
+    /// Delayed answers, each with the number of polls until it is given.
     delayed: VecDeque<(u64, Answer<()>)>,
     /// Every block of each `retain`, with its time.
     retained: Retained,
@@ -52,7 +52,7 @@ impl MemoryBlocks {
         Arc::clone(&self.retained)
     }
 
-    /// For how many polls an answer is delayed; `None`: it is given at once.
+    /// Number of polls by which an answer is delayed; `None`: it is given at once.
     fn delay(&mut self) -> Option<u64> {
         if self.random == 0 {
             return None;

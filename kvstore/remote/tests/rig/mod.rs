@@ -1,5 +1,5 @@
-//! Pool nodes and clients over the simulated fabric: one tick is one millisecond. What a block contains follows from
-//! its identity, so that any bytes can be judged.
+//! Pool nodes and clients over the simulated fabric: one tick is one millisecond. The contents of a block
+//! follow from its identity, so that any bytes can be checked.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -22,24 +22,24 @@ pub(crate) const SLOT_BYTES: usize = 12 << 10;
 /// Group size in simulations.
 pub(crate) const GROUP_BLOCKS: usize = 8;
 
-/// A pool of `slot_count` slots.
+/// Returns a pool of `slot_count` slots.
 pub(crate) fn slots(name: &str, slot_count: u32, slot_bytes: usize) -> Arc<SlotPool> {
     let layout = SlabLayout { slot_bytes, slot_count };
     SlotPool::new(Arc::new(Slab::create(name, layout, PageSize::Standard).expect("slab")))
 }
 
-/// The identities of a chain.
+/// Returns the identities of a chain.
 pub(crate) fn chain(number: u64, blocks: usize) -> Vec<BlockIdentity> {
     let hash = |position: usize| xxhash_rust::xxh3::xxh3_128_with_seed(&position.to_le_bytes(), number);
     (0..blocks).map(|position| BlockIdentity(hash(position).to_le_bytes())).collect()
 }
 
-/// How long the block is, out of at most `most`.
+/// Length of the block in bytes, at most `most`.
 pub(crate) fn block_bytes(identity: &BlockIdentity, most: usize) -> usize {
     most - identity.0[3] as usize % (most / 2)
 }
 
-/// What the block contains.
+/// Contents of the block.
 pub(crate) fn content(identity: &BlockIdentity, bytes: usize) -> Vec<u8> {
     let mut random = identity.short() | 1;
     let mut out = Vec::with_capacity(bytes + 8);
@@ -53,7 +53,7 @@ pub(crate) fn content(identity: &BlockIdentity, bytes: usize) -> Vec<u8> {
     out
 }
 
-/// Whether the slot holds what the block contains, and the description is the block's.
+/// Whether the slot and the description are those of the block.
 pub(crate) fn is_right(identity: &BlockIdentity, slot: &SlotRef, description: &Description) -> bool {
     let most = slot.slab().layout().slot_bytes;
     let mut bytes = vec![0; description.bytes as usize];
@@ -61,7 +61,7 @@ pub(crate) fn is_right(identity: &BlockIdentity, slot: &SlotRef, description: &D
     bytes == content(identity, block_bytes(identity, most)) && description.meta == !identity.short()
 }
 
-/// The block at a position of a chain, in a slot with these bytes.
+/// Returns the block at a position of a chain, in a slot with these bytes.
 pub(crate) fn block_with(
     chain: &[BlockIdentity],
     position: usize,
@@ -81,7 +81,7 @@ pub(crate) fn block_with(
     StoreBlock { identity, group, slot, description }
 }
 
-/// The block at a position of a chain, in a slot of this pool.
+/// Returns the block at a position of a chain, in a slot of this pool.
 pub(crate) fn block(
     chain: &[BlockIdentity],
     position: usize,
@@ -94,7 +94,7 @@ pub(crate) fn block(
     Some(block_with(chain, position, slot, &bytes, group))
 }
 
-/// Timeouts in ticks.
+/// Settings with timeouts in ticks.
 pub(crate) fn config(seed: u64) -> RemoteConfig {
     let ms = Duration::from_millis;
     RemoteConfig {
@@ -111,7 +111,7 @@ pub(crate) fn config(seed: u64) -> RemoteConfig {
     }
 }
 
-/// A lease of 300 ticks.
+/// Settings with a lease of 300 ticks.
 pub(crate) fn pool_config() -> PoolConfig {
     PoolConfig { lease: Duration::from_millis(300), verify_bytes_per_poll: 64 << 10, ..PoolConfig::default() }
 }
@@ -120,9 +120,9 @@ pub(crate) struct Server {
     pub(crate) server: PoolServer<SimFabric, MemoryBlocks>,
     pub(crate) slots: Arc<SlotPool>,
     pub(crate) retained: Retained,
-    /// Its number in the network.
+    /// Number of the server in the network.
     pub(crate) number: usize,
-    /// Whether it is given time.
+    /// Whether the server is polled.
     pub(crate) runs: bool,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Cluster {
     pub(crate) tick: u64,
     start: Instant,
     nodes: usize,
-    /// Of the delays of servers' answers; zero: none.
+    /// Seed of the delays of servers' answers; zero: none.
     delays: u64,
 }
 
@@ -157,7 +157,7 @@ impl Cluster {
         Self::delaying(seed, faults, counts, server_slots, config, 0)
     }
 
-    /// The same; servers delay some answers, as those over a disk do, by a seed.
+    /// Like `new`; servers delay some answers, as nodes with a disk do, drawn from a seed.
     pub(crate) fn delaying(
         seed: u64,
         faults: Faults,
@@ -207,7 +207,7 @@ impl Cluster {
         Server { server, slots, retained, number: self.nodes - 1, runs: true }
     }
 
-    /// Tells all clients where the nodes are.
+    /// Tells all clients the present nodes.
     pub(crate) fn tell_nodes(&mut self) {
         let nodes = self.node_list();
         let now = self.now();
@@ -216,7 +216,7 @@ impl Cluster {
         }
     }
 
-    /// The nodes that live, as a client is told.
+    /// Returns the nodes that are alive.
     pub(crate) fn node_list(&self) -> Vec<PoolNode> {
         let living = self.servers.iter().enumerate();
         let living = living.filter_map(|(at, server)| server.as_ref().map(|server| (at, server.number)));
@@ -249,7 +249,7 @@ impl Cluster {
         (0..ticks).for_each(|_| self.step());
     }
 
-    /// Steps until it is so; returns how many ticks that took.
+    /// Steps until `so` returns true; returns the number of ticks.
     pub(crate) fn until(&mut self, what: &str, ticks: u64, mut so: impl FnMut(&mut Self) -> bool) -> u64 {
         for tick in 0..=ticks {
             if so(self) {
@@ -272,7 +272,7 @@ impl Cluster {
         self.servers[at].as_mut().expect("it lives")
     }
 
-    /// Which server a group is placed on.
+    /// Returns the server that a group is placed on.
     pub(crate) fn home(&self, group: &BlockIdentity) -> usize {
         let mut placement = kvstore_remote::Placement::default();
         for at in 0..self.servers.len() {
@@ -307,7 +307,7 @@ impl Cluster {
         }
     }
 
-    /// Waits for the outcome of a fetch, checks its blocks, and says how many there are and how many slots are held.
+    /// Waits for the outcome of a fetch and checks its blocks; returns the number of blocks and of slots held.
     pub(crate) fn fetched(
         &mut self,
         client: usize,
@@ -341,13 +341,13 @@ impl Cluster {
         assert!(results.iter().all(|result| *result == StoreResult::Stored), "{results:?}");
     }
 
-    /// Fetches a chain and waits for it; how many blocks came.
+    /// Fetches a chain and waits for it; returns the number of blocks.
     pub(crate) fn fetch(&mut self, client: usize, chain: &[BlockIdentity], ticks: u64) -> usize {
         let ticket = self.begin_fetch(client, chain, ticks);
         self.fetched(client, chain, ticket).0
     }
 
-    /// Lets everything settle, and asserts that nothing is left over.
+    /// Waits until everything has ended, and asserts that nothing is left over.
     pub(crate) fn assert_no_leak(&mut self) {
         self.clients.iter_mut().for_each(|client| client.outcomes.clear());
         self.until("everything is over", 3000, |cluster| {
@@ -369,7 +369,7 @@ impl Cluster {
         self.servers[at] = None;
     }
 
-    /// Starts a server anew, empty, at another address, and tells the clients.
+    /// Starts a server again, empty, at another address, and tells the clients.
     pub(crate) fn restart(&mut self, at: usize) {
         let server = self.make_server();
         self.servers[at] = Some(server);
@@ -377,7 +377,7 @@ impl Cluster {
     }
 }
 
-/// A counter by its name.
+/// Returns a counter by name.
 pub(crate) fn counted(counters: &[(&'static str, &'static str, u64)], name: &str) -> u64 {
     counters.iter().find(|counter| counter.0 == name).expect("a counter of that name").2
 }

@@ -1,4 +1,4 @@
-//! Who gets in, hostile bytes, the socket in the file system, and the end of the server.
+//! Authentication, hostile bytes, the unix socket's file, and the end of the server.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ async fn strangers_are_kept_out() {
     client.write_all(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\n").await.expect("writes");
     assert_eq!(rest(client).await, "-ERR Protocol error: invalid bulk length\r\n");
     let client = &mut running.client().await;
-    // What comes in the same packet as the password is already the word of a known client.
+    // Commands in the same packet as the password are those of an authenticated client.
     let mut batch = request(&[b"AUTH", b"open sesame"]);
     batch.extend(request(&[b"SET", b"k", &[b'v'; 20_000]]));
     client.write_all(&batch).await.expect("writes");
@@ -42,7 +42,7 @@ async fn strangers_are_kept_out() {
 #[tokio::test]
 async fn a_unix_socket_is_private_and_leaves_nothing_behind() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("resp.sock");
-    // A socket that nobody listens on any more, as a killed server leaves it.
+    // A socket without a listener, as a killed server leaves it.
     let _ = std::fs::remove_file(&path);
     drop(std::os::unix::net::UnixListener::bind(&path).expect("binds"));
     let running = start(|config| config.listen.push(Listen::Unix(path.clone()))).await;
@@ -74,7 +74,7 @@ async fn what_has_begun_is_finished_before_the_server_stops() {
 
 #[tokio::test]
 async fn an_http_request_carries_no_commands() {
-    // Also before anybody has said the password.
+    // Also before the client has authenticated.
     for password in [None, Some(Password::new("open sesame"))] {
         let is_open = password.is_none();
         let running = start(|config| {

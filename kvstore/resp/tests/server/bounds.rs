@@ -1,4 +1,4 @@
-//! Bounds on clients, lengths and time: what is beyond them is refused, slowed or closed.
+//! Bounds on clients, lengths and time: a client that exceeds them is refused, slowed or closed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -55,7 +55,7 @@ async fn a_client_that_does_not_read_is_slowed_and_then_closed() {
     timeout(SOON, closed).await.expect("closed in time");
     let answered = running.counters.commands.load(Relaxed) - before;
     println!("{answered} of 1000 answers were made for a client that reads none");
-    // Four and one are buffered here, up to about ten lie in the sockets' buffers.
+    // Four and one are buffered here, up to about ten are in the sockets' buffers.
     assert!((4..30).contains(&answered), "{answered}");
     running.stop().await;
 }
@@ -78,7 +78,7 @@ async fn half_a_command_is_closed_and_an_idle_client_is_not() {
 struct Heavy {
     hints: bool,
     reading: AtomicUsize,
-    /// Most reads at a time, and all reads.
+    /// Maximum number of concurrent reads, and number of all reads.
     seen: Arc<(AtomicUsize, AtomicUsize)>,
 }
 
@@ -129,13 +129,13 @@ impl Values for Heavy {
 
 #[tokio::test]
 async fn reads_of_large_values_are_bounded_before_they_begin() {
-    // Four fit, and of a store that does not know sizes at once, four more may be under way.
+    // Four fit, and four more may be in flight if the store does not know sizes at once.
     for (hints, reads_max) in [(true, 4), (false, 8)] {
         let seen = Arc::<(AtomicUsize, AtomicUsize)>::default();
         let values = Heavy { hints, reading: AtomicUsize::new(0), seen: Arc::clone(&seen) };
         let running = start_with(values, |config| config.buffered_bytes_max = 4 * HEAVY_BYTES).await;
         let client = &mut running.client().await;
-        // A write among them holds its argument, and an answer that is short holds its value.
+        // A write among the reads holds its argument, and an unsent answer holds its value.
         let mut batch = request(&[b"GET", b"k"]).repeat(32);
         batch.extend(request(&[b"SET", b"other", &[b'v'; HEAVY_BYTES]]));
         batch.extend(request(&[b"GETRANGE", b"k", b"0", b"1"]).repeat(32));
@@ -153,7 +153,7 @@ async fn reads_of_large_values_are_bounded_before_they_begin() {
         println!("hints {hints}: {most} of {all} reads at a time");
         assert_eq!(all, 64);
         assert!((2..=reads_max).contains(&most), "{most} reads at a time");
-        // This many are refused before anything is read.
+        // This many are refused before any value is read.
         ask(client, &[b"MGET", b"a", b"b", b"c", b"d", b"e"], b"-ERR the values exceed 4194304 bytes").await;
         assert_eq!(seen.1.load(Relaxed), all);
         running.stop().await;

@@ -1,4 +1,4 @@
-//! The one budget of bytes that long values are received within.
+//! The budget of bytes for receiving long values.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ async fn long_values_share_one_budget() {
     let set = |key| request(&[b"SET", key, &value]);
     let (one, two) = (set(b"one"), set(b"two"));
     first.write_all(&one[..1_400_000]).await.expect("writes");
-    // The budget is taken as bytes come; the other clients' must not come in before that.
+    // The budget is charged as bytes come; the other clients' bytes must come after these.
     tokio::time::sleep(Duration::from_millis(200)).await;
     // One may go beyond the budget.
     beyond.write_all(&one[..1_400_000]).await.expect("writes");
@@ -55,7 +55,8 @@ async fn a_declared_length_takes_nothing_and_a_shortage_ends() {
     let value = vec![b'v'; 3 << 19];
     let set = request(&[b"SET", b"k", &value]);
     let client = &mut running.client().await;
-    // Each declares three quarters of the budget and has sent little, so that it has taken the room for one read.
+    // Each client declares three quarters of the budget and has sent little, so that it holds the room for one
+    // read.
     let mut idle = Vec::new();
     for _ in 0..4 {
         let mut other = running.client().await;
@@ -68,7 +69,8 @@ async fn a_declared_length_takes_nothing_and_a_shortage_ends() {
     assert!(before.elapsed() < Duration::from_secs(2), "{:?}", before.elapsed());
     drop(idle);
 
-    // Two have sent nearly all of it and stop, one of them beyond the budget: the next is refused, and stays in step.
+    // Two clients have sent nearly all of their command and stop, one of them beyond the budget: the next
+    // client is refused, and its connection stays in step.
     let (half, other) = (&mut running.client().await, &mut running.client().await);
     for half in [&mut *half, &mut *other] {
         half.write_all(&set[..1_400_000]).await.expect("writes");
@@ -84,7 +86,7 @@ async fn a_declared_length_takes_nothing_and_a_shortage_ends() {
     }
     ask(client, &[b"SET", b"k", &value], b"+OK\r\n").await;
 
-    // Each has a part and waits for the rest: they finish one by one.
+    // Each client holds a share and waits for the rest: they finish one by one.
     let mut tasks = Vec::new();
     for _ in 0..8 {
         let (mut client, set) = (running.client().await, set.clone());
@@ -135,7 +137,7 @@ async fn many_short_arguments_are_charged_as_long_ones_are() {
     client.write_all(b"PING\r\n").await.expect("writes");
     expect(client, TRY_AGAIN).await;
     expect(client, b"+PONG\r\n").await;
-    // What they held is free again once they have gone.
+    // Closing the connections frees their shares.
     drop(halves);
     tokio::time::sleep(Duration::from_millis(200)).await;
     ask(client, &arguments, b"+OK\r\n").await;

@@ -1,4 +1,4 @@
-//! What the commands answer, in which order, and that values come back as they were.
+//! Answers of the commands, their order, and values that come back unchanged.
 
 use std::time::{Duration, Instant};
 

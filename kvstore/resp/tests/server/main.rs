@@ -78,10 +78,10 @@ async fn ask(client: &mut TcpStream, arguments: &[&[u8]], expected: &[u8]) {
     expect(client, expected).await;
 }
 
-/// Everything until the server closes.
+/// Reads until the server closes.
 async fn rest(client: &mut TcpStream) -> String {
     let mut rest = Vec::new();
-    // A server that closes while bytes are unread resets the connection, after what it had to say.
+    // A server that closes while bytes are unread resets the connection after its last answer.
     let _ = timeout(SOON, client.read_to_end(&mut rest)).await.expect("closed in time");
     String::from_utf8_lossy(&rest).into_owned()
 }

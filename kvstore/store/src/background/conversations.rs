@@ -1,4 +1,4 @@
-//! Which conversations are idle, and which of them is about to go on.
+//! Idle conversations, and the choice of those that are about to continue.
 //!
 //! A conversation is known by the last block of its chain: a prompt whose chain runs through that block continues it.
 //! Memory is bounded by [`CONVERSATIONS_MAX`] and [`BLOCKS_MAX`]; the one that has been idle longest is dropped first, and
@@ -17,16 +17,17 @@ use crate::held::HeldBlock;
 const CONVERSATIONS_MAX: usize = 4096;
 /// Blocks of all of their chains together: 16 MiB of identities.
 const BLOCKS_MAX: usize = 1 << 20;
-/// What was fetched for a conversation that has not returned after so many leads has been fetched in vain.
+/// A conversation that has not returned after so many leads is given up: the blocks fetched for it were
+/// fetched in vain.
 const PATIENCE_LEADS: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its blocks lie where they lie.
+    /// No block has been brought up.
     Waiting,
-    /// They are brought up, from the block `next` on.
+    /// Blocks are being brought up, from the block `next` on.
     Fetching { next: usize, since: Instant },
-    /// As much as could be has been brought up.
+    /// As many blocks as possible have been brought up.
     Fetched { at: Instant },
 }
 
@@ -45,9 +46,9 @@ struct Idle {
     since: Instant,
     chain: Arc<[BlockIdentity]>,
     state: State,
-    /// Blocks that are held for it, or fetched to be.
+    /// Blocks that are held for the conversation, or being fetched to be held.
     ahead: usize,
-    /// Fetched blocks among them.
+    /// Fetched blocks among `ahead`.
     fetched: usize,
     /// Fetched blocks that have arrived. If they were not held, the policy would evict them first, because no request has used them.
     held: Vec<HeldBlock>,
@@ -88,7 +89,7 @@ impl Conversations {
         self.ahead
     }
 
-    /// Nobody computes on this chain any more.
+    /// Records that no worker computes on this chain any more: its conversation is idle.
     pub(crate) fn went_idle(&mut self, chain: Vec<BlockIdentity>, now: Instant) {
         let Some(&last) = chain.last() else { return };
         if let Some(before) = self.idle.remove(&last) {
@@ -121,7 +122,8 @@ impl Conversations {
         }
     }
 
-    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues, and those that are held.
+    /// Ends the idle time of the conversation that a prompt continues. Returns the number of blocks that had
+    /// been fetched for it, and the blocks that are held.
     pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> (usize, Vec<HeldBlock>) {
         let Some(idle) = chain.iter().rev().find_map(|identity| self.idle.remove(identity)) else {
             return (0, Vec::new());
@@ -137,7 +139,7 @@ impl Conversations {
         self.idle.values().map(|idle| idle.held.len()).sum()
     }
 
-    /// Blocks have come that were fetched for a conversation.
+    /// Holds blocks that were fetched for a conversation.
     pub(crate) fn hold(&mut self, last: &BlockIdentity, blocks: Vec<HeldBlock>) {
         if let Some(idle) = self.idle.get_mut(last).filter(|idle| idle.ahead > 0) {
             idle.held.extend(blocks);
@@ -157,12 +159,12 @@ impl Conversations {
             self.times.should_prefetch(silent).then(|| self.times.chance(silent, self.config.lead))
         };
         let candidates = self.idle.iter().filter_map(|(&last, idle)| match idle.state {
-            // What was begun is ended.
+            // A fetch that was begun is finished first.
             State::Fetching { next, .. } => Some((f64::INFINITY, last, idle, next)),
             State::Waiting => chance(idle).map(|chance| (chance, last, idle, 0)),
             State::Fetched { .. } => None,
         });
-        // Of equal chances the one that has been idle longest.
+        // Of equal chances, the conversation that has been idle longest is first.
         let order = |idle: &Idle, last: &BlockIdentity| (std::cmp::Reverse(idle.since), last.0);
         let (_, last, idle, next) = candidates.max_by(|one, other| {
             one.0.total_cmp(&other.0).then_with(|| order(one.2, &one.1).cmp(&order(other.2, &other.1)))
@@ -170,7 +172,7 @@ impl Conversations {
         Some((last, Arc::clone(&idle.chain), next))
     }
 
-    /// The blocks before `next` were seen to; `fetched` of them are on their way.
+    /// Records that the blocks before `next` have been handled; `fetched` of them are on their way.
     pub(crate) fn went_on(&mut self, last: &BlockIdentity, next: usize, fetched: usize, now: Instant) {
         if let Some(idle) = self.idle.get_mut(last) {
             idle.state = idle.state.fetching(next, now);
@@ -180,7 +182,7 @@ impl Conversations {
         }
     }
 
-    /// The same; these were in host memory and are held there.
+    /// The same for blocks that were in host memory and are held there.
     pub(crate) fn found(&mut self, last: &BlockIdentity, next: usize, blocks: Vec<HeldBlock>, now: Instant) {
         if let Some(idle) = self.idle.get_mut(last) {
             idle.state = idle.state.fetching(next, now);
@@ -190,14 +192,15 @@ impl Conversations {
         }
     }
 
-    /// There is nothing more to bring up for it.
+    /// Records that no further block can be brought up for the conversation.
     pub(crate) fn fetched(&mut self, last: &BlockIdentity, now: Instant) {
         if let Some(idle) = self.idle.get_mut(last) {
             idle.state = State::Fetched { at: now };
         }
     }
 
-    /// Gives up on those that were fetched and did not return; returns how many blocks were fetched in vain.
+    /// Gives up on conversations that blocks were fetched for and that did not return; returns the number of
+    /// blocks fetched in vain.
     pub(crate) fn give_up(&mut self, now: Instant) -> usize {
         let patience = self.config.lead * PATIENCE_LEADS;
         let (mut wasted, mut given_up) = (0, 0);

@@ -1,9 +1,9 @@
-//! What the store does although nobody waits for it: it brings the blocks of conversations that are about to go on into
-//! host memory, and reads a little from a disk that plans do not use, so that its speed stays known.
+//! Background work of the store: brings the blocks of conversations that are about to continue into host
+//! memory, and reads a little from a disk that plans do not use, so that its speed stays known.
 //!
-//! It comes last: only while no request's load is inside, within the tier's bandwidth, one piece of
-//! [`PIECE_BLOCKS`] at a time. What was fetched for conversations that have not gone on yet fills a quarter of host memory
-//! at most.
+//! Background work comes last: only while no request's load is inside, within the tier's bandwidth, one piece
+//! of [`PIECE_BLOCKS`] at a time. Blocks fetched for conversations that have not continued yet fill a quarter
+//! of host memory at most.
 
 mod conversations;
 
@@ -21,28 +21,30 @@ use crate::quota;
 use crate::shared::{DISK, HOST};
 use conversations::Conversations;
 
-/// The number of all requests that the store makes of itself; nobody is told how they end.
+/// Request number of all background requests, whose ends are not reported.
 pub(crate) const BACKGROUND_REQUEST: u64 = u64::MAX;
 /// Blocks that are brought up at a time.
 const PIECE_BLOCKS: usize = 16;
-/// How often idle conversations are looked through.
+/// Interval of the scans of idle conversations.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// The part of host memory that blocks fetched ahead may fill, as a divisor.
 const AHEAD_SHARE: usize = 4;
-/// How long blocks that were fetched for a conversation stay held after its prompt has come, at most: its load is about to hold them.
+/// Longest time that blocks fetched for a conversation stay held after its prompt has come: its load is about
+/// to hold them.
 const HELD_FOR_LOAD: Duration = Duration::from_secs(2);
 
-/// How long the disk may take to give back a block whose copy in host memory was damaged.
+/// Longest time that the disk may take to read a block whose copy in host memory was damaged.
 const REREAD_MAX: Duration = Duration::from_secs(10);
 
 pub(crate) struct Background {
-    /// In a box: without it an optimiser may look at what is not there before it asks whether it is, which valgrind takes for a fault.
+    /// Boxed: otherwise an optimiser may read the absent value before it tests for `None`, which valgrind
+    /// reports as an error.
     conversations: Option<Box<Conversations>>,
     /// Blocks of conversations whose prompts have come, until their loads hold them. The oldest first.
     held_for_load: VecDeque<(Instant, Vec<HeldBlock>)>,
-    /// Nothing is to be done before.
+    /// Conversations are not checked before this time.
     next_check: Instant,
-    /// Fetched blocks are not given up before.
+    /// Fetched blocks are not given up before this time.
     next_give_up: Instant,
 }
 
@@ -68,7 +70,8 @@ impl Background {
         held_for_load + self.conversations.as_ref().map_or(0, |conversations| conversations.held())
     }
 
-    /// When there may be something to do. While requests load nothing is, and their ends are told.
+    /// Next time at which there may be work. Conversations are not checked while requests load; the end of a
+    /// load wakes the thread.
     pub(crate) fn next_deadline(&self, has_loads: bool) -> Option<Instant> {
         let has_idle = self.conversations.as_ref().is_some_and(|conversations| !conversations.is_empty());
         let check = (has_idle && !has_loads).then_some(self.next_check);
@@ -78,7 +81,7 @@ impl Background {
 }
 
 impl Mover {
-    /// A prompt has come.
+    /// Handles the arrival of a prompt.
     pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
         let (used, held) = conversations.came(chain, self.tiers.now);
@@ -88,7 +91,7 @@ impl Mover {
         StoreCounters::add(&self.tiers.shared.counters.prefetch_used, used);
     }
 
-    /// Its answer is complete.
+    /// Handles the end of an answer: the conversation is idle.
     pub(crate) fn conversation_went_idle(&mut self, chain: Vec<BlockIdentity>) {
         if let Some(conversations) = &mut self.background.conversations {
             conversations.went_idle(chain, self.tiers.now);
@@ -106,8 +109,8 @@ impl Mover {
         }
     }
 
-    /// Moves newly fetched blocks to their conversations, gives up on those that do not go on, and drops leases of those that did after
-    /// [`HELD_FOR_LOAD`].
+    /// Moves newly fetched blocks to their conversations, gives up on conversations that do not continue, and
+    /// drops leases for those that did after [`HELD_FOR_LOAD`].
     pub(crate) fn hold_ahead(&mut self, now: Instant) {
         for (last, held) in self.tiers.fetched_ahead.drain(..) {
             if let Some(conversations) = &mut self.background.conversations {
@@ -127,7 +130,7 @@ impl Mover {
         }
     }
 
-    /// A request's load has begun: it holds its blocks itself.
+    /// Drops the holds on the blocks of a load that has begun, because it holds them itself.
     pub(crate) fn release_for(&mut self, chain: &[BlockIdentity]) {
         let catalog = &self.tiers.shared.catalog;
         let slot_of = |identity| catalog.places(identity).and_then(|places| places.slot(HOST));
@@ -137,7 +140,7 @@ impl Mover {
             .retain(|(_, held)| held.first().is_some_and(|first| !slots.contains(&first.lease().slot())));
     }
 
-    /// Does what is due; called when nothing else is to be done.
+    /// Does the background work that is due; called when the thread has nothing else to do.
     pub(crate) fn work_ahead(&mut self, now: Instant) {
         if now < self.background.next_check || !self.loads.is_empty() {
             return;
@@ -149,7 +152,8 @@ impl Mover {
         let held_for_load: usize = self.background.held_for_load.iter().map(|(_, held)| held.len()).sum();
         let room =
             (self.tiers.host_slots() / AHEAD_SHARE).saturating_sub(conversations.ahead() + held_for_load);
-        // Blocks that are here already stay, too, unless the rest is on other nodes: blocks from there are not held either.
+        // Blocks that are here already are held too, unless the rest is on other nodes: blocks from there are
+        // not held either.
         let is_whole_here = first.is_none_or(|first| self.tiers.shared.holds(DISK, &chain[first]));
         let here_end = if is_whole_here { first.unwrap_or(chain.len()).min(from + room) } else { from };
         let here = &chain[from..here_end];
@@ -165,7 +169,7 @@ impl Mover {
         };
         if room == 0 {
             if from > 0 || !here.is_empty() {
-                // As much as could be.
+                // No room is left for further blocks.
                 conversations.fetched(&last, now);
             }
             return;
@@ -196,8 +200,8 @@ impl Mover {
         self.load_ahead(piece, first as u32, deadline, Destination::Ahead(last));
     }
 
-    /// Throws copies in host memory away that a reader found damaged. What the disk has of them is read at once, if there is bandwidth for it:
-    /// it is whole, or the disk forgets it.
+    /// Discards copies in host memory that a reader found damaged. Their copies on the disk are read at once,
+    /// if there is bandwidth: the disk's copy is whole, or the disk forgets it.
     pub(crate) fn drop_damaged(&mut self, chain: &[BlockIdentity]) {
         self.tiers.forget_on_host(chain);
         let (now, bytes) = (self.tiers.now, self.tiers.shared.config.block_bytes as u64);
@@ -210,7 +214,7 @@ impl Mover {
         }
     }
 
-    /// Brings blocks into host memory for which nobody waits.
+    /// Loads blocks into host memory in the background.
     fn load_ahead(
         &mut self,
         chain: Vec<BlockIdentity>,
@@ -223,7 +227,8 @@ impl Mover {
         self.loads.start(wanted, &mut self.tiers, &self.device);
     }
 
-    /// Asks the tiers of other nodes for a chain's blocks from `first` up to the block `end`, for whoever has those before.
+    /// Searches the tiers of other nodes for a chain's blocks from `first` up to the block `end`, for the
+    /// tenant that has the block before them.
     fn search_ahead(&mut self, chain: &[BlockIdentity], first: usize, end: usize, now: Instant) {
         let bytes = ((end - first) * self.tiers.shared.config.block_bytes) as u64;
         let nearest = self.far.nearest().filter(|_| self.far.is_idle());
@@ -234,7 +239,7 @@ impl Mover {
                 before.map_or(quota::NOBODY, |before| quota::owner(&self.tiers.shared.catalog, HOST, before));
             let chain = chain[..end].to_vec();
             let request = BACKGROUND_REQUEST;
-            // An idle conversation has names only.
+            // An idle conversation has identities only.
             let metas = Vec::new();
             let prepare = Prepare { request, chain, device_blocks: 0, metas, tenant, deadline };
             self.far.prepare(prepare, &mut self.tiers);

@@ -16,7 +16,7 @@ use crate::tiers::parse_meta;
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// Completed operations that are looked at in one go.
 const BATCH: usize = 256;
-/// How long a log may take to put its records on stable storage at the end.
+/// Longest time that the log may take at the end to put its records on stable storage.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 enum UnderWay {
@@ -29,7 +29,8 @@ pub(super) struct Driver {
     inbox: Receiver<DiskCommand>,
     depth: usize,
     under_way: HashMap<u64, UnderWay>,
-    /// What was given up and the device may still read or write: its guards stay until it cannot.
+    /// Operations that were given up although the device may still access their memory: their guards stay
+    /// until it cannot.
     limbo: Vec<(SlotRef, UnderWay)>,
     next_token: u64,
     report: Box<dyn FnMut(DiskResult) + Send>,
@@ -74,7 +75,7 @@ impl Driver {
         }
     }
 
-    /// Starts what has been asked for, as far as there is room; false when nobody can ask any more.
+    /// Starts queued commands, as far as there is room; false when every sender is gone.
     fn take_commands(&mut self) -> bool {
         while self.under_way.len() < self.depth {
             match self.inbox.try_recv() {
@@ -163,9 +164,9 @@ impl Driver {
         }
     }
 
-    /// Reports what the device did not answer, once it cannot touch the memory any more.
+    /// Reports operations that the device did not answer, once it cannot access their memory any more.
     fn release_limbo(&mut self) {
-        // Ours, the operation's own, and the tier's.
+        // References to the slot without those of the device: of `limbo`, of the operation, and of the tier.
         const REFERENCES_WITHOUT_DEVICE: u32 = 3;
         let is_free =
             |(slot, _): &mut (SlotRef, UnderWay)| slot.reference_count() <= REFERENCES_WITHOUT_DEVICE;
@@ -179,7 +180,7 @@ impl Driver {
     }
 }
 
-/// What a block is, from what the disk keeps with it.
+/// Returns the description of a block, from the metadata that the disk keeps with it.
 fn describe(block: &Block<'_>) -> Option<Description> {
     let (position, meta) = parse_meta(block.meta)?;
     let parent = (block.parent != NO_PARENT).then_some(block.parent);

@@ -68,8 +68,8 @@ impl FailedWrites {
         self.schedule(now);
     }
 
-    /// The block to be tried now, if its time has come; the caller says what has become of it. Those that are not wanted any more are
-    /// left out.
+    /// Returns the block to be tried now, if its time has come; the caller reports the outcome. Blocks that
+    /// are not wanted any more are left out.
     pub(crate) fn next(
         &mut self,
         now: Instant,

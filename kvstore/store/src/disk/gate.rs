@@ -1,4 +1,4 @@
-//! What is written to the disk at all: blocks that are offered often enough, as far as its limits go.
+//! Admission to the disk: blocks that are offered often enough, within the limits on writes.
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::FrequencySketch;
@@ -8,14 +8,14 @@ use kvstore_disk::{Admission, AdmissionConfig, Moment, Usage, Verdict};
 const SKETCH_ENTRIES: u32 = 4;
 
 pub(crate) struct WriteGate {
-    /// How often blocks are offered: what is seen once need not be written.
+    /// Approximate number of offers of each block: a block offered once need not be written.
     seen: FrequencySketch,
     admission: Admission,
     /// Whether blocks that were offered once are not written.
     is_selective: bool,
-    /// What the disk has been written so far.
+    /// Usage of the disk, as it reported last.
     usage: Usage,
-    /// This block was admitted, and waits for bandwidth.
+    /// The block that was admitted, and charged, and waits for bandwidth.
     admitted: Option<BlockIdentity>,
 }
 
@@ -35,12 +35,13 @@ impl WriteGate {
         self.is_selective
     }
 
-    /// The block was offered.
+    /// Counts an offer of the block.
     pub(crate) fn saw(&self, identity: &BlockIdentity) {
         self.seen.increment(identity);
     }
 
-    /// Whether the block may be written; its bytes are charged if so, once. `is_retained`: it need not have been seen often.
+    /// Whether the block may be written; its bytes are charged if so, once. `is_retained`: the number of
+    /// offers is not compared.
     pub(crate) fn admits(&mut self, identity: BlockIdentity, bytes: u32, is_retained: bool) -> bool {
         if self.admitted.take() == Some(identity) {
             return true;
@@ -50,12 +51,12 @@ impl WriteGate {
         self.admission.decide(seen, u64::from(bytes), &self.usage, Moment::now()) == Verdict::Admit
     }
 
-    /// A block that was admitted has to wait.
+    /// Remembers that an admitted block has to wait.
     pub(crate) fn keep(&mut self, identity: BlockIdentity) {
         self.admitted = Some(identity);
     }
 
-    /// The disk tells what it has been written.
+    /// Takes in the usage that the disk reports.
     pub(crate) fn used(&mut self, usage: Usage) {
         self.usage = usage;
     }

@@ -1,8 +1,9 @@
-//! The disk as the store's thread has it: the way to the thread that drives its log, and what is under way there.
+//! The disk tier on the store's thread: the queue to the thread that drives its log, and the operations in
+//! flight.
 //!
-//! Commands go through a bounded queue, and results come through the store's inbox. What a command needs to stay as it
-//! is (the slot of the disk, the block in host memory) travels with it as a guard and comes back with the result, so that
-//! nothing can be reused while the device works on it.
+//! Commands go through a bounded queue, and results come through the store's inbox. The slot of the disk and
+//! the block in host memory that a command uses travel with it as guards and come back with the result, so
+//! that nothing can be reused while the device works on it.
 
 mod driver;
 mod failed_writes;
@@ -35,15 +36,15 @@ pub use open::{DiskEngine, DiskTierConfig};
 pub(crate) use slots::DiskSlots;
 pub(crate) use unwritten::Unwritten;
 
-/// What the disk keeps as the parent of a chain's first block.
+/// Parent that the disk records for a chain's first block.
 pub(crate) const NO_PARENT: BlockIdentity = BlockIdentity([0; 16]);
 
-/// What keeps a block in host memory while it is written.
+/// Guard that keeps a block in host memory while it is written.
 #[derive(Debug)]
 pub(crate) enum Hold {
-    /// It stays there afterwards.
+    /// The block stays in host memory after the write.
     Lease(Lease),
-    /// It leaves once it is written.
+    /// The block leaves host memory after the write.
     Evicting(Evicting),
 }
 
@@ -91,7 +92,7 @@ pub(crate) struct Read {
     pub(crate) filling: Filling,
     pub(crate) target: SlotRef,
     pub(crate) check: ReadCheck,
-    /// What the block is, which the disk's thread fills in from what is kept with it.
+    /// Description of the block; the disk's thread fills it in from the metadata kept with the block.
     pub(crate) description: Option<Description>,
     pub(crate) _count: CountGuard,
 }
@@ -109,24 +110,25 @@ pub(crate) enum DiskResult {
         is_written: bool,
         usage: Usage,
     },
-    /// `is_gone`: the disk will not have it later either.
+    /// `is_gone`: the disk will not have the block later either.
     Read {
         read: Box<Read>,
         bytes: Option<u32>,
         is_gone: bool,
     },
-    /// The device does not answer. What it may still touch stays held; `Written` or `Read` follows if it ever lets go.
+    /// The device does not answer. Memory that it may still access stays held; `Written` or `Read` follows if
+    /// the device ever releases it.
     Stuck {
         identity: BlockIdentity,
         is_write: bool,
     },
 }
 
-/// Opens the log, on the thread that will drive it; gives what it has kept from an earlier process, too.
+/// Opens the log on the thread that will drive it; also returns the blocks kept from an earlier process.
 pub type OpenDisk =
     Box<dyn FnOnce() -> Result<(DiskLog, Vec<Recovered>), Box<dyn std::error::Error + Send + Sync>> + Send>;
 
-/// What was found.
+/// Properties of the log that was opened, and the blocks recovered from it.
 pub(crate) struct Opened {
     pub(crate) slots: u32,
     pub(crate) recovered: Vec<Recovered>,
@@ -135,7 +137,7 @@ pub(crate) struct Opened {
     waker: Arc<dyn Waker>,
 }
 
-/// The way to the thread.
+/// Connection to the disk's thread.
 pub(crate) struct DiskLink {
     commands: Option<Sender<DiskCommand>>,
     waker: Arc<dyn Waker>,
@@ -167,7 +169,7 @@ impl DiskLink {
                 counters: Arc::clone(log.counters()),
                 waker: log.waker(),
             };
-            // Whoever starts us waits for this.
+            // `DiskLink::start` waits for this message.
             let _gone = opened.send(Ok(found));
             Driver::new(log, inbox, depth.max(1), Box::new(report)).run();
         };
@@ -190,18 +192,18 @@ impl DiskLink {
         (Self { commands: Some(commands), waker: Arc::new(NoWaker), thread: None }, inbox)
     }
 
-    /// Commands that would be taken now.
+    /// Number of commands that the queue can take now.
     pub(crate) fn room(&self) -> usize {
         let room = |commands: &Sender<DiskCommand>| Some(commands.capacity()? - commands.len());
         self.commands.as_ref().and_then(room).unwrap_or(0)
     }
 
-    /// Whether a command would be taken now.
+    /// Whether the queue can take a command now.
     pub(crate) fn has_room(&self) -> bool {
         self.commands.as_ref().is_some_and(|commands| !commands.is_full())
     }
 
-    /// Whether its thread has ended: it takes no command any more.
+    /// Whether the disk's thread has ended: no command is taken any more.
     pub(crate) fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(std::thread::JoinHandle::is_finished)
     }
@@ -224,7 +226,7 @@ impl Drop for DiskLink {
         self.commands = None;
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
+            // A panic of the thread has been printed already.
             let _panicked = thread.join();
         }
     }
@@ -260,7 +262,8 @@ impl LocalDisk {
         }
     }
 
-    /// Panics when a write or a read is out of which the tables do not know: its slots would never come back.
+    /// Panics when more writes or reads are out than the tables know: the slots of the others would never
+    /// come back.
     pub(crate) fn check_guards(&self) {
         self.writes_out.check("writes to the disk", self.writes.len());
         self.reads_out.check("reads from the disk", self.reads.len());

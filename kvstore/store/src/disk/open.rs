@@ -25,7 +25,7 @@ const PAGE_BYTES: usize = 4096;
 
 type OpenError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How a disk is read and written.
+/// I/O engine of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskEngine {
     /// io_uring where it can be had, else pread.
@@ -76,7 +76,7 @@ impl DiskEngine {
 /// A disk tier as a configuration names it (`[disk_tier]`).
 #[derive(Debug, Clone)]
 pub struct DiskTierConfig {
-    /// How it is read and written.
+    /// I/O engine that reads and writes the tier.
     pub engine: DiskEngine,
     /// Folders, one on each device, or one device as the engine wants it: a block device, `/dev/ngXnY` or a PCI address.
     pub paths: Vec<String>,

@@ -1,4 +1,4 @@
-//! The disk's slots after their blocks: what the disk is to forget.
+//! Slots of the disk whose records the disk is to forget.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +17,12 @@ impl DiskSlots {
         !self.tombstones.is_empty()
     }
 
-    /// What was in the slot is to be forgotten there.
+    /// Marks the slot's record on the disk to be forgotten.
     pub(crate) fn forget(&mut self, slot: u32) {
         self.tombstones.insert(slot);
     }
 
-    /// What was to be forgotten is replaced.
+    /// Removes the slot's tombstone: a new block replaces the record.
     pub(crate) fn replace(&mut self, slot: u32) {
         self.tombstones.remove(&slot);
     }

@@ -1,7 +1,8 @@
 //! Blocks that wait for room in the disk's queue, in the order of arrival, so that a chain is written from its root.
 //!
-//! The first of them are held in host memory until they are written: what the disk has already goes before. A block that arrives
-//! before its parent waits until the write of that one has begun; it is not held meanwhile.
+//! The first of them are held in host memory until they are written: blocks that the disk has already go
+//! before. A block that arrives before its parent waits until the write of the parent has begun; it is not
+//! held meanwhile.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -10,23 +11,23 @@ use kvstore_catalog::Lease;
 
 /// Blocks that may wait, for room or for their parents; further ones stay in host memory only.
 const UNWRITTEN_MAX: usize = 65_536;
-/// Parents that have come may be this many times those that have not, before they are gone through.
+/// `parents` may have this many times as many entries as `children` before stale ones are removed.
 const PARENTS_FACTOR: usize = 2;
-/// The part of host memory that those may hold, as a divisor.
+/// Divisor of host memory: the part of it that waiting blocks may hold.
 const HELD_SHARE: usize = 2;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Unwritten {
     waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
-    /// How many of those are held.
+    /// Number of blocks in `waiting` that are held.
     held: usize,
-    /// From this place on none is.
+    /// No block in `waiting` is held from this index on.
     held_end: usize,
     held_max: usize,
     /// Blocks that wait for a parent, by the parent.
     children: HashMap<BlockIdentity, Vec<BlockIdentity>>,
-    /// How many those are.
+    /// Number of blocks in `children`.
     children_count: usize,
     /// The parents in the order in which they were missed first; some may have come.
     parents: VecDeque<BlockIdentity>,
@@ -54,7 +55,8 @@ impl Unwritten {
         self.waiting.len()
     }
 
-    /// Adds a block, held by what `lease` gives as far as there may be more of those; not when too many wait.
+    /// Adds a block, held by the result of `lease` as far as more blocks may be held; drops the block when
+    /// too many wait.
     pub(crate) fn push(&mut self, identity: BlockIdentity, lease: impl FnOnce() -> Option<Lease>) {
         if self.waiting.len() >= UNWRITTEN_MAX {
             return;
@@ -68,8 +70,8 @@ impl Unwritten {
         }
     }
 
-    /// A block cannot be written before its parent: it is pushed again when that one's write begins. Where too many wait so, those
-    /// that have waited longest give up.
+    /// Lets a block wait for its parent, before which it cannot be written: it is pushed again when the
+    /// parent's write begins. When too many blocks wait, those that have waited longest are given up.
     pub(crate) fn wait_for_parent(&mut self, parent: BlockIdentity, identity: BlockIdentity) {
         while self.children_count >= UNWRITTEN_MAX
             && let Some(oldest) = self.parents.pop_front()
@@ -84,7 +86,7 @@ impl Unwritten {
         self.children_count += 1;
     }
 
-    /// The write of a block has begun: those that wait for it are next.
+    /// Queues the blocks that wait for this parent, whose write has begun.
     pub(crate) fn parent_began(&mut self, parent: &BlockIdentity) {
         let Some(children) = self.children.remove(parent) else { return };
         self.children_count -= children.len();
@@ -94,7 +96,7 @@ impl Unwritten {
         children.into_iter().for_each(|child| self.push(child, || None));
     }
 
-    /// The one that has waited longest.
+    /// Removes the block that has waited longest.
     pub(crate) fn pop(&mut self) -> Option<(BlockIdentity, Option<Lease>)> {
         let (identity, lease) = self.waiting.pop_front()?;
         self.held -= usize::from(lease.is_some());
@@ -102,15 +104,15 @@ impl Unwritten {
         Some((identity, lease))
     }
 
-    /// It goes on waiting, before all others.
+    /// Puts a block back before all others.
     pub(crate) fn put_back(&mut self, identity: BlockIdentity, lease: Lease) {
         self.held += 1;
         self.held_end += 1;
         self.waiting.push_front((identity, Some(lease)));
     }
 
-    /// Holds one block less, the youngest first, so that chains stay whole; false when none is held. Goes through no
-    /// block twice until others are held.
+    /// Releases one held block, the youngest first, so that chains stay whole; false when none is held. No
+    /// block is visited twice until further blocks are held.
     pub(crate) fn let_go(&mut self) -> bool {
         let held = (self.waiting.range_mut(..self.held_end).enumerate().rev())
             .find_map(|(at, (_, lease))| lease.take().map(|lease| (at, lease)));

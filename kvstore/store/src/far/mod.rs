@@ -1,8 +1,9 @@
 //! Tiers that are not on this node: host memory of other nodes ([`remote`]), objects ([`object`]).
 //!
-//! Each has a thread of its own, behind [`FarTier`]. The store's thread asks one after the other for what the faster ones
-//! have not got, and brings what they deliver into host memory, where the request that waits for it finds it like
-//! anything else. A tier that does not answer costs the request its deadline and nobody else anything.
+//! Each has a thread of its own, behind [`FarTier`]. The store's thread asks one tier after the other for the
+//! blocks that the faster ones do not have, and brings the delivered blocks into host memory, where the
+//! request that waits finds them like any others. A tier that does not answer costs the request its deadline,
+//! and no other request anything.
 
 mod in_flight_reads;
 mod lent_slot;
@@ -31,13 +32,13 @@ pub(crate) use search::FarLinks;
 /// A block for a tier further away.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// Which block.
+    /// Identity of the block.
     pub identity: BlockIdentity,
-    /// What it is.
+    /// Description of the block.
     pub description: Description,
-    /// Where its bytes are.
+    /// Slot of host memory with the block's bytes.
     pub slot: SlotRef,
-    /// Holds them there until this is dropped.
+    /// Keeps the bytes in `slot` until it is dropped.
     pub block: HostBlock,
 }
 
@@ -48,11 +49,11 @@ pub struct Incoming {
     pub request: u64,
     /// The chain from its root.
     pub chain: Vec<BlockIdentity>,
-    /// The first block that is wanted, and with it all that follow.
+    /// The first block that is wanted; all blocks behind it are wanted too.
     pub first: usize,
-    /// A slot for each of those.
+    /// A slot for each wanted block.
     pub targets: Vec<SlotRef>,
-    /// What has not arrived by then is not waited for.
+    /// Blocks that have not arrived by this time are not waited for.
     pub deadline: Instant,
     pub(crate) slots: Vec<LentSlot>,
     /// Further slots of the read that the tier keeps for now: they follow in [`FarResult::Returned`].
@@ -67,11 +68,11 @@ pub struct ReturnedSlots {
     pub(crate) slots: Vec<LentSlot>,
 }
 
-/// A block in one of the slots of a read, which the tier has verified. The checksum goes with it into host memory: what changes the bytes
-/// afterwards is found by whoever reads them.
+/// A block in one of the slots of a read, which the tier has verified. The checksum goes with it into host
+/// memory: a later change of the bytes is found by the block's readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivered {
-    /// Its length.
+    /// Length of the block in bytes.
     pub bytes: u32,
     /// The checksum of its bytes by the writer's account.
     pub sum: DeliveredSum,
@@ -86,7 +87,7 @@ pub enum DeliveredSum {
     Xxh3(u64),
 }
 
-/// A lease at a pool of this host, for all blocks that it covers: it ends when this is dropped.
+/// A lease at a pool of this host, for all blocks that it covers. Dropping the guard ends the lease.
 pub struct LeaseGuard {
     tell: Box<dyn Fn(LeaseEvent) + Send + Sync>,
 }
@@ -94,9 +95,9 @@ pub struct LeaseGuard {
 /// An event of a lease at a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseEvent {
-    /// A block that it covers does not have its checksum.
+    /// A block covered by the lease does not have its checksum.
     Damaged(BlockIdentity),
-    /// Its blocks are not read any more.
+    /// The blocks of the lease are not read any more.
     Ended,
 }
 
@@ -130,63 +131,63 @@ pub struct MappedBlock {
     pub slab: Arc<Slab>,
     /// The slot.
     pub slot: u32,
-    /// Of the slot, while it holds this block.
+    /// Generation of the slot while it holds this block.
     pub generation: u32,
-    /// Its length.
+    /// Length of the block in bytes.
     pub bytes: u32,
     /// `dataplane-checksum` of its bytes and its identity ([`kvstore_remote::with_identity`]).
     pub wire_checksum: u64,
-    /// Keeps it there.
+    /// Keeps the block in the pool's memory.
     pub lease: Arc<LeaseGuard>,
-    /// The lease is to be ended by then.
+    /// Time by which the lease must be ended.
     pub until: Instant,
 }
 
-/// What a tier further away answers.
+/// An answer of a tier that is not on this node.
 #[derive(Debug)]
 pub enum FarResult {
-    /// The leading blocks of those that were asked for lie in a pool's memory that is mapped here; comes before [`FarResult::Found`], which
-    /// counts the others.
+    /// The leading blocks that were asked for lie in a pool's memory that is mapped here. Comes before
+    /// [`FarResult::Found`], which counts the other blocks.
     Mapped {
         /// The store's number of the request.
         request: u64,
         /// The blocks, from the first that was asked for.
         blocks: Vec<MappedBlock>,
     },
-    /// So many leading blocks are there.
+    /// The tier has this many leading blocks.
     Found {
         /// The store's number of the request.
         request: u64,
-        /// How many.
+        /// Number of leading blocks.
         blocks: usize,
     },
-    /// The leading blocks have arrived, and were verified; each with what its writer knew of it.
+    /// The leading blocks have arrived and were verified.
     Arrived {
-        /// What was asked for.
+        /// The read, with its slots.
         incoming: Incoming,
-        /// Each that has arrived.
+        /// Length and checksum of each block that has arrived.
         blocks: Vec<Delivered>,
     },
-    /// The slots that a read kept when it was answered: nothing writes to them any more.
+    /// Slots that a read kept when it was answered; nothing writes to them any more.
     Returned(ReturnedSlots),
-    /// A node of the tier can be reached again: what waits is offered at once.
+    /// A node of the tier can be reached again: waiting blocks are offered at once.
     Reached(Tier),
-    /// A tier is done with what it was offered.
+    /// A tier has ended an offer.
     Offered {
-        /// Which tier.
+        /// The tier.
         tier: Tier,
-        /// Blocks that it keeps since.
+        /// Number of offered blocks that the tier has stored.
         kept: usize,
-        /// Blocks that are larger than it can keep.
+        /// Number of offered blocks that are larger than the tier can keep.
         too_large: usize,
-        /// The last blocks of portions that it could not take: it was out of reach.
+        /// Last blocks of the portions that failed because the tier was out of reach.
         failed: Vec<BlockIdentity>,
-        /// The same where it was full.
+        /// Last blocks of the portions that were refused because the tier was full.
         refused: Vec<BlockIdentity>,
     },
 }
 
-/// In which portions a tier takes new blocks.
+/// Size of the portions in which a tier takes new blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Portion {
     /// One by one, with the first block of the group of so many that it belongs to.
@@ -201,21 +202,21 @@ pub enum Portion {
 /// A tier that is not on this node. Called by the store's thread; must not block. Each `look_up` and `read` is answered
 /// once, at about its deadline at the latest, through the way that the tier was given at its start.
 pub trait FarTier: Send {
-    /// Which kind it is, for what is known of its speed.
+    /// Kind of the tier, by which its speed is measured.
     fn tier(&self) -> Tier;
-    /// How long a look-up and the read after it may take.
+    /// Longest time that a look-up and the read after it may take.
     fn patience(&self) -> Duration;
     /// Asks how many blocks it has of `chain` (which starts at the root) from the block `first` on. False when it cannot be
     /// asked now.
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, deadline: Instant) -> bool;
     /// Asks for blocks that it said it has; "full" hands the request back.
     fn read(&mut self, incoming: Incoming) -> Result<(), Incoming>;
-    /// What was found for the request is not going to be read.
+    /// Drops the result of a look-up that is not going to be read.
     fn leave(&mut self, request: u64);
-    /// In which portions it takes new blocks.
+    /// Size of the portions in which the tier takes new blocks.
     fn portion(&self) -> Portion;
-    /// Whether it takes a portion of so many bytes now. If not, it is done with something later and says so
-    /// ([`FarResult::Offered`]).
+    /// Whether the tier takes a portion of so many bytes now. If not, an offer in flight will end later and
+    /// be reported ([`FarResult::Offered`]).
     fn has_room(&self, bytes: u64) -> bool;
     /// Offers it a portion that is new here; `head` is the first block of the group or run. False when it cannot be taken now.
     /// Each portion that is taken is answered once ([`FarResult::Offered`]).

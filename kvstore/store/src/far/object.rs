@@ -1,8 +1,9 @@
 //! Objects in S3 or a folder: the runtime that their requests run on.
 //!
-//! An object is read and written on the heap. What may be there at a time is bounded in bytes, apart for reads and for
-//! writes, so that no upload makes a read late: a read goes on piece by piece and waits for room until its deadline, a write
-//! is not begun before there is some. One run fits always. The thread copies and hashes a block at a time between requests.
+//! An object is read and written on the heap. The bytes in flight are bounded, apart for reads and for
+//! writes, so that no upload makes a read late: a read goes on piece by piece and waits for room until its
+//! deadline, a write does not begin before there is room. One run always fits. The thread copies and hashes a
+//! block at a time between requests.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,14 +28,14 @@ const REQUESTS_MAX: usize = 256;
 const PUTS_MAX: usize = 8;
 /// Writes may have this part of the heap that objects on their way take, as a divisor; reads have the rest.
 const PUTS_SHARE: u64 = 4;
-/// One piece of a read may have this part of what reads have.
+/// Divisor of the reads' heap: the part of it that one piece of a read may have.
 const PIECE_SHARE: u64 = 2;
 /// The heap is counted in these.
 const PAGE_BYTES: u64 = 4096;
 /// Objects that are too old are deleted so often, and so many at a time.
 const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 const SWEEP_MAX: u64 = 100_000;
-/// How long one may take.
+/// Longest time that the upload of one run may take.
 const PUT_MAX: Duration = Duration::from_secs(60);
 
 /// Bytes of the heap that blocks on their way may take.
@@ -54,17 +55,18 @@ impl Heap {
         u64::from(self.pages_max) * PAGE_BYTES
     }
 
-    /// What so many bytes take. More than there is takes all of it: such a run is moved alone.
+    /// Pages that so many bytes take, at most all pages: a longer run is moved alone.
     fn pages_of(&self, bytes: u64) -> u32 {
         bytes.div_ceil(PAGE_BYTES).min(u64::from(self.pages_max)) as u32
     }
 
-    /// Room for so many bytes, if there is some now.
+    /// Reserves heap for so many bytes, if there is enough now.
     fn try_take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.pages).try_acquire_many_owned(self.pages_of(bytes)).ok()
     }
 
-    /// Room for so many bytes, unless there is none until the deadline. First come, first served.
+    /// Reserves heap for so many bytes; `None` if there is not enough until the deadline. First come, first
+    /// served.
     async fn take(&self, bytes: u64, deadline: tokio::time::Instant) -> Option<OwnedSemaphorePermit> {
         let taken = Arc::clone(&self.pages).acquire_many_owned(self.pages_of(bytes));
         tokio::time::timeout_at(deadline, taken).await.ok()?.ok()
@@ -108,14 +110,14 @@ pub struct ObjectTierConfig {
     pub ttl: Duration,
     /// Bytes of the heap for objects on their way.
     pub buffer_bytes: u64,
-    /// How long a look-up and a read may take.
+    /// Longest time that a look-up and a read may take.
     pub deadline: Duration,
-    /// Of the blocks' format, part of each key.
+    /// Fingerprint of the blocks' format, part of each key.
     pub fingerprint: u64,
 }
 
 impl ObjectTierConfig {
-    /// Where the objects are, and the prefix of their keys.
+    /// Location of the objects, and the prefix of their keys.
     fn location(&self) -> Result<(Location, String), StoreError> {
         if let Some(folder) = self.url.strip_prefix("file://") {
             return Ok((Location::Directory(folder.into()), "kvasir".to_owned()));
@@ -139,7 +141,7 @@ impl ObjectTierConfig {
     }
 }
 
-/// The way to the objects.
+/// Connection to the object storage.
 pub struct ObjectTier {
     runtime: Option<Runtime>,
     objects: Arc<Objects>,
@@ -218,7 +220,7 @@ impl ObjectTier {
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = &self.runtime {
-            // It answers through the inbox.
+            // The task answers through the inbox.
             drop(runtime.spawn(work));
         }
     }
@@ -304,7 +306,7 @@ impl FarTier for ObjectTier {
                     failed.extend(last);
                 }
             }
-            // Before the answer: it makes room for the next.
+            // Released before the answer, so that the next portion finds room.
             drop((room, permit));
             inbox.send(FarResult::Offered {
                 tier: Tier::Object,
@@ -318,7 +320,8 @@ impl FarTier for ObjectTier {
     }
 }
 
-/// Puts a run of blocks, and tells how many are kept since; `None`: it is to be tried again later.
+/// Uploads a run of blocks; returns the number of blocks stored, or `None` if the run is to be tried again
+/// later.
 async fn write_run(objects: &Objects, blocks: Vec<Outgoing>) -> Result<Option<usize>, ObjectError> {
     let count = blocks.len();
     let mut run = Vec::with_capacity(count);

@@ -13,7 +13,7 @@ use crate::tiers::Tiers;
 
 /// Blocks offered to a tier in a round, found and not found.
 const OFFERS_PER_ROUND: usize = 32;
-/// How long a tier is left alone that could not take a block: the first time, and at most.
+/// Pauses after a tier could not take a block: the first one, and the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Blocks that wait for one before them in their chain.
@@ -34,20 +34,20 @@ const GROUPS_MAX: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
-    /// How many of the waiting, from the first on, have been held, or have gone.
+    /// Number of leading entries of `waiting` that have been held, or whose blocks have gone.
     held: usize,
     pub(super) groups: Groups,
     orphans: Orphans,
-    /// Nothing is offered before: the tier could not take a block, or its bandwidth is used up.
+    /// No block is offered before this time: the tier could not take a block, or its bandwidth is used up.
     paused_until: Option<Instant>,
-    /// Offers in a row that it could not take.
+    /// Consecutive offers that the tier could not take.
     failures: u32,
-    /// How often blocks were refused by a node that was full.
+    /// Number of refusals of each block by full nodes.
     refusals: HashMap<BlockIdentity, u8>,
 }
 
-/// The first block of the group of each block that was offered lately. Those of a group are offered one by one, and the first may have
-/// left host memory by the turn of the last.
+/// The first block of the group of each block that was offered lately. Blocks of a group are offered one by
+/// one, and the first may have left host memory by the turn of the last.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     first: HashMap<BlockIdentity, BlockIdentity>,
@@ -139,12 +139,12 @@ impl Backlog {
         self.held += 1;
     }
 
-    /// When what waits is to be offered again, if nothing else tells.
+    /// Time at which waiting blocks are offered again, if no event comes before.
     pub(super) fn resumes_at(&self) -> Option<Instant> {
         self.paused_until.filter(|_| !self.waiting.is_empty())
     }
 
-    /// The next block, if there is one and the tier is not left alone.
+    /// Returns the next block, unless the tier is paused.
     fn next(&mut self, now: Instant) -> Option<(BlockIdentity, Option<Lease>)> {
         if self.paused_until.is_some_and(|until| now < until) {
             return None;
@@ -194,7 +194,7 @@ impl FarLinks {
         tiers.host_slots() / HELD_SHARE / self.backlogs.len().max(1)
     }
 
-    /// A block has come back from the disk: those that waited for it are offered now.
+    /// Offers the blocks that waited for this one, which has come back from the disk.
     pub(crate) fn offer_orphans_of(&mut self, identity: &BlockIdentity, tiers: &Tiers) {
         for backlog in &mut self.backlogs {
             for waiting in backlog.orphans.take(identity) {
@@ -203,8 +203,8 @@ impl FarLinks {
         }
     }
 
-    /// A tier is done with an offer. Blocks that it could not take are offered again: without end while it is out of reach, a few
-    /// times where it was full.
+    /// Handles the end of an offer. Blocks that the tier could not take are offered again: without end while
+    /// the tier is out of reach, a few times where it was full.
     pub(super) fn offered(
         &mut self,
         tier: Tier,
@@ -218,7 +218,7 @@ impl FarLinks {
         if failed.is_empty() && refused.is_empty() {
             backlog.failures = 0;
         } else if backlog.paused_until.is_none_or(|until| until <= now) {
-            // Of several that were under way together the first counts.
+            // Of several failures in flight together the first counts.
             backlog.failed(now);
         }
         let again: Vec<BlockIdentity> =
@@ -226,7 +226,8 @@ impl FarLinks {
         failed.into_iter().chain(again).for_each(|identity| backlog.push(identity, blocks_max));
     }
 
-    /// A node of a tier can be reached again. Until then new blocks were not held for it, and the next try may have been seconds away.
+    /// Handles that a node of a tier can be reached again. Until then new blocks were not held for it, and
+    /// the next try may have been seconds away.
     pub(super) fn reached(&mut self, tier: Tier, tiers: &Tiers) {
         let held_max = self.held_max(tiers);
         let Some(at) = self.links.iter().position(|link| link.tier() == tier) else { return };
@@ -237,7 +238,7 @@ impl FarLinks {
         }
     }
 
-    /// Offers what waits, as far as the tiers take it; false when nothing changed.
+    /// Offers waiting blocks, as far as the tiers take them; false when nothing changed.
     pub(crate) fn advance_offers(&mut self, now: Instant, tiers: &mut Tiers) -> bool {
         let (mut has_offered, held_max) = (false, self.held_max(tiers));
         for (link, backlog) in self.links.iter_mut().zip(&mut self.backlogs) {
@@ -270,7 +271,7 @@ impl FarLinks {
                     break;
                 }
                 if !link.offer(blocks, head) {
-                    // The tier's thread takes no commands now; nothing tells when it does.
+                    // The tier's thread takes no commands now, and no event reports when it does.
                     backlog.put_back(identity, lease);
                     backlog.failed(now);
                     break;
@@ -283,7 +284,7 @@ impl FarLinks {
     }
 }
 
-/// What a tier could be offered with a block.
+/// Result of the search for the portion that a block completes.
 enum Found {
     /// A portion, and the first block of its group or run.
     Portion(Vec<Outgoing>, BlockIdentity),
@@ -322,7 +323,8 @@ fn portion_from(identity: BlockIdentity, portion: Portion, groups: &Groups, tier
     Found::Portion(blocks, head)
 }
 
-/// A block of host memory of which it is known what it is.
+/// Returns the block for an offer; `None`: host memory does not have the block, or its description is
+/// unknown.
 pub(super) fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<Outgoing> {
     let lease = tiers.shared.catalog.pin(HOST, &identity)?;
     let description = tiers.description(lease.slot())?.clone();

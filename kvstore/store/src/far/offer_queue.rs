@@ -1,5 +1,6 @@
-//! Blocks on their way to other nodes that are verified first: nobody waits for them, so they take a bounded part of
-//! each turn of the thread that also reads. The checksum that goes with a block is the one that it was stored with.
+//! Blocks on their way to other nodes that are verified first: no request waits for them, so they take a
+//! bounded part of each turn of the thread that also reads. The checksum that goes with a block is the one
+//! that it was stored with.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub(super) struct Offer {
 #[derive(Default)]
 pub(super) struct OfferQueue {
     waiting: VecDeque<Box<Offer>>,
-    /// Of the first of those.
+    /// Checksum of the first waiting block, as far as the block has been read.
     check: PartialChecksum,
 }
 

@@ -27,11 +27,12 @@ use crate::job::RetentionRequest;
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 4096;
-/// Blocks that may be on their way to other nodes: new ones are dropped meanwhile, nobody waits for them.
+/// Most blocks on their way to other nodes; further blocks wait in the store's backlog.
 const OFFERS_MAX: usize = 256;
-/// And as a part of host memory, as a divisor.
+/// The same limit as a part of host memory, as a divisor.
 const OFFERS_SHARE: usize = 8;
-/// What was found and not read is forgotten after this time, when there is much of it: its lease is over by then.
+/// Age at which a look-up's result that was not read is dropped, when there are many: its lease is over by
+/// then.
 const FOUND_AGE_MAX: Duration = Duration::from_secs(60);
 const FOUND_MAX: usize = 1024;
 /// Groups of blocks that nodes are asked to retain in a turn.
@@ -40,9 +41,9 @@ const RETAINED_GROUPS_PER_TURN: usize = 64;
 const COMMANDS_PER_TURN: usize = 256;
 /// Bytes of blocks on their way out that are read in a turn: look-ups, reads and deadlines come in between.
 const OFFER_BYTES_PER_TURN: usize = 1 << 20;
-/// How long a block may take to get there.
+/// Longest time that a block may take to reach another node.
 const OFFER_MAX: Duration = Duration::from_secs(5);
-/// Nobody rings when a full queue of the fabric has room again.
+/// Interval of the retries while a queue of the fabric is full: no event reports that it has room again.
 const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
 enum Command {
@@ -62,9 +63,9 @@ pub struct RemoteTierConfig {
     pub group: u32,
     /// Nodes that keep a group of blocks that is asked for often: 1 or 2.
     pub replicas: u64,
-    /// How long a look-up and the reads that follow may take.
+    /// Longest time that a look-up and the reads that follow may take.
     pub deadline: Duration,
-    /// Of the blocks' format; those of another one are not taken for ours.
+    /// Fingerprint of the blocks' format; blocks with another fingerprint are not used.
     pub fingerprint: u64,
     /// Whether blocks of pools on this host are read where they lie, and not copied into host memory. Not for stores with tiers below host
     /// memory, which such blocks do not reach, or with a device, which does not reach them.
@@ -79,13 +80,14 @@ impl RemoteTierConfig {
     }
 }
 
-/// The way to the thread.
+/// Connection to the thread.
 pub struct RemoteTier {
     commands: Option<Sender<Command>>,
     bell: Arc<Bell>,
     group: u32,
     patience: Duration,
-    /// Blocks on their way out, and how many may be: each stays in host memory until it is there.
+    /// Number of blocks on their way out, and its limit. Each block stays in host memory until it has
+    /// arrived.
     offers: Arc<AtomicUsize>,
     offers_max: usize,
     thread: Option<JoinHandle<()>>,
@@ -209,7 +211,7 @@ impl Drop for RemoteTier {
         self.commands = None;
         self.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; there is nobody to hand it to.
+            // A panic of the thread has been printed already.
             let _panicked = thread.join();
         }
     }
@@ -220,26 +222,27 @@ struct Driver<F> {
     receiver: Receiver<Command>,
     inbox: FarInbox,
     fingerprint: u64,
-    /// If blocks of pools on this host are read where they lie.
+    /// Sender of lease events; `None`: blocks of pools on this host are copied, not read in place.
     leases: Option<Leases>,
     lease_events: Receiver<(PoolLease, LeaseEvent)>,
-    /// Look-ups under way: whose they are.
+    /// Look-ups in flight, with the store's numbers of their requests.
     looking: HashMap<Ticket, u64>,
     /// Look-ups that have found something, by request, until it is read.
     found: HashMap<u64, (Ticket, Instant)>,
     reads: InFlightReads,
     /// Blocks on their way out whose checksums are not known yet.
     offers: OfferQueue,
-    /// Nodes that were asked after the last turn.
+    /// Number of nodes that were usable after the last turn.
     usable_nodes: usize,
     /// Retention requests, with the next block that nodes are to be asked for, and the time. Each counts among those that may wait in a
     /// store until it is dropped, which bounds them.
     retentions: VecDeque<(Arc<RetentionRequest>, usize, Duration)>,
-    /// Blocks on their way out that stay where they are until they have arrived.
+    /// Blocks that have been sent; each stays in host memory until it has arrived.
     sent: HashMap<Ticket, Box<Offer>>,
 }
 
-/// How leases of blocks that are read where they lie come to an end: with their guards, on any thread.
+/// Channel for the ends of leases on blocks that are read in place. A lease ends with its guard, on any
+/// thread.
 struct Leases {
     events: Sender<(PoolLease, LeaseEvent)>,
     bell: Arc<Bell>,
@@ -304,7 +307,7 @@ impl<F: Fabric> Driver<F> {
         }
     }
 
-    /// False when nobody can ask any more.
+    /// Starts queued commands; false when every sender is gone.
     fn take_commands(&mut self) -> bool {
         for _ in 0..COMMANDS_PER_TURN {
             match self.receiver.try_recv() {
@@ -316,7 +319,7 @@ impl<F: Fabric> Driver<F> {
         true
     }
 
-    /// Asks nodes to retain some groups of what is queued; false when nothing was.
+    /// Asks nodes to retain some groups of the queued requests; false when none is queued.
     fn send_retentions(&mut self) -> bool {
         let Some((request, next, how_long)) = self.retentions.front_mut() else { return false };
         *next = self.pool.retain(request.chain(), *next, RETAINED_GROUPS_PER_TURN, *how_long);
@@ -335,7 +338,7 @@ impl<F: Fabric> Driver<F> {
         }
     }
 
-    /// Hands over what was found in memory that is mapped here; how many blocks.
+    /// Hands over the found blocks that lie in mapped memory; returns their number.
     fn map(&mut self, request: u64, ticket: Ticket, count: usize) -> usize {
         let Some(leases) = &self.leases else { return 0 };
         let groups = self.pool.map(ticket, count, Instant::now());
@@ -347,7 +350,7 @@ impl<F: Fabric> Driver<F> {
         count
     }
 
-    /// Sends blocks for which nobody waits, as far as their part of a turn goes; false when there were none.
+    /// Sends queued offers, as far as their part of a turn goes; false when there were none.
     fn send_offers(&mut self) -> bool {
         if self.offers.is_empty() {
             return false;
@@ -356,7 +359,7 @@ impl<F: Fabric> Driver<F> {
         while let Some((offer, checksum)) = self.offers.advance(&mut budget) {
             match checksum {
                 Some(checksum) => self.store(offer, checksum),
-                // Damaged: it is dropped, and nobody offers it again.
+                // Damaged: the block is dropped and not offered again.
                 None => self.offered(offer, None),
             }
         }
@@ -379,7 +382,7 @@ impl<F: Fabric> Driver<F> {
         }
     }
 
-    /// A block has arrived, or has not; `None`: it was damaged before it left.
+    /// Reports the end of an offer; `None`: the block was damaged before it was sent.
     fn offered(&self, offer: Box<Offer>, result: Option<StoreResult>) {
         let (mut kept, mut too_large, mut failed, mut refused) = (0, 0, Vec::new(), Vec::new());
         match result {
@@ -387,10 +390,10 @@ impl<F: Fabric> Driver<F> {
             Some(StoreResult::TooLarge) => too_large = 1,
             Some(StoreResult::Failed) => failed.push(offer.block.identity),
             Some(StoreResult::Full) => refused.push(offer.block.identity),
-            // A node whose memory is bad would have it sent for ever.
+            // Not tried again: a node with bad memory would be sent the block for ever.
             Some(StoreResult::Present | StoreResult::Pending | StoreResult::Damaged) | None => {}
         }
-        // Before the answer: it makes room for the next.
+        // Dropped before the answer, so that the next block finds room.
         drop(offer);
         self.inbox.send(FarResult::Offered { tier: Tier::Remote, kept, too_large, failed, refused });
     }

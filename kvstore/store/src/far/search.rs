@@ -1,4 +1,5 @@
-//! Searches in the tiers of other nodes, one tier after the other, and what they bring into host memory.
+//! Searches in the tiers of other nodes, one tier after the other, and the blocks that they bring into host
+//! memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -31,23 +32,24 @@ struct Search {
     prepare: Prepare,
     /// Blocks of the chain that are on this node.
     found: usize,
-    /// Which of the tiers is asked.
+    /// Index of the tier that is asked.
     tier: usize,
-    /// Holds the prefix that is here: what is fetched is of no use without it. The load that follows is the use.
+    /// Holds the prefix that is here: the fetched blocks are of no use without it. Not a use: the load that
+    /// follows is one.
     held: Vec<Lease>,
     /// When the present tier was asked.
     asked: Instant,
-    /// When it has had its time.
+    /// When the present tier is given up.
     patience: Instant,
-    /// Blocks of the present tier that are read where they lie.
+    /// Blocks of the present tier that are read in place, in a pool's memory.
     mapped: usize,
-    /// Some tier had blocks, whether there was room for them or not.
+    /// Whether some tier had blocks, with or without room for them here.
     has_found: bool,
-    /// There was no room for some block that is read where it lies: those behind it are of no use.
+    /// Whether some block that is read in place was not taken in: the blocks behind it are of no use.
     is_cut: bool,
-    /// There was no room for some block that a tier had.
+    /// Whether there was no room for some block that a tier had.
     lacked_room: bool,
-    /// Some tier was asked.
+    /// Whether some tier was asked.
     has_asked: bool,
 }
 
@@ -59,15 +61,15 @@ impl Search {
         self
     }
 
-    /// The tier that is asked has no answer, or one that comes too late.
+    /// Counts a search whose tier has no answer, or one that comes too late.
     fn count_unanswered(&self, shared: &Shared) {
         let is_awaited = self.prepare.request != BACKGROUND_REQUEST;
         StoreCounters::add(&shared.counters.far_unanswered, usize::from(is_awaited));
     }
 }
 
-/// A question that its search does not wait for any more, because computing would be as fast. When the answer comes, it shows how long
-/// the tier takes.
+/// A look-up whose search has stopped waiting, because computing would be as fast. The answer still shows how
+/// long the tier takes.
 struct LateQuestion {
     question: u64,
     tier: Tier,
@@ -82,7 +84,8 @@ impl LateQuestion {
     }
 }
 
-/// A tier has answered, and brought so many bytes. Whether it has given up itself: without any bytes, when its time was over.
+/// Records the time of a tier's answer, which brought so many bytes. Returns whether the tier gave up: no
+/// bytes, and its time was over.
 fn observe_answer(tiers: &Tiers, tier: Tier, bytes: u64, asked: Instant, patience: Instant) -> bool {
     let is_late = bytes == 0 && tiers.now >= patience;
     tiers.shared.observe_far(tier, bytes, tiers.now.saturating_duration_since(asked), is_late);
@@ -95,21 +98,21 @@ fn local_blocks(prepare: &Prepare, shared: &Shared) -> usize {
     prepare.chain.len() - rest.len() + shared.match_count(rest)
 }
 
-/// A read that a tier was asked for.
+/// A read in flight at a tier.
 #[derive(Debug)]
 struct OpenRead {
-    /// Slots that have not come back. [`FarLinks::check_guards`] compares them with what the guards count.
+    /// Slots that have not come back. [`FarLinks::check_guards`] compares them with the count of the guards.
     out: usize,
-    /// Which of the tiers reads.
+    /// Index of the tier that reads.
     tier: usize,
-    /// What its blocks are.
+    /// Tenant whose quota the blocks count against.
     tenant: TenantId,
-    /// Of those that were not described yet.
+    /// Caller's data of the blocks that have not been described yet.
     metas: VecDeque<Arc<[u8]>>,
 }
 
 impl OpenRead {
-    /// What the next block of the read is.
+    /// Describes the next block of the read.
     fn describe(&mut self, position: usize, parent: Option<BlockIdentity>) -> Description {
         let meta = self.metas.pop_front().unwrap_or_default();
         Description { parent, position: position as u32, meta, tenant: self.tenant }
@@ -118,15 +121,15 @@ impl OpenRead {
 
 /// Blocks that a tier has delivered and that are not part of host memory yet.
 struct Arriving {
-    /// Whoever asked for them; `None` when its time is up or it was cancelled.
+    /// Search that waits for the blocks; `None` when its time is up or it was cancelled.
     search: Option<Search>,
     read: Option<OpenRead>,
     chain: Vec<BlockIdentity>,
-    /// The next one's place in the chain.
+    /// Position of the next block in the chain.
     position: usize,
-    /// Those that are left, with their slots.
+    /// Blocks that have not been taken in yet, with their slots.
     blocks: VecDeque<(LentSlot, Delivered)>,
-    /// Bytes of those that were taken in.
+    /// Bytes of the blocks that were taken in.
     bytes: u64,
 }
 
@@ -134,18 +137,18 @@ struct Arriving {
 #[derive(Default)]
 pub(crate) struct FarLinks {
     pub(super) links: Vec<Box<dyn FarTier>>,
-    /// What each is to be offered.
+    /// Blocks to be offered to each tier.
     pub(super) backlogs: Vec<Backlog>,
-    /// By a number that is new for each question, so that an answer that comes late is known as such.
+    /// Searches by question. Each question has a new number, so that a late answer is recognised.
     searches: HashMap<u64, Search>,
-    /// Questions without a search, in the order in which they were asked.
+    /// Questions whose searches have ended, in the order in which they were asked.
     late: VecDeque<LateQuestion>,
     next_question: u64,
     /// Slots of host memory that are being filled, counted by the guards that travel with them.
     lent: GuardedCount,
     /// Reads whose slots have not all come back, by their questions; a read outlives a search whose time is up.
     reads: HashMap<u64, OpenRead>,
-    /// What has arrived, in its order: it is taken in a bounded piece a round.
+    /// Deliveries in the order of arrival. Each round takes in a bounded part of them.
     arriving: VecDeque<Arriving>,
 }
 
@@ -160,7 +163,7 @@ impl FarLinks {
         self.links.iter_mut().for_each(|link| link.retain(request, how_long));
     }
 
-    /// Whether nobody searches.
+    /// Whether no search is open and no delivery waits to be taken in.
     pub(crate) fn is_idle(&self) -> bool {
         self.searches.is_empty() && self.arriving.is_empty()
     }
@@ -175,14 +178,14 @@ impl FarLinks {
         searches.chain(self.backlogs.iter().filter_map(Backlog::resumes_at)).min()
     }
 
-    /// Slots of host memory that far reads have.
+    /// Slots of host memory that are lent to far reads.
     #[cfg(test)]
     pub(super) fn lent(&self) -> usize {
         self.lent.get()
     }
 
-    /// Panics when slots count as lent that no read has: each would be missing from the part of host memory that far reads may
-    /// fill until the process ends.
+    /// Panics when more slots count as lent than the reads have: each such slot would be missing, until the
+    /// process ends, from the part of host memory that far reads may fill.
     pub(crate) fn check_guards(&self) {
         let arriving: usize = self.arriving.iter().map(|arriving| arriving.blocks.len()).sum();
         let reading: usize = self.reads.values().map(|read| read.out).sum();
@@ -247,7 +250,7 @@ impl FarLinks {
         end(&search, tiers);
     }
 
-    /// A tier has answered.
+    /// Handles an answer of a tier.
     pub(crate) fn answered(&mut self, result: FarResult, tiers: &mut Tiers) {
         match result {
             FarResult::Mapped { request, blocks } => self.mapped(request, blocks, tiers),
@@ -267,12 +270,12 @@ impl FarLinks {
         }
     }
 
-    /// A pool of this host has blocks: they are known from here on, and stay where they are.
+    /// Makes blocks of a pool of this host known; they stay in the pool's memory.
     fn mapped(&mut self, question: u64, blocks: Vec<MappedBlock>, tiers: &mut Tiers) {
-        // If nobody waits any more, the leases end here.
+        // The search has ended: dropping `blocks` ends their leases.
         let Some(search) = self.searches.get_mut(&question) else { return };
         if search.prepare.request == BACKGROUND_REQUEST {
-            // Nobody reads them before their leases end.
+            // A background search does not read the blocks before their leases end.
             search.is_cut = true;
             return;
         }
@@ -301,7 +304,7 @@ impl FarLinks {
             if let Some(late) = at.and_then(|at| self.late.remove(at)) {
                 late.answered(tiers);
             }
-            // Nobody waits any more.
+            // The search has ended: the tiers drop what they found.
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
         if blocks == 0 || search.is_cut {
@@ -314,7 +317,8 @@ impl FarLinks {
             }
             return self.pass_over(question, search, tiers);
         }
-        // Also when it cannot be read: that there is no room here says nothing of what others have.
+        // Counts as found without room to read it, too: missing room here says nothing of the tier's
+        // contents.
         search.has_found = true;
         // All searches together take a part of host memory at most.
         let share = (tiers.host_slots() / SHARE).saturating_sub(self.lent.get());
@@ -326,7 +330,7 @@ impl FarLinks {
         }
         search.lacked_room |= slots.len() < blocks.min(search.prepare.chain.len() - search.found);
         if slots.is_empty() {
-            // There is none for what further tiers have either.
+            // Blocks of further tiers have no room either.
             self.links[search.tier].leave(question);
             return end(&search, tiers);
         }
@@ -353,14 +357,14 @@ impl FarLinks {
         self.searches.insert(question, search);
     }
 
-    /// What the tier has found is not read; the next one is asked.
+    /// Skips the blocks that the tier has found, and asks the next tier.
     fn pass_over(&mut self, question: u64, mut search: Search, tiers: &mut Tiers) {
         self.links[search.tier].leave(question);
         search.tier += 1;
         self.ask_next(search, tiers);
     }
 
-    /// A tier has delivered: the blocks are taken in when their turn comes.
+    /// Queues delivered blocks, which are taken in when their turn comes.
     fn arrived(&mut self, incoming: Incoming, delivered: Vec<Delivered>, tiers: &mut Tiers) {
         let Incoming { request: question, chain, first: position, targets, slots, held, .. } = incoming;
         drop(targets);
@@ -370,8 +374,8 @@ impl FarLinks {
         tiers.room.came_free();
     }
 
-    /// Takes in what has arrived, as far as its checksums may be taken in this part of the round; false when there was
-    /// nothing.
+    /// Takes in delivered blocks, as far as their checksums may be taken in this part of the round; false
+    /// when there was none.
     pub(crate) fn advance(&mut self, tiers: &mut Tiers) -> bool {
         let has_arrived = !self.arriving.is_empty();
         while let Some(mut arriving) = self.arriving.pop_front() {
@@ -379,7 +383,7 @@ impl FarLinks {
                 && let Some((slot, delivered)) = arriving.blocks.pop_front()
             {
                 if !self.take_in(&mut arriving, slot, delivered, tiers) {
-                    // Those behind it are no leading blocks.
+                    // The blocks behind a damaged one are not leading blocks.
                     arriving.blocks.clear();
                 }
             }
@@ -392,7 +396,8 @@ impl FarLinks {
         has_arrived
     }
 
-    /// The next block becomes part of host memory, also when nobody waits for it any more; false when it is damaged.
+    /// Makes the next block part of host memory, also when its search has ended; false when the block is
+    /// damaged.
     fn take_in(
         &mut self,
         arriving: &mut Arriving,
@@ -435,7 +440,7 @@ impl FarLinks {
         true
     }
 
-    /// All blocks of a read are part of host memory; the search behind it goes on.
+    /// Continues the search after all blocks of its read are part of host memory.
     fn went_in(&mut self, arriving: Arriving, tiers: &mut Tiers) {
         let Arriving { search: Some(search), bytes, .. } = arriving else { return };
         let tier = self.links[search.tier].tier();
@@ -446,7 +451,7 @@ impl FarLinks {
         self.ask_next(search.next_tier(&tiers.shared), tiers);
     }
 
-    /// The slots that a read had kept are free.
+    /// Frees the slots that a read had kept.
     fn returned(&mut self, returned: ReturnedSlots, tiers: &mut Tiers) {
         let ReturnedSlots { request: question, slots } = returned;
         drop(slots);
@@ -454,7 +459,7 @@ impl FarLinks {
         tiers.room.came_free();
     }
 
-    /// A read has given slots back, and keeps so many. Returns what was known of it.
+    /// Records that a read has given slots back, and keeps so many. Returns what was known of the read.
     fn came_back(&mut self, question: u64, held: usize) -> Option<OpenRead> {
         let read = self.reads.remove(&question)?;
         if held > 0 {
@@ -463,8 +468,8 @@ impl FarLinks {
         Some(read)
     }
 
-    /// A block that came from a tier goes to the tiers that are nearer, as one of the worker does: what hangs on it could
-    /// not be kept there without it.
+    /// Offers a block that came from a tier to the nearer tiers, like a block of the worker: its children
+    /// could not be kept there without it.
     fn pass_on(&mut self, identity: BlockIdentity, from: usize, tiers: &mut Tiers) {
         tiers.saw(&identity);
         if tiers.shared.config.disk_write == WriteMode::Through {
@@ -473,10 +478,10 @@ impl FarLinks {
         self.offer_to_first(from, identity, tiers);
     }
 
-    /// Ends the searches that have taken too long, and moves on from tiers that have had their time.
+    /// Ends the searches that have taken too long, and moves on from tiers that are too late.
     pub(crate) fn expire(&mut self, now: Instant, tiers: &mut Tiers) {
         for arriving in &mut self.arriving {
-            // What has arrived becomes part of host memory all the same.
+            // Blocks that have arrived become part of host memory all the same.
             if let Some(search) = arriving.search.take_if(|search| search.prepare.deadline <= now) {
                 search.count_unanswered(&tiers.shared);
                 end(&search, tiers);
@@ -508,7 +513,7 @@ impl FarLinks {
     }
 }
 
-/// The search is over, whatever it has brought.
+/// Ends the search, whatever it has found.
 fn end(search: &Search, tiers: &mut Tiers) {
     let rest = &search.prepare.chain[search.prepare.device_blocks.min(search.prepare.chain.len())..];
     tiers.promise_mapped(rest);

@@ -26,7 +26,7 @@ use crate::tiers::{Arrival, Origin, Tiers};
 const BLOCK: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a [`LateTier`] and its test share.
+/// State that a [`LateTier`] and its test share.
 #[derive(Default)]
 struct Reads {
     in_flight: InFlightReads,
@@ -173,7 +173,7 @@ impl Rig {
         }
     }
 
-    /// What one round of the store's thread takes in of what has arrived; false when there was nothing.
+    /// Takes in delivered blocks as one round of the store's thread does; false when there were none.
     fn round(&mut self) -> bool {
         self.tiers.hashing.refill();
         let has_arrived = self.far.advance(&mut self.tiers);
@@ -236,7 +236,8 @@ fn a_tier_whose_blocks_did_not_fit_does_not_stop_the_next_one() {
     assert_eq!((of("far_searches"), of("far_cut_searches"), of("far_unanswered_questions")), (1, 1, 0));
 }
 
-/// Else one late answer would decide for good that a node is slow, because nobody would ask it any more.
+/// Otherwise one late answer would mark a node as slow for good, because the node would not be asked any
+/// more.
 #[test]
 fn answers_that_bring_nothing_show_how_long_a_node_takes() {
     let mut rig = Rig::new(16, BLOCK);
@@ -283,8 +284,9 @@ fn an_answer_that_comes_after_its_search_shows_how_long_a_node_takes() {
     );
 }
 
-/// A write that comes late, after the tier has verified a block, is found by whoever reads the block: its checksum is the one that its writer
-/// took. One that came without that is hashed when it becomes part of host memory, and neither it nor those behind it are taken in.
+/// A late write, after the tier has verified a block, is found by the block's readers: its checksum is the
+/// one that its writer took. A block that came without that is hashed when it becomes part of host memory;
+/// neither it nor the blocks behind it are taken in.
 #[test]
 fn a_block_that_changes_after_its_tier_verified_it_is_not_served() {
     for (is_hashed, taken_in) in [(false, 4), (true, 2)] {
@@ -321,8 +323,8 @@ fn a_lost_decrement_of_the_lent_slots_is_found() {
     rig.far.check_guards();
 }
 
-/// A block that two tiers of other nodes are offered was asked for by nobody: it goes before a younger one that is not
-/// offered, as S3-FIFO has it for blocks that were used at most once.
+/// A block that is offered to two tiers of other nodes was asked for by no request: it goes before a younger
+/// one that is not offered, as S3-FIFO has it for blocks that were used at most once.
 #[test]
 fn the_pins_of_offers_and_searches_are_no_uses() {
     let (mut tiers, _moved) = host_tiers(12, BLOCK, PolicyKind::S3Fifo);
@@ -373,8 +375,8 @@ fn register_at(tiers: &mut Tiers, chain: &[BlockIdentity], position: usize, byte
     slot
 }
 
-/// What a tier delivers in one piece is hashed by at most eight MiB a round, so that whoever waits for other blocks waits
-/// for one round and not for all of it; the search ends when all of it is here.
+/// Blocks that a tier delivers together are hashed by at most eight MiB a round, so that a request for other
+/// blocks waits for one round and not for all of them; the search ends when all of them are here.
 #[test]
 fn blocks_that_arrive_together_are_hashed_in_bounded_rounds() {
     let mut rig = Rig::new(48, 1 << 20);
@@ -543,7 +545,7 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
     assert!(far.advance_offers(resumes, &mut tiers));
     assert_eq!(offered.try_iter().collect::<Vec<_>>(), [blocks[3]]);
     room.store(BLOCKS, Ordering::Relaxed);
-    // Those that host memory has lost by then are passed over.
+    // Blocks that host memory has lost by then are passed over.
     tiers.forget_on_host(&blocks);
     far.answered(answer(0, vec![blocks[0]]), &mut tiers);
     let resumes = far.next_deadline().expect("it waits");

@@ -1,4 +1,5 @@
-//! Blocks of host memory on their way to whoever asked for them: copied and verified, or verified and copied by a device.
+//! Blocks of host memory on their way to their destinations: copied and verified, or verified and copied by a
+//! device.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use crate::tiers::{Started, Tiers};
 pub(crate) const COPY_BYTES_MAX: usize = 8 << 20;
 
 impl Loads {
-    /// Copies what has come, and ends what is complete; false when there was nothing to do.
+    /// Copies blocks that have arrived, and ends complete loads; false when there was nothing to do.
     pub(crate) fn advance(&mut self, tiers: &mut Tiers, device: &mut DeviceCopies) -> bool {
         let mut budget = COPY_BYTES_MAX;
         let has_room = tiers.room.take_for_loads();
@@ -40,7 +41,7 @@ impl Loads {
             }
         }
         if worked {
-            // What was let go of is room for others.
+            // Released leases are room for other work.
             tiers.room.came_free();
         }
         worked
@@ -92,7 +93,7 @@ impl Load {
         }
     }
 
-    /// The block at the cursor goes where it is wanted; false when there is no room for its copy now.
+    /// Passes the block at the cursor to its destination; false when there is no room for its copy now.
     fn hand_over(&mut self, number: u64, lease: Lease, tiers: &mut Tiers, device: &mut DeviceCopies) -> bool {
         let index = self.cursor;
         let target = match &self.destination {
@@ -168,7 +169,7 @@ impl Load {
     }
 }
 
-/// A block of host memory is not what had been stored. The disk may still have it.
+/// Handles a block of host memory that does not match its checksum. The disk may still have it.
 fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers) -> State {
     if tiers.drop_damaged(identity) {
         tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");

@@ -1,4 +1,4 @@
-//! Blocks that somebody asked for: from host memory at once, from the disk as it delivers, in the order of the chain.
+//! Loads of blocks: from host memory at once, from the disk as it delivers, in the order of the chain.
 //!
 //! A load takes hold of its blocks in order, as far as host memory has room, and lets go of each when it is copied. So
 //! the first block that a load holds can always be copied or is always on its way, and loads that share too little
@@ -41,7 +41,7 @@ impl Loads {
         self.table.values().map(|load| load.deadline).min()
     }
 
-    /// Whether some load waits for others to let go of something.
+    /// Whether some load waits for a slot of host memory.
     pub(crate) fn wait_for_room(&self) -> bool {
         self.table.values().any(Load::waits_for_room)
     }
@@ -54,7 +54,7 @@ impl Loads {
         self.table.insert(number, load);
     }
 
-    /// Ends the loads of a request of which nobody wants to hear any more.
+    /// Ends the loads of a request that was cancelled.
     pub(crate) fn cancel(&mut self, request: u64, tiers: &mut Tiers) {
         self.table.retain(|_, load| load.request != request);
         tiers.room.came_free();
@@ -70,7 +70,8 @@ impl Loads {
                 Some(lease) => State::Here(lease),
                 None => match tiers.read_from_disk(*identity, (number, load.next), load.is_background()) {
                     Started::Coming => State::Coming,
-                    // Whoever uses the room now will let go of it; if nobody will, nothing changes any more.
+                    // Waits only if this load or an operation in flight will free a slot; otherwise the block
+                    // fails.
                     Started::Later if load.will_let_go() => return,
                     Started::Later if self.will_make_room(tiers, device) => return,
                     Started::Later | Started::Nowhere => State::Failed,
@@ -83,12 +84,12 @@ impl Loads {
         }
     }
 
-    /// Whether something is under way that ends by itself and leaves room.
+    /// Whether an operation is in flight that ends by itself and leaves room.
     pub(crate) fn will_make_room(&self, tiers: &Tiers, device: &DeviceCopies) -> bool {
         tiers.will_make_room() || device.is_busy() || self.table.values().any(Load::goes_on)
     }
 
-    /// Where the block that these wait for stands.
+    /// Parent and position of the block that these waiters wait for.
     pub(crate) fn place(&self, waiters: &[Waiter]) -> Place {
         let parent = waiters.iter().find_map(|(number, index)| {
             let load = self.table.get(number)?;
@@ -101,7 +102,7 @@ impl Loads {
         Place { parent, position }
     }
 
-    /// A read has ended: the block is in host memory, or will not come.
+    /// Handles the end of a read: the block is in host memory, or will not come.
     pub(crate) fn came(&mut self, identity: &BlockIdentity, waiters: Vec<Waiter>, shared: &Shared) {
         for (number, index) in waiters {
             let Some(load) = self.table.get_mut(&number) else { continue };
@@ -111,7 +112,7 @@ impl Loads {
         }
     }
 
-    /// Those go on without the block that they wait for.
+    /// Fails a block for these waiters, whose loads go on without it.
     pub(crate) fn go_without(&mut self, waiters: Vec<Waiter>) {
         for (number, index) in waiters {
             if let Some(load) = self.table.get_mut(&number) {
@@ -133,7 +134,7 @@ impl Loads {
             load.is_late = true;
             load.give_up_rest();
             if load.moving > 0 {
-                // A device writes to its slots: whoever waits cannot have them back yet.
+                // A device still writes to the load's slots: they cannot be given back yet.
                 self.table.insert(number, load);
                 continue;
             }

@@ -17,9 +17,9 @@ pub(super) enum State {
     Coming,
     /// On its way to a pool in a device's memory.
     Moving,
-    /// Copied out, or held for whoever gets it.
+    /// Copied out, or held for the caller.
     Done(Option<Lease>),
-    /// It will not come.
+    /// The block will not come.
     Failed,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Load {
     pub(super) request: u64,
     pub(super) chain: Vec<BlockIdentity>,
     pub(super) states: Vec<State>,
-    /// Blocks before this one are done.
+    /// Number of leading blocks that are done.
     pub(super) cursor: usize,
     /// Blocks from this one on have not been looked at.
     pub(super) next: usize,
@@ -43,9 +43,9 @@ pub(super) struct Load {
     pub(super) copying: Duration,
     /// Blocks on their way to a device's memory: the load is not over before they are.
     pub(super) moving: usize,
-    /// When the first of them set out.
+    /// When the first of the blocks in `moving` was started.
     pub(super) moving_since: Option<Instant>,
-    /// Its time is up.
+    /// Whether the load's time is up.
     pub(super) is_late: bool,
 }
 
@@ -72,22 +72,23 @@ impl Load {
         }
     }
 
-    /// Whether it gives each block back as soon as it is copied, and not all of them at its end.
+    /// Whether the load releases each block as soon as it is copied, and not all of them at its end.
     fn lets_go(&self) -> bool {
         !matches!(self.destination, Destination::Held(_) | Destination::Ahead(_))
     }
 
-    /// It holds blocks that it gives back by itself.
+    /// Whether the load holds blocks that it will release by itself.
     pub(super) fn will_let_go(&self) -> bool {
         self.moving > 0 || self.lets_go() && self.cursor < self.next
     }
 
-    /// It goes on without room that others would have to make, and gives some back.
+    /// Whether the load can continue with the slots that it has, and will release some of them.
     pub(super) fn goes_on(&self) -> bool {
         self.moving > 0 || self.lets_go() && !self.waits_for_room()
     }
 
-    /// The block in host memory, if it is there. A request's load uses it; what is read ahead is not used yet.
+    /// Leases the block in host memory, if it is there. A request's load uses it; a block that is read ahead
+    /// is not used yet.
     pub(super) fn hold(&self, catalog: &Catalog, identity: &BlockIdentity) -> Option<Lease> {
         if self.is_background() {
             // Blocks of pools cannot be held for long.
@@ -96,12 +97,13 @@ impl Load {
         catalog.lease(HOST, identity).or_else(|| catalog.lease(MAPPED, identity))
     }
 
-    /// Nobody waits for it, and its bandwidth was taken when it began.
+    /// Whether no request waits for the load; its bandwidth was charged when it began.
     pub(super) fn is_background(&self) -> bool {
         matches!(self.destination, Destination::Host | Destination::Ahead(_))
     }
 
-    /// Nothing more is to be brought for it: its time is up, or a block in its middle will not come.
+    /// Whether no further block is to be brought for the load: its time is up, or a block in its middle will
+    /// not come.
     pub(super) fn is_ending(&self) -> bool {
         self.is_late || matches!(self.states.get(self.cursor), Some(State::Failed))
     }
@@ -110,7 +112,7 @@ impl Load {
         matches!(self.states.get(self.cursor), Some(State::Wanted))
     }
 
-    /// Whether there may be something to do for it; `has_room`: something was let go of.
+    /// Whether the load may have work to do; `has_room`: slots or leases were released.
     pub(super) fn is_due(&self, has_room: bool) -> bool {
         match self.states.get(self.cursor) {
             Some(State::Coming) => has_room && self.next < self.chain.len(),
@@ -119,7 +121,7 @@ impl Load {
         }
     }
 
-    /// Gives back what it holds and will not use.
+    /// Releases the blocks that the load holds and will not use.
     pub(super) fn give_up_rest(&mut self) {
         let rest = self.cursor.min(self.states.len());
         for state in &mut self.states[rest..] {

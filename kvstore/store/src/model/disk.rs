@@ -37,7 +37,7 @@ impl Operation {
     }
 }
 
-/// How likely it misbehaves, in percent.
+/// Chance of each fault, in percent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Faults {
     pub(super) failed: usize,

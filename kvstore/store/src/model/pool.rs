@@ -115,7 +115,8 @@ impl ModelPool {
         self.check_reading(may_damage);
     }
 
-    /// Blocks that clients may read lie where they were told: another block must not have such a slot.
+    /// Checks that blocks that clients may read lie in the slots that they were told: no such slot may hold
+    /// another block.
     fn check_reading(&self, may_damage: bool) {
         for (identity, block) in &self.reading {
             let mut bytes = [0; BLOCK];

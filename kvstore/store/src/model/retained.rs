@@ -50,7 +50,7 @@ impl RetentionOracle {
         self.retained.is_empty()
     }
 
-    /// `may_lose`: blocks that nobody has forgotten may be lost.
+    /// `may_lose`: blocks may be lost that were not forgotten.
     pub(super) fn check(&mut self, mover: &Mover, now: Instant, may_lose: bool) {
         let tiers = &mover.tiers;
         tiers.retained.check(&tiers.shared);

@@ -1,4 +1,4 @@
-//! A store with everything around it: what clients ask, what they are told, and what must be so.
+//! A store with everything around it: requests and answers of its clients, and the invariants.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::AddAssign;
@@ -45,7 +45,7 @@ const ROUNDS_MAX: usize = 100_000;
 /// Longer than anything in the store waits.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// How often things happened.
+/// Number of occurrences of each event.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) offloaded: u64,
@@ -109,7 +109,7 @@ pub(super) struct World {
     now: Instant,
     mover: Mover,
     store: Arc<Store>,
-    /// Clients of a pool over the store. Nobody listens to its events then.
+    /// Clients of a pool over the store. Its events have no listener then.
     pool_clients: Option<ModelPool>,
     moved: Receiver<Moved>,
     disk: Option<ModelDisk>,
@@ -129,7 +129,7 @@ pub(super) struct World {
     in_hand: Vec<HostBlock>,
     names: Vec<BlockIdentity>,
     slots_in_hand: Vec<(BlockIdentity, Description, NewSlot)>,
-    /// Where listeners believe blocks to be.
+    /// Tiers of each block by the events that listeners got.
     published: HashSet<(BlockIdentity, Medium)>,
     /// Blocks that were forgotten and not given since.
     absent: HashSet<BlockIdentity>,
@@ -138,8 +138,8 @@ pub(super) struct World {
     rots: bool,
     /// Whether blocks in host memory may be damaged, there or before they came.
     may_damage: bool,
-    /// Whether a block that nobody has forgotten may be lost: it is damaged, a read of the disk fails, or a client of the pool
-    /// takes it for damaged.
+    /// Whether a block may be lost that was not forgotten: it is damaged, a read of the disk fails, or a
+    /// client of the pool takes it for damaged.
     may_lose: bool,
     totals: Totals,
 }

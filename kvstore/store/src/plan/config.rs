@@ -12,7 +12,7 @@ pub(crate) struct PlanConfig {
     pub(crate) overlap: f64,
     /// A tier with fewer measured transfers than this is taken in growing pieces only.
     pub(crate) trusted_samples: u64,
-    /// Blocks of the first piece from a tier that nobody has measured (at least 1).
+    /// Blocks of the first piece from a tier without measurements (at least 1).
     pub(crate) first_blocks: u32,
     /// The next piece may be this many times as large as the largest one measured (at least 1).
     pub(crate) growth: u32,

@@ -1,4 +1,4 @@
-//! Bandwidth of a tier, shared between what decoding waits for and background traffic.
+//! Bandwidth of a tier, shared between transfers that decoding waits for and background traffic.
 //!
 //! Onboarding is never held back, but it is charged, so it takes the bandwidth from offload and prefetch; what it takes
 //! beyond `debt_max_bytes` is forgiven, so that background work resumes at last.
@@ -12,7 +12,7 @@ use kvstore_block::TokenBucket;
 
 use crate::plan::tier::{TIERS, Tier};
 
-/// Who asks.
+/// Class of the traffic that asks for bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Priority {
     /// A request waits for it: never held back.
@@ -23,7 +23,7 @@ pub(crate) enum Priority {
     Prefetch,
 }
 
-/// The answer.
+/// Answer of the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// Go on; the bytes are charged.
@@ -39,7 +39,7 @@ pub struct BandwidthLimit {
     pub bytes_per_s: NonZeroU64,
     /// Bytes at once after a pause.
     pub burst_bytes: NonZeroU64,
-    /// Onboarding can push background traffic back by so many bytes, no more.
+    /// Most bytes by which onboarding can push background traffic back.
     pub debt_max_bytes: u64,
 }
 
@@ -55,7 +55,7 @@ impl BandwidthLimit {
         })
     }
 
-    /// Such limits of tiers, in the order of all tiers; those that are not named have none.
+    /// Returns such limits in the order of all tiers; tiers that are not named have none.
     #[must_use]
     pub fn of_tiers(limits: &[(Tier, u64)], block_bytes: usize) -> [Option<Self>; TIERS] {
         let mut all = [None; TIERS];

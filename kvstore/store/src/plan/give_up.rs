@@ -43,7 +43,7 @@ pub(crate) fn break_even_s(everything_s: f64, rest_s: f64, overlap: f64) -> f64 
     ((everything_s - rest_s) / (1.0 - overlap)).max(0.0)
 }
 
-/// What the time to give up depends on.
+/// Inputs of [`give_up_after`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Waiting {
     /// Q: the worker is busy with others for so long.
@@ -58,7 +58,7 @@ pub(crate) struct Waiting {
     pub(crate) expected: Duration,
     /// High quantile of X.
     pub(crate) tail: Duration,
-    /// When the first token is wanted.
+    /// Time at which the first token is wanted, from now.
     pub(crate) deadline: Option<Duration>,
 }
 

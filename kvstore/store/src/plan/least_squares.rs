@@ -30,7 +30,7 @@ impl<const N: usize> LeastSquares<N> {
         &self.parameters
     }
 
-    /// What the solution says of a row.
+    /// Returns the target that the solution predicts for a row with these features.
     pub(crate) fn predict(&self, features: &[f64; N]) -> f64 {
         features.iter().zip(&self.parameters).map(|(feature, parameter)| feature * parameter).sum()
     }

@@ -12,10 +12,10 @@ use crate::plan::tier::{TIERS, Tier, TierSet};
 
 const CLASSES: usize = 1 << TIERS;
 
-/// What the placement needs to know of a tier.
+/// Cost of loading blocks from a tier.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct TierCost {
-    /// Seconds until the first block could arrive: latency and what waits in front.
+    /// Seconds until the first block could arrive: latency and the queue in front.
     pub(crate) start_s: f64,
     /// Seconds for each block.
     pub(crate) block_s: f64,

@@ -46,7 +46,7 @@ pub(crate) enum Choice {
     Onboard,
 }
 
-/// What the planner is asked.
+/// A request to plan.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold it.
@@ -61,7 +61,7 @@ pub(crate) struct Request<'a> {
     pub(crate) prompt_tokens: u32,
     /// Leading blocks that the device has already.
     pub(crate) device_blocks: usize,
-    /// Bytes that wait in front, in each tier.
+    /// Bytes queued before this request, in each tier.
     pub(crate) queued_bytes: [u64; TIERS],
     /// Prompt tokens that the worker computes before this request.
     pub(crate) queued_tokens: u64,
@@ -76,7 +76,7 @@ pub(crate) struct Request<'a> {
 pub(crate) struct Group<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold this group's block; none: it is missing.
     pub(crate) held: &'a [TierSet],
-    /// How many blocks are needed; `usize::MAX`: all of them.
+    /// Number of blocks needed; `usize::MAX`: all of them.
     pub(crate) window_blocks: usize,
 }
 
@@ -139,16 +139,16 @@ fn first_holder(held: &[TierSet], at: usize) -> Option<usize> {
 /// A run of blocks from one tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Where they come from.
+    /// Tier that the blocks come from.
     pub(crate) tier: Tier,
-    /// Their positions in the prompt's chain.
+    /// Positions of the blocks in the prompt's chain.
     pub(crate) blocks: Range<usize>,
 }
 
-/// What to do.
+/// The planned loads of a request, and their expected times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// What to onboard, in the order of the prompt; start all at once.
+    /// Blocks to onboard, in the order of the prompt; all pieces are started at once.
     pub(crate) pieces: Vec<Piece>,
     /// The first block that is computed.
     pub(crate) recompute_from: usize,
@@ -165,7 +165,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// What was chosen.
+    /// Whether the plan onboards blocks or recomputes.
     #[must_use]
     pub(crate) fn choice(&self) -> Choice {
         if self.pieces.is_empty() { Choice::Recompute } else { Choice::Onboard }
@@ -322,8 +322,8 @@ fn tier_costs(config: &PlanConfig, request: &Request<'_>, speeds: &SpeedSnapshot
     })
 }
 
-/// How many blocks may be taken from a tier at once: extrapolating far beyond what was measured is a guess. Of this machine's
-/// memory it is a good one.
+/// Most blocks to take from a tier at once: extrapolating far beyond what was measured is a guess. For host
+/// memory, extrapolation is good.
 pub(crate) fn trusted_blocks(config: &PlanConfig, tier: Tier, speed: &TierSpeed, block_bytes: u64) -> u32 {
     if tier == Tier::Host || speed.samples >= config.trusted_samples {
         return u32::MAX;

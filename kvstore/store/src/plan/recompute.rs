@@ -1,4 +1,4 @@
-//! How long a worker takes to compute a piece of a prompt.
+//! Model of the time that a worker takes to compute a piece of a prompt.
 //!
 //! `fixed + linear × (tokens + tokens in the queue) + quadratic × tokens × (context + tokens / 2)`: projections
 //! and feed-forward cost the same for each token; a token attends to the context and to half of the tokens
@@ -19,7 +19,7 @@ use crate::plan::speed::duration;
 /// A rest's time is known once so many prefills of its octave of tokens, the next or a lower one were measured: three, of which
 /// forgetting takes a little off.
 const ENOUGH_PREFILLS: f32 = 2.5;
-/// Prefills of fewer tokens are not told by engines.
+/// Engines do not report prefills of fewer tokens.
 const TOKENS_MIN: u32 = 16;
 /// The count of a measured prefill falls to 1/e after so many further ones.
 const MEMORY_PREFILLS: f32 = 256.0;
@@ -132,7 +132,7 @@ impl PrefillGuess {
         self.fixed_s + tokens * (self.linear_s + self.quadratic_s * (context + tokens / 2.0))
     }
 
-    /// Seconds that the worker is busy with what waits in front.
+    /// Seconds that the worker is busy with the queue before this request.
     pub(crate) fn queue_seconds(&self, queued_tokens: u64) -> f64 {
         queued_tokens as f64 * self.linear_s
     }

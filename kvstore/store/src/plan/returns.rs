@@ -22,7 +22,7 @@ const MEMORY: f32 = 4096.0;
 pub struct ReturnConfig {
     /// Blocks are fetched ahead while the chance of a return within `lead` is at least this (0 … 1).
     pub prefetch_chance: f64,
-    /// How long before the return blocks should be up (1 ms … 1 hour).
+    /// Time before the expected return at which the blocks should be in host memory (1 ms … 1 hour).
     pub lead: Duration,
 }
 
@@ -83,7 +83,7 @@ impl ReturnTimes {
         for bucket in first..=last {
             let low = if bucket == first { from } else { 0.0 };
             let high = if bucket == last { to } else { 1.0 };
-            // A bucket that almost nobody reached any more says nothing of its own.
+            // A bucket that hardly any conversation reached has no hazard of its own.
             let hazard = if self.idle[bucket] > 1e-3 {
                 f64::from(self.returned[bucket] / self.idle[bucket]).clamp(0.0, 1.0)
             } else {

@@ -1,8 +1,8 @@
-//! How long a transfer from a tier takes, learnt from transfers.
+//! Model of the time of a transfer from a tier, learnt from transfers.
 //!
-//! The model is `latency + (bytes + bytes in front) × seconds per byte`: a tier serves in order, so what
-//! already waits delays what comes. The store measures one onboarding from one tier as a whole (from the
-//! first read posted to the last byte verified), because its blocks overlap in the tier's queue.
+//! The model is `latency + (bytes + bytes in front) × seconds per byte`: a tier serves in order, so that
+//! queued bytes delay later ones. The store measures one onboarding from one tier as a whole (from the first
+//! read posted to the last byte verified), because its blocks overlap in the tier's queue.
 //!
 //! [`TierSpeeds`] is owned by the thread that polls completions; planning uses a [`SpeedSnapshot`], 200 bytes
 //! of plain numbers that are copied. Atomics per field were not taken: latency and slope are fitted together,
@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::plan::learner::Learner;
 use crate::plan::tier::{TIERS, Tier};
 
-/// What is known of a tier.
+/// Estimated speed of a tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TierSpeed {
     /// Seconds before the first byte.
@@ -29,7 +29,7 @@ pub(crate) struct TierSpeed {
 }
 
 impl TierSpeed {
-    /// A tier that nobody has measured.
+    /// A tier without measurements.
     #[must_use]
     pub(crate) fn guess(latency: Duration, bytes_per_s: f64) -> Self {
         Self {
@@ -54,7 +54,7 @@ const DOUBTED_AFTER: u32 = 4;
 /// A transfer by which speeds are compared.
 const TYPICAL_BYTES: u64 = 1 << 20;
 
-/// What is known of all tiers.
+/// Estimated speeds of all tiers.
 pub(crate) type SpeedSnapshot = [TierSpeed; TIERS];
 
 /// The learner for each tier.
@@ -93,7 +93,7 @@ impl TierSpeeds {
         ]
     }
 
-    /// Starts again from the guess if the tier seems to be slower than that; whether it did.
+    /// Starts again from the guess if the tier's estimate is slower than the guess; returns whether it was.
     pub(crate) fn forget_slowness(&mut self, tier: Tier) -> bool {
         let guess = Self::guesses()[tier.index()];
         if self.snapshot_of(tier).expected(TYPICAL_BYTES, 0) <= guess.expected(TYPICAL_BYTES, 0) {
@@ -149,7 +149,7 @@ impl TierSpeeds {
         }
     }
 
-    /// What is known of a tier now.
+    /// Returns the present estimate for a tier.
     #[must_use]
     pub(crate) fn snapshot_of(&self, tier: Tier) -> TierSpeed {
         let learner = &self.learners[tier.index()];
@@ -163,13 +163,13 @@ impl TierSpeeds {
         }
     }
 
-    /// What is known of all tiers now.
+    /// Returns the present estimates for all tiers.
     #[must_use]
     pub(crate) fn snapshot(&self) -> SpeedSnapshot {
         Tier::ALL.map(|tier| self.snapshot_of(tier))
     }
 
-    /// How often a tier changed its speed for good; for metrics.
+    /// Number of lasting changes of a tier's speed.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn changes(&self, tier: Tier) -> u64 {

@@ -3,7 +3,8 @@
 /// Number of tiers.
 pub(crate) const TIERS: usize = 4;
 
-/// Where a block can come from; nominally fastest first, which decides between tiers that measure alike.
+/// Tier that a block can come from; nominally fastest first, which decides between tiers with equal
+/// measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Tier {

@@ -1,9 +1,9 @@
-//! How much the store's thread may hash before it looks at something else.
+//! Limit on the bytes that the store's thread hashes before it turns to other work.
 
 /// Bytes hashed in a part of a round: about a millisecond.
 const HASH_BYTES_MAX: usize = 8 << 20;
 
-/// What is left of it. A block is hashed whole, so the last one may exceed it.
+/// Bytes left to hash. A block is hashed whole, so the last one may exceed the budget.
 #[derive(Debug)]
 pub(crate) struct HashBudget {
     left: usize,
@@ -14,12 +14,12 @@ impl HashBudget {
         Self { left: HASH_BYTES_MAX }
     }
 
-    /// Another part of a round begins.
+    /// Starts another part of a round with the full budget.
     pub(crate) fn refill(&mut self) {
         self.left = HASH_BYTES_MAX;
     }
 
-    /// Whether what is left to hash has to wait for the next round.
+    /// Whether the budget is used up: further hashing waits for the next round.
     pub(crate) fn is_spent(&self) -> bool {
         self.left == 0
     }

@@ -1,4 +1,4 @@
-//! Blocks that are thrown away, also those on their way from one tier to another.
+//! Removal of blocks, also of blocks on their way from one tier to another.
 
 use kvstore_block::BlockIdentity;
 
@@ -35,9 +35,9 @@ impl Tiers {
         }
     }
 
-    /// Throws a block away whose bytes in host memory are damaged. They may have come from the disk as they are, or been written there:
-    /// the log verifies the next read of it.
-    /// Whether it was damaged; one in a pool's memory may only have gone from there.
+    /// Discards a block whose bytes in host memory are damaged. They may have come from the disk as they are,
+    /// or been written there: the log verifies the next read of the block. Returns whether the block was
+    /// damaged; one in a pool's memory may only have gone from there.
     pub(crate) fn drop_damaged(&mut self, identity: BlockIdentity) -> bool {
         if !self.shared.holds(HOST, &identity)
             && let Some(is_damaged) = self.drop_mapped(&identity)

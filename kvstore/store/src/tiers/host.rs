@@ -19,7 +19,7 @@ const AHEAD_MAX: usize = 16;
 /// Evictions by other threads that are published in a round.
 const EVICTED_TOLD_MAX: usize = 256;
 
-/// Where a block of host memory came from.
+/// Source of a block of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The worker's pool.
@@ -44,12 +44,12 @@ impl Origin {
 pub(crate) struct Arrival {
     pub(crate) identity: BlockIdentity,
     pub(crate) parent: Option<BlockIdentity>,
-    /// Its place in its chain.
+    /// Position of the block in its chain.
     pub(crate) position: u32,
     pub(crate) bytes: u32,
     pub(crate) checksum: u64,
     pub(crate) origin: Origin,
-    /// For the tiers below, as far as it is known.
+    /// Description of the block for the tiers below, as far as it is known.
     pub(crate) description: Option<Description>,
 }
 
@@ -78,7 +78,7 @@ impl Tiers {
             return;
         }
         if self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back {
-            // Their slots come free when the disk has them.
+            // The slots become free when the disk has their blocks.
             return self.write_back(NOBODY);
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
@@ -92,7 +92,7 @@ impl Tiers {
         }
     }
 
-    /// The same without waiting for what would have to be written first.
+    /// The same without waiting for blocks that would have to be written first.
     pub(crate) fn host_slot_now(&mut self, tenant: TenantId) -> Option<Reserved> {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         if !self.shared.catalog.has_room(HOST, tenant) {

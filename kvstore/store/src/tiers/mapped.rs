@@ -1,10 +1,12 @@
 //! Blocks that lie in the memory of pools on this host, and are read there: nothing is copied before an engine loads them, and host
 //! memory does not have them a second time. They are a tier of the catalog whose slots have no memory of their own.
 //!
-//! A pool keeps such a block as long as its lease lasts, and ends the connection of a client that holds one for longer: so a block is
-//! forgotten here when its time is up, whoever still reads it. A reader notices by the generation of the pool's slot. And what is leased
-//! cannot be evicted there, and one client leases a part of a pool at most: a block that was read by all who were told of it is forgotten
-//! soon after, and asked for again when another prompt wants it. Listeners are told nothing of blocks that come and go so fast.
+//! A pool keeps such a block as long as its lease lasts, and ends the connection of a client that holds a
+//! lease for longer. A block is therefore forgotten here when its time is up, even while it is read; the
+//! reader notices by the generation of the pool's slot. Leased blocks cannot be evicted from the pool, and
+//! one client leases a part of a pool at most: a block is forgotten soon after all loads that were told of it
+//! have read it, and is asked for again when another prompt needs it. Listeners get no events of such
+//! short-lived blocks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,12 +24,12 @@ use crate::metrics::StoreCounters;
 use crate::planted::{Planted, is_planted};
 use crate::shared::{DISK, HOST, MAPPED};
 
-/// How long a block stays known after it was read by somebody whom no search had told of it.
+/// Time that a block stays known after a read by a load that no search had told of it.
 const AFTER_READ: Duration = Duration::from_millis(100);
-/// How long a block stays known at least after a search has told of it: its load comes by then, also one that waits for a second search
-/// (of another group of layers).
+/// Least time that a block stays known after a search has told of it: its load comes by then, also one that
+/// waits for a second search (of another group of layers).
 const PROMISE: Duration = Duration::from_secs(1);
-/// How often blocks that were read are looked for.
+/// Interval of the scans for blocks that were read.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A block of a pool that is known here.
@@ -35,22 +37,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 struct KnownBlock {
     identity: BlockIdentity,
     place: Arc<MappedPlace>,
-    /// The lease ends by then.
+    /// End of the lease.
     until: Instant,
-    /// A search has told of it, and said that it stays until then, or until each such search's load has read it.
+    /// Searches have told of the block: it stays until this time, or until the load of each such search has
+    /// read it.
     promised: Instant,
-    /// How many searches have.
+    /// Number of searches that have told of the block.
     promises: u32,
     lease: Arc<LeaseGuard>,
 }
 
 impl KnownBlock {
-    /// Searches whose loads have not read it.
+    /// Number of searches whose loads have not read the block.
     fn open_promises(&self) -> u32 {
         self.promises.saturating_sub(self.place.reads())
     }
 
-    /// Whether its lease is about to end, or everybody who was told of it has read it.
+    /// Whether the block is to be forgotten: its lease is about to end, every load that was told of it has
+    /// read it, or its promise has passed and it was read [`AFTER_READ`] ago or earlier.
     fn is_over(&self, now: Instant) -> bool {
         let is_done = self.promises > 0 && self.open_promises() == 0;
         let is_idle = self.promised <= now && self.place.was_read_before(now, AFTER_READ);
@@ -72,7 +76,8 @@ impl MappedBlocks {
 }
 
 impl Tiers {
-    /// Makes blocks of a chain known that lie in a pool's memory, from the block `first` on; how many, from the first on.
+    /// Makes blocks of a chain known that lie in a pool's memory, from the block `first` on; returns the
+    /// number of leading blocks that are known.
     pub(crate) fn map(&mut self, prepare: &Prepare, first: usize, blocks: Vec<MappedBlock>) -> usize {
         let (chain, mut count) = (&prepare.chain, 0);
         for (block, position) in blocks.into_iter().zip(first..chain.len()) {
@@ -90,7 +95,8 @@ impl Tiers {
         count
     }
 
-    /// False when the block cannot be known: it is no block of this store, or there is no room for it.
+    /// False when the block cannot be known: its length or slot is not valid here, or there is no room for
+    /// it.
     fn map_one(&mut self, identity: BlockIdentity, at: &ChainPlace, block: MappedBlock) -> bool {
         let shared = Arc::clone(&self.shared);
         let MappedBlock { slab, slot: pool_slot, generation, bytes, wire_checksum, lease, until } = block;
@@ -146,7 +152,8 @@ impl Tiers {
         }
     }
 
-    /// A search tells of the blocks of its chain that are known: they stay for its load, as long as their leases last.
+    /// Promises the known blocks of a chain to a search: they stay for its load, as long as their leases
+    /// last.
     pub(crate) fn promise_mapped(&mut self, chain: &[BlockIdentity]) {
         if self.mapped.known.is_empty() {
             return;
@@ -172,8 +179,9 @@ impl Tiers {
         self.left_mapped(slot);
     }
 
-    /// Forgets a block of a pool that does not have its checksum, and tells the pool, unless it has the slot for another block by now.
-    /// Whether it was damaged; `None`: no pool is known to have it.
+    /// Forgets a block of a pool that does not have its checksum, and tells the pool, unless the pool has
+    /// given the slot to another block. Returns whether the block was damaged; `None`: no pool is known to
+    /// have it.
     pub(crate) fn drop_mapped(&mut self, identity: &BlockIdentity) -> Option<bool> {
         let slot = self.mapped_slot(identity)?;
         let known = self.mapped.known.get(&slot).filter(|known| !known.place.is_gone());
@@ -185,7 +193,7 @@ impl Tiers {
         Some(is_damaged)
     }
 
-    /// Forgets blocks whose leases are about to end, or that were read and are wanted by nobody who was told of them.
+    /// Forgets the blocks that are over ([`KnownBlock::is_over`]).
     pub(crate) fn expire_mapped(&mut self) {
         if self.mapped.next_look.is_none_or(|look| self.now < look) || is_planted(Planted::KeptLease) {
             return;
@@ -203,11 +211,11 @@ impl Tiers {
     }
 }
 
-/// Where a block stands, and whose it is.
+/// Position of a block in its chain, and its tenant.
 struct ChainPlace {
     parent: Option<BlockIdentity>,
     position: u32,
     tenant: TenantId,
-    /// The first bytes of what its owner keeps with it.
+    /// The first bytes of the caller's data kept with the block.
     word: u64,
 }

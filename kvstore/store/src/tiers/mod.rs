@@ -1,8 +1,10 @@
-//! The tiers of this node as the store's thread has them: host memory, the disk behind it, and what goes between the two.
+//! The tiers of this node on the store's thread: host memory, the disk behind it, and the transfers between
+//! the two.
 //!
-//! [`Tiers`] joins parts with a state of their own that know nothing of each other: what the blocks in host memory are,
-//! the disk with its queues ([`LocalDisk`]), bandwidth. New blocks, loads and searches come here for slots and reads; of
-//! them this module knows nothing, but for the numbers of those who wait for a read.
+//! [`Tiers`] joins parts with a state of their own that know nothing of each other: the descriptions of the
+//! blocks in host memory, the disk with its queues ([`LocalDisk`]), bandwidth. New blocks, loads and searches
+//! come here for slots and reads; this module knows nothing of them, but for the numbers of the loads that
+//! wait for a read.
 
 mod budget;
 mod forget;
@@ -32,7 +34,7 @@ pub(crate) use read::{Place, Started};
 use retained::RetainedBlocks;
 pub(crate) use write::{META_FIXED, parse_meta};
 
-/// How long the end waits for room in the disk's queue, and how often it looks.
+/// Longest wait for room in the disk's queue at the end, and the interval of its checks.
 const TOMBSTONES_WITHIN: Duration = Duration::from_secs(5);
 const TOMBSTONES_RECHECK: Duration = Duration::from_millis(1);
 
@@ -44,7 +46,7 @@ pub(crate) struct Tiers {
     notify: Box<dyn FnMut(Moved) + Send>,
     /// When the round of the thread began.
     pub(crate) now: Instant,
-    /// What the block in each slot of host memory is, for the tiers below.
+    /// Description of the block in each slot of host memory, for the tiers below.
     descriptions: Vec<Option<Description>>,
     pub(crate) disk: Option<LocalDisk>,
     pub(crate) bandwidth: Bandwidth,
@@ -58,7 +60,7 @@ pub(crate) struct Tiers {
     pub(crate) retained: RetainedBlocks,
 }
 
-/// Whether something was let go of since those who wait for room were tried last.
+/// Whether room was released since the work that waits for it was last tried.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     for_loads: bool,
@@ -66,12 +68,12 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Those who wait for room are tried again.
+    /// Records that room came free: the work that waits for it is tried again.
     pub(crate) fn came_free(&mut self) {
         *self = Self { for_loads: true, for_new_blocks: true };
     }
 
-    /// Whether loads are to be tried again, which they are then.
+    /// Whether loads are to be tried again; clears the mark.
     pub(crate) fn take_for_loads(&mut self) -> bool {
         std::mem::take(&mut self.for_loads)
     }
@@ -114,7 +116,7 @@ impl Tiers {
         self.descriptions.len()
     }
 
-    /// What the block in a slot of host memory is; `None`: whoever it came from did not know.
+    /// Description of the block in a slot of host memory; `None`: the block's source did not know it.
     pub(crate) fn description(&self, slot: u32) -> Option<&Description> {
         self.descriptions[slot as usize].as_ref()
     }
@@ -125,7 +127,8 @@ impl Tiers {
         self.shared.memory.checksum(slot, bytes)
     }
 
-    /// The checksum of what a tier further away has delivered. `None`: it is no longer what that tier had verified.
+    /// Returns the checksum of a block that a tier of other nodes has delivered. `None`: its bytes are not
+    /// those that the tier verified.
     pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<u64> {
         match delivered.sum {
             DeliveredSum::Block(checksum) => {
@@ -140,7 +143,7 @@ impl Tiers {
         }
     }
 
-    /// Tells what happened.
+    /// Publishes an event.
     pub(crate) fn tell(&mut self, moved: Moved) {
         (self.notify)(moved);
     }
@@ -158,8 +161,8 @@ impl Tiers {
         }
     }
 
-    /// Shutdown: sends tombstones for all blocks that were forgotten, also for those that are still being written, whose
-    /// completions nobody will read.
+    /// Shutdown: sends tombstones for all blocks that were forgotten, also for those that are still being
+    /// written, whose completions will not be read.
     pub(crate) fn send_all_tombstones(&mut self) {
         let Some(disk) = &mut self.disk else { return };
         for slot in disk.writes.forgotten_slots() {
@@ -186,7 +189,7 @@ impl Tiers {
         self.disk.as_ref().filter(answers).map_or(0, |disk| disk.unwritten.len())
     }
 
-    /// Panics when the counts of what is out and the tables disagree.
+    /// Panics when more reads or writes are out than the tables know.
     pub(crate) fn check_guards(&self) {
         if let Some(disk) = &self.disk {
             disk.check_guards();

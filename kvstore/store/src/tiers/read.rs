@@ -11,17 +11,17 @@ use crate::planted::{Planted, is_planted};
 use crate::quota::NOBODY;
 use crate::shared::DISK;
 
-/// How an attempt to start a read went.
+/// Outcome of an attempt to start a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Started {
     Coming,
-    /// There is no room for it now.
+    /// There is no room for the block now.
     Later,
-    /// The disk has not got it.
+    /// The disk does not have the block.
     Nowhere,
 }
 
-/// Where a block stands in the chain of those who wait for it.
+/// Parent and position of a block in the chain of the loads that wait for it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Place {
     pub(crate) parent: Option<BlockIdentity>,
@@ -41,7 +41,7 @@ impl Tiers {
             return Started::Coming;
         }
         if disk.writes.is_answering(&identity) {
-            // It is leaving host memory: it can be read once it is there.
+            // The block is leaving host memory for the disk: it can be read after its write.
             return Started::Later;
         }
         let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return Started::Nowhere };
@@ -65,20 +65,21 @@ impl Tiers {
         Started::Coming
     }
 
-    /// The disk has answered a read: those who wait for it.
+    /// Ends a read that the disk has answered; returns the loads that wait for it.
     pub(crate) fn end_read(&mut self, read: &Read) -> Vec<Waiter> {
         self.room.came_free();
         let disk = self.disk.as_mut();
         disk.map_or_else(Vec::new, |disk| disk.reads.end(read.number, &read.identity))
     }
 
-    /// A block that the disk has read becomes part of host memory if it is still wanted. Whoever reads it there compares it with its checksum, if
-    /// the log has not.
+    /// Makes a block that the disk has read part of host memory, if it is still wanted. Its readers compare
+    /// it with its checksum, if the log has not.
     pub(crate) fn came_from_disk(&mut self, read: Read, bytes: Option<u32>, is_gone: bool, place: Place) {
         let Read { number, identity, lease, filling, check, description, .. } = read;
         let was_forgotten = self.disk.as_mut().is_some_and(|disk| disk.reads.take_forgotten(number));
         if let (Some(bytes), false) = (bytes, was_forgotten) {
-            // Readers may name chains of their own making: the parent and the place that were kept with the block count.
+            // Readers may name chains of their own making: the parent and the position that were kept with
+            // the block count.
             let (parent, position) = match &description {
                 Some(description) => (description.parent, description.position),
                 None => (place.parent.or(lease.parent()), place.position.unwrap_or(0)),
@@ -104,18 +105,18 @@ impl Tiers {
                     self.drop_from_disk(identity);
                 }
             } else if let Some(disk) = self.disk.as_mut().filter(|_| check == ReadCheck::Log) {
-                // The device has not answered the question whether it is damaged.
+                // The device has not answered whether the block is damaged.
                 disk.reads.verify_next(identity);
             }
         }
     }
 
-    /// The device does not answer a read: those who waited for it.
+    /// Gives up a read that the device does not answer; returns the loads that waited for it.
     pub(crate) fn give_up_read(&mut self, identity: &BlockIdentity) -> Vec<Waiter> {
         self.disk.as_mut().map_or_else(Vec::new, |disk| disk.reads.give_up(identity))
     }
 
-    /// The device does not answer a write: nobody waits for it any more.
+    /// Gives up a write that the device does not answer.
     pub(crate) fn give_up_write(&mut self, identity: &BlockIdentity) {
         if let Some(disk) = &mut self.disk {
             disk.writes.stuck(identity);

@@ -1,9 +1,12 @@
-//! Blocks that requests want kept for a time ([`crate::Store::retain`]): the tier that keeps them evicts none of them before.
+//! Blocks that requests want kept for a time ([`crate::Store::retain`]): the tier that keeps them does not
+//! evict them before.
 //!
-//! With a disk that tier is the disk, else host memory. A block that is not there yet is awaited for [`AWAITED_MAX`], and pinned when it comes.
-//! A pinned block keeps those before it in its chain from being evicted, too. So a block is pinned only while the one before it is, which stays
-//! pinned as long, or is not in the tier: what cannot be evicted is what is counted. [`RetentionConfig::share`](crate::RetentionConfig) bounds it, and a
-//! tenant with a quota has its share of that.
+//! With a disk that tier is the disk, else host memory. A block that is not there yet is awaited for
+//! [`AWAITED_MAX`], and pinned when it comes. A pinned block keeps the blocks before it in its chain from
+//! being evicted, too. So a block is pinned only while the one before it is pinned for as long, or is not in
+//! the tier: the blocks that cannot be evicted are those that are counted.
+//! [`RetentionConfig::share`](crate::RetentionConfig) bounds their number, and a tenant with a quota has its
+//! share of that.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,9 +27,9 @@ use crate::shared::{DISK, HOST, Shared};
 
 /// Blocks that are taken in, and blocks whose retention ends, in a round of the thread.
 const BLOCKS_PER_ROUND: usize = 256;
-/// How long a block is awaited that is nowhere on this node.
+/// Longest time for which a block is awaited that is nowhere on this node.
 const AWAITED_MAX: Duration = Duration::from_secs(60);
-/// How long one is awaited that may still come to the disk.
+/// Longest time for which a block is awaited that may still come to the disk.
 const COMING_MAX: Duration = Duration::from_secs(600);
 
 /// Keeps a block in its tier.
@@ -95,7 +98,7 @@ impl RetainedBlocks {
         }
     }
 
-    /// When a block is to be looked at.
+    /// Time at which the next block is to be checked.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.wakes.first().map(|(wake, _)| *wake)
     }
@@ -192,7 +195,8 @@ impl RetainedBlocks {
         true
     }
 
-    /// Pins the block, if it is awaited, is in the tier now and may be pinned; and those that waited for it.
+    /// Pins the block, if it is awaited, is in the tier now and may be pinned; then the blocks that waited
+    /// for it.
     fn pin(&mut self, identity: &BlockIdentity, shared: &Shared) {
         if !self.pin_one(identity, shared) {
             return;
@@ -343,7 +347,8 @@ impl RetainedBlocks {
         }
     }
 
-    /// The block has come into the tier. If it is not pinned, those behind it must not be: they would keep it there.
+    /// Handles a block that has come into the tier. If it is not pinned, the blocks behind it must not be:
+    /// they would keep it there.
     fn arrived(&mut self, tier: TierIndex, identity: &BlockIdentity, now: Instant, shared: &Shared) {
         if tier != self.tier {
             return;
@@ -393,7 +398,8 @@ impl Tiers {
         self.retained.queue.push_back((request, 0, self.now + how_long));
     }
 
-    /// Takes in some blocks of what is queued, and ends some retentions that are over; false when nothing more is queued.
+    /// Takes in some blocks of the queued requests, and ends some retentions that are over; false when
+    /// nothing more is queued.
     pub(crate) fn advance_retained(&mut self) -> bool {
         for _ in 0..BLOCKS_PER_ROUND {
             let Some((request, next, until)) = self.retained.queue.front_mut() else { break };

@@ -18,13 +18,13 @@ use crate::shared::{DISK, HOST};
 const LEAVING_MAX: usize = 16;
 /// Blocks that wait to be written which are looked at in a round of the thread.
 const WRITES_MAX: usize = 64;
-/// A block's place in its chain stands before what its owner keeps with it.
+/// Bytes of a block's position in its chain, which stands before the caller's data.
 pub(crate) const META_FIXED: usize = 4;
 
 /// A block that was not handed to the disk.
 struct NotWritten {
     hold: Hold,
-    /// After this time there is bandwidth for it; `None`: it is not wanted there.
+    /// Time after which there is bandwidth for the block; `None`: the disk does not take the block.
     wait: Option<Duration>,
 }
 
@@ -35,14 +35,14 @@ impl From<Hold> for NotWritten {
 }
 
 impl Tiers {
-    /// A block was offered: what is seen often enough is written to the disk.
+    /// Counts an offer of a block: blocks that are offered often enough are written to the disk.
     pub(crate) fn saw(&self, identity: &BlockIdentity) {
         if let Some(disk) = &self.disk {
             disk.gate.saw(identity);
         }
     }
 
-    /// The block that is new in host memory is written when its turn comes.
+    /// Queues a block that is new in host memory to be written.
     pub(crate) fn write_through(&mut self, identity: BlockIdentity) {
         if let Some(disk) = &mut self.disk {
             disk.unwritten.push(identity, || self.shared.catalog.pin(HOST, &identity));
@@ -54,7 +54,8 @@ impl Tiers {
         self.disk.as_ref().map_or(0, |disk| disk.writes.answering())
     }
 
-    /// Begins a retry that is due, releases writes held back for bandwidth, and hands what waits to the disk's queue. Whether there is more to be done at once.
+    /// Begins a retry that is due, releases writes held back for bandwidth, and hands waiting blocks to the
+    /// disk's queue. Returns whether more can be done at once.
     pub(crate) fn resume_writes(&mut self, now: Instant) -> bool {
         self.retry_write(now);
         if self.bandwidth.release_writes(now) {
@@ -105,7 +106,8 @@ impl Tiers {
         disk.failed.next_deadline()
     }
 
-    /// Writes what waits, as far as the disk's queue has room; whether there is more for which it has.
+    /// Writes waiting blocks, as far as the disk's queue has room; returns whether it has room for more of
+    /// them.
     pub(super) fn write_waiting(&mut self) -> bool {
         for _ in 0..WRITES_MAX {
             if self.bandwidth.holds_writes() {
@@ -131,8 +133,8 @@ impl Tiers {
         self.disk.as_ref().is_some_and(|disk| !disk.unwritten.is_empty())
     }
 
-    /// Starts the way out of host memory for the blocks that go next. Those that the disk has, or does not take, go at
-    /// once.
+    /// Starts the eviction of the blocks that go next by writing them to the disk. Blocks that the disk has,
+    /// or does not take, go at once.
     pub(super) fn write_back(&mut self, tenant: TenantId) {
         let Some(disk) = self.disk.as_ref().filter(|_| !self.bandwidth.holds_writes()) else { return };
         let count = LEAVING_MAX.saturating_sub(disk.writes.answering()).min(disk.link.room());
@@ -143,7 +145,7 @@ impl Tiers {
             match self.write_to_disk(identity, slot, bytes, Hold::Evicting(evicting)) {
                 Ok(()) => {}
                 Err(NotWritten { hold: Hold::Evicting(evicting), wait: Some(wait) }) => {
-                    // It stays, and those after it, until there is bandwidth.
+                    // This block and those after it stay in host memory until there is bandwidth.
                     self.bandwidth.hold_writes(wait);
                     drop(evicting);
                     return;
@@ -164,7 +166,8 @@ impl Tiers {
         if is_evicted && !is_published && place.is_none() {
             self.left_host(identity, slot);
         } else if !is_evicted && is_published && place == Some(slot) {
-            // A child of it was put back, so it stays. In another slot it would be a block that came in anew and was told of.
+            // A child of the block was put back, so the block stays. In another slot it would be a new copy,
+            // which has been published.
             self.tell(Moved::Stored { identity, medium: Medium::Host });
         }
     }
@@ -289,7 +292,7 @@ fn meta_of(description: &Description) -> Vec<u8> {
     meta
 }
 
-/// A block's place in its chain, and what its owner keeps with it.
+/// Splits a disk record's metadata into the block's position in its chain and the caller's data.
 pub(crate) fn parse_meta(meta: &[u8]) -> Option<(u32, &[u8])> {
     let (position, rest) = meta.split_first_chunk::<META_FIXED>()?;
     Some((u32::from_le_bytes(*position), rest))

@@ -1,4 +1,4 @@
-//! What the store does although nobody waits for it.
+//! Background work of the store.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -59,7 +59,8 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
     assert!(told[0] >= 18 && told[1] >= 18 && told[1] <= told[0], "{told:?}");
 }
 
-/// New blocks are the first to be evicted; those that were fetched ahead stay until their conversation goes on.
+/// New blocks are the first to be evicted; blocks that were fetched ahead stay until their conversation
+/// continues.
 #[test]
 fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     let disk = files(256);
@@ -88,12 +89,13 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     assert_eq!(rig.counter("prefetch_used_blocks"), 6);
 }
 
-/// Host memory that conversations fetched ahead of time may fill is bounded, and what is fetched in vain is told.
+/// The part of host memory that conversations fetched ahead may fill is bounded, and blocks fetched in vain
+/// are counted.
 #[test]
 fn what_is_fetched_in_vain_is_bounded_and_counted() {
     let disk = files(256);
     let lead = Duration::from_millis(100);
-    // Whatever is idle is fetched.
+    // Every idle conversation is fetched.
     let prefetch = ReturnConfig { lead, prefetch_chance: 0.0 };
     let config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
     let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Through), config);
@@ -139,7 +141,8 @@ fn a_disk_that_does_not_pay_is_probed() {
     wait_for(&mut rig, "its end", |rig| rig.store.leased_slots() == 0);
 }
 
-/// Writes keep to the tier's bandwidth, none is lost to it, and what a request waits for is not held back.
+/// Writes keep to the tier's bandwidth, none is lost to it, and reads that requests wait for are not held
+/// back.
 #[test]
 fn writes_wait_for_bandwidth_and_reads_do_not() {
     let disk = files(256);
@@ -203,7 +206,7 @@ fn writes_go_on_under_constant_load() {
         let builder = StoreBuilder::new(config, host).expect("memory");
         let (store, _) = builder.disk(open_disk(&disk, Faults::default())).start(notify).expect("threads");
         let store = Arc::new(store);
-        // Written back, those after the sixteenth wait until others have left.
+        // Written back, the blocks after the sixteenth wait until some have left.
         let talk = chain(6, 24);
         let count = if write == WriteMode::Through { 16 } else { 24 };
         for (position, identity) in talk[..count].iter().enumerate() {
@@ -233,7 +236,7 @@ fn writes_go_on_under_constant_load() {
     }
 }
 
-/// A tenant with a share of the tiers evicts its own blocks, and leaves those of others alone.
+/// A tenant with a share of the tiers evicts its own blocks, and leaves those of other tenants alone.
 #[test]
 fn a_tenant_keeps_to_its_share() {
     let disk = files(256);
@@ -257,7 +260,7 @@ fn a_tenant_keeps_to_its_share() {
     assert_eq!(kept, 4, "a quarter of 16 slots");
     drop(rig);
 
-    // Whose they are is known after a restart, too.
+    // The tenants of the blocks are known after a restart, too.
     let config = StoreConfig { tenant_share: 0.25, ..StoreConfig::new(BLOCK, TOKENS) };
     let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Through), config);
     let tenants: Vec<u32> = rig.survivors.iter().map(|survivor| survivor.description.tenant.0).collect();

@@ -17,7 +17,7 @@ fn blocks_come_back_from_host_memory_as_they_went() {
     (0..3).for_each(|position| rig.offload(&blocks, position));
     assert_eq!(rig.store.look_up(&blocks), 3);
     assert_eq!(rig.onboard(&blocks, PATIENCE), 3, "the fourth was never stored");
-    // A block hangs on the one before it: the last of the chain goes first.
+    // A block is the child of the one before it: the last of the chain goes first.
     let other = chain(2, 1);
     rig.offload(&other, 0);
     assert_eq!(rig.store.look_up(&blocks), 2);
@@ -133,7 +133,8 @@ fn memory_that_is_full_of_unwritten_blocks_waits_for_the_disk() {
     rig.events_are_true(&all);
 }
 
-/// Several writers of one chain do not keep its order: what comes before its parent is written after it.
+/// Several writers of one chain do not keep its order: a block that comes before its parent is written after
+/// it.
 #[test]
 fn blocks_that_come_before_their_parents_are_written_through_too() {
     let files = files(24);
@@ -149,7 +150,7 @@ fn blocks_that_come_before_their_parents_are_written_through_too() {
     assert_eq!((rig.survivors.len(), rig.store.look_up(&blocks)), (12, 12));
 }
 
-/// Who looks at a block before or after its load does not make it recent a second time.
+/// A look at a block before or after its load does not make the block recent a second time.
 #[test]
 fn a_block_that_is_pinned_is_not_used() {
     for is_used in [false, true] {
@@ -277,7 +278,7 @@ fn what_is_forgotten_just_before_the_end_stays_forgotten() {
             assert_eq!(rig.store.blocks()[1], 4);
         }
         rig.store.forget(blocks);
-        // Nobody is left to take what the disk answers.
+        // The store ends: results of the disk are not taken in any more.
         drop(rig);
         let rig = Rig::new(with_disk(8, &files, WriteMode::Through));
         assert_eq!(rig.survivors, [], "written before: {is_written}");

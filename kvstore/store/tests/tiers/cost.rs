@@ -1,4 +1,4 @@
-//! Which blocks are worth keeping: what stands further back in a prompt costs more to compute again.
+//! Cost of blocks: a block further back in a prompt costs more to compute again.
 
 use crossbeam_channel::unbounded;
 use dataplane_memory::PageSize;

@@ -1,4 +1,4 @@
-//! Whatever the disk does, a block is good or it is not there.
+//! Under every fault of the disk, a block is intact or it is not there.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -227,7 +227,7 @@ fn blocks_come_back_from_files_over_io_uring() {
     std::fs::remove_dir_all(folder).expect("the files go");
 }
 
-/// A reader that found host memory's copy damaged throws that one away; the disk's is what the next reader gets.
+/// A reader that found host memory's copy damaged discards it; the next reader gets the disk's copy.
 #[test]
 fn what_is_damaged_in_host_memory_alone_comes_back_from_the_disk() {
     let files = files(16);
@@ -299,7 +299,7 @@ fn rot_in_host_memory_does_not_become_a_good_block_on_the_disk() {
         memory.write(slot, 500, &[byte[0] ^ 1]);
     }
     rig.settle(1);
-    // What was written before the damage may come back; every byte of it is compared.
+    // A block written before the damage may come back; every byte of it is compared.
     rig.onboard(&blocks, PATIENCE);
     assert!(rig.counter("checksum_failures") >= 1);
 }

@@ -73,7 +73,7 @@ fn a_late_load_gives_its_slots_back_untouched_from_then_on() {
         for (slot, identity) in slots.iter().zip(&talk).take(verified) {
             assert!(read(slot) == contents(identity), "round {round}");
         }
-        // Whoever computes into the others must not find them overwritten.
+        // A worker that computes into the other slots must not find them overwritten.
         slots[verified..].iter().for_each(|slot| write(slot, &[0x11; BLOCK]));
         std::thread::sleep(Duration::from_millis(20));
         assert!(slots[verified..].iter().all(|slot| read(slot) == [0x11; BLOCK]), "round {round}");

@@ -141,7 +141,7 @@ fn what_other_nodes_have_comes_as_it_was() {
     assert_eq!(rig.store.leased_slots(), 0);
 }
 
-/// A tenant that asks other nodes for much evicts its own blocks, and leaves those of others alone.
+/// A tenant that asks other nodes for much evicts its own blocks, and leaves those of other tenants alone.
 #[test]
 fn what_other_nodes_give_counts_for_the_tenant_that_asked() {
     let host = HostTier { slots: 16, pages: PageSize::Standard, eviction: PolicyKind::Lru };
@@ -215,7 +215,7 @@ fn windows_that_are_not_here_are_asked_for() {
     }
 }
 
-/// What is brought ahead from other nodes takes their bandwidth, and what is here already takes none.
+/// Blocks fetched ahead from other nodes take their bandwidth, and blocks that are here already take none.
 #[test]
 fn only_what_comes_is_charged_to_prefetching() {
     let host = HostTier { slots: 64, pages: PageSize::Standard, eviction: PolicyKind::Lru };

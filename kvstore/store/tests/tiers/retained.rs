@@ -14,7 +14,7 @@ use crate::rig::{BLOCK, Rig, TOKENS, chain, files, no_disk, open_disk, with_disk
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// So many new blocks, of a chain that nobody has seen.
+/// Offloads so many new blocks, of a chain of their own.
 fn flood(rig: &mut Rig, seed: u64, blocks: usize) {
     let others = chain(5000 + seed, blocks);
     (0..blocks).for_each(|position| rig.offload(&others, position));
@@ -83,7 +83,8 @@ fn after_their_time_retained_blocks_are_like_others() {
     assert_eq!((rig.store.look_up(&short), rig.store.look_up(&long)), (0, 2));
 }
 
-/// A block that never comes is given up after a minute, or its time; until then it takes nobody's place but another such block's.
+/// A block that never comes is given up after a minute, or its time; until then it takes the place of another
+/// awaited block only.
 #[test]
 fn blocks_that_never_come_are_given_up() {
     let mut rig = Rig::new(no_disk(32));

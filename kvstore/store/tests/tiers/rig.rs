@@ -29,7 +29,7 @@ pub(crate) struct Rig {
     pub(crate) store: Store,
     pub(crate) moved: Receiver<Moved>,
     pub(crate) survivors: Vec<Survivor>,
-    /// What the events say is where.
+    /// `Stored` minus `Removed` events of each block and medium.
     pub(crate) told: HashMap<(BlockIdentity, Medium), i32>,
     pub(crate) next_request: u64,
 }
@@ -90,7 +90,7 @@ impl Rig {
         Self::over(slab, Some(copier), behind, StoreConfig::new(BLOCK, TOKENS))
     }
 
-    /// Whatever was built behind a pool in host memory.
+    /// Starts a store behind a pool in host memory.
     pub(crate) fn of(builder: StoreBuilder) -> Self {
         let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
         Self::started(Slab::create("pool", layout, PageSize::Standard).expect("slab"), builder)
@@ -203,7 +203,7 @@ impl Rig {
         counters.iter().find(|(of, ..)| *of == name).map(|(.., value)| *value).expect("a known counter")
     }
 
-    /// What was told of blocks is what is there, as soon as nothing moves any more.
+    /// Waits until the events agree with the blocks that are there.
     pub(crate) fn events_are_true(&mut self, all: &[BlockIdentity]) {
         let started = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! What a request asks of the gate, what it is told, and what the gate says of itself.
+//! A request's arguments to the gate, the gate's answers, and its statistics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use super::wait::Wait;
 /// Largest `waiting_max`. A waiter takes about 500 bytes.
 pub const WAITING_MAX_LIMIT: usize = 1 << 20;
 
-/// How many may be inside and wait.
+/// Limits of a gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateConfig {
-    /// Requests inside, at least 1.
+    /// Largest number of admitted requests, at least 1.
     pub running_max: u32,
-    /// Requests that wait; 0 turns the queue off.
+    /// Largest number of waiting requests; 0 turns the queue off.
     pub waiting_max: usize,
-    /// Requests of one tenant and priority that wait.
+    /// Largest number of waiting requests of one tenant and priority.
     pub tenant_waiting_max: usize,
-    /// Longest wait that a request is let into the queue for.
+    /// Longest expected wait with which a request may enter the queue.
     pub wait_max: Duration,
 }
 
@@ -33,64 +33,64 @@ impl Default for GateConfig {
     }
 }
 
-/// What a request asks for.
+/// Arguments of a request for admission.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// Who; the unit of fairness.
+    /// Tenant of the request; the unit of fairness.
     pub tenant: &'a Arc<str>,
-    /// Lower is earlier.
+    /// Priority; a lower value is earlier.
     pub priority: i32,
-    /// Share of the tenant while it waits beside others; 0 counts as 1. The one with which a tenant began to wait
-    /// counts until it has nobody waiting.
+    /// Share of the tenant while it waits beside other tenants; 0 counts as 1. The weight of a tenant's
+    /// first waiting request counts until the tenant has none waiting.
     pub weight: u32,
     /// Estimated tokens.
     pub cost: u64,
-    /// Latest time to go inside, in nanoseconds of the same clock as `now`.
+    /// Latest time of admission, in nanoseconds of the same clock as `now`.
     pub deadline: u64,
 }
 
 /// The request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// When it would probably be let in.
+    /// Expected time until the request would be admitted.
     pub retry_after: Duration,
     /// Whether the queue was full, rather than the wait too long.
     pub is_queue_full: bool,
 }
 
-/// What became of asking.
+/// Result of asking for admission.
 #[derive(Debug)]
 #[must_use]
 pub enum Entry {
-    /// Inside.
+    /// The request was admitted.
     Admitted(Permit),
-    /// In the queue: await it. Dropping it gives up the place.
+    /// The request is queued: await it. Dropping it gives up the place.
     Waiting(Wait),
-    /// Refused at once; nothing is held.
+    /// The request was refused immediately; it holds nothing.
     Full(Refusal),
 }
 
-/// Counts of a gate, since its start where not said otherwise.
+/// Counters of a gate, since its start where not said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GateStats {
-    /// Inside now.
+    /// Requests that are admitted now.
     pub running: u32,
-    /// Waiting now.
+    /// Requests that wait now.
     pub waiting: u32,
-    /// Estimated tokens of the waiting, now.
+    /// Estimated tokens of the requests that wait now.
     pub waiting_tokens: u64,
     /// Estimated tokens per second that all places serve; 0 while unknown.
     pub tokens_per_second: f64,
-    /// Let in at once.
+    /// Requests admitted without waiting.
     pub admitted_at_once: u64,
-    /// Let in from the queue.
+    /// Requests admitted from the queue.
     pub admitted_late: u64,
-    /// Refused because the queue was full.
+    /// Requests refused because the queue was full.
     pub refused_full: u64,
-    /// Refused because the wait would have been too long.
+    /// Requests refused because the wait would have been too long.
     pub refused_long: u64,
-    /// Waited past their deadline.
+    /// Requests that waited past their deadline.
     pub expired: u64,
-    /// Gave up waiting.
+    /// Requests that gave up waiting.
     pub abandoned: u64,
 }

@@ -1,13 +1,14 @@
 //! The gate: entering, leaving and handing over.
 //!
-//! Time is a nanosecond counter that arrives with each call. A permit that is merely dropped does not know it, so
-//! it frees its place and teaches nothing; [`Permit::release`] also tells how long the request took. Waiters past
-//! their deadline are found by any call that takes the lock and knows the time; when nothing ends for long, by
-//! [`Gate::expire`], which somebody should call once a second.
+//! Time is a nanosecond counter that arrives with each call. A permit that is merely dropped has no time,
+//! so it frees its place and the gate measures nothing; [`Permit::release`] also tells how long the request
+//! took. Waiters past their deadline are found by any call that takes the lock and has the time, and by
+//! [`Gate::expire`], which the caller should call once a second.
 //!
-//! Hot path ([`Gate::enter`] with nobody waiting, and leaving): one compare-and-swap, one count of the Arc, one
-//! counter; no lock, no allocation. Waiting: a mutex for one operation of the queue, O(log n); one allocation for
-//! the wake-up and few for the queue. Nothing is woken and no permit is dropped under the mutex.
+//! Hot path ([`Gate::enter`] with an empty queue, and leaving): one compare-and-swap, one count of the Arc,
+//! one counter; no lock, no allocation. Waiting: a mutex for one operation of the queue, O(log n); one
+//! allocation for the wake-up and few for the queue. No waiter is woken and no permit is dropped under the
+//! mutex.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,10 +24,10 @@ use super::state::State;
 use super::wait::{Wait, WaitOutcome};
 use crate::error::Error;
 
-/// Costs are cut off here, so that their sums cannot overflow. The least is 1: whoever costs nothing would stay first
-/// for ever.
+/// Upper bound of a request's cost, so that sums cannot overflow. The lower bound is 1: a tenant with costs
+/// of 0 would stay first forever.
 const COST_MAX: u64 = 1 << 40;
-/// Advice to come back when nothing is known.
+/// Retry advice while the speed is unknown.
 const RETRY_DEFAULT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -49,7 +50,7 @@ struct Waiting {
     cost: u64,
 }
 
-/// Lets requests in.
+/// Admission gate in front of the workers.
 #[derive(Debug)]
 pub struct Gate {
     config: GateConfig,
@@ -57,17 +58,18 @@ pub struct Gate {
     state: State,
     queue: Mutex<Queue<Waiting>>,
     speed: Speed,
-    /// Latest time that any call knew, for those that know none.
+    /// Latest time of any call, for calls without a time.
     latest: AtomicU64,
     counters: Counters,
 }
 
 impl Gate {
-    /// An empty gate.
+    /// Creates an empty gate.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when nobody could ever get in, or the queue is larger than [`WAITING_MAX_LIMIT`].
+    /// [`Error::Config`] when no request could ever be admitted, or the queue is larger than
+    /// [`WAITING_MAX_LIMIT`].
     pub fn new(config: GateConfig) -> Result<Arc<Self>, Error> {
         let bad = |reason: &str| Error::Config { what: "admission", reason: reason.to_owned() };
         if config.running_max == 0 {
@@ -87,8 +89,8 @@ impl Gate {
         }))
     }
 
-    /// Asks to go inside, and waits in the queue if need be. Dropping the future gives up the place, or frees the
-    /// permit that was on its way.
+    /// Asks for admission, and waits in the queue if necessary. Dropping the future gives up the place in
+    /// the queue, or frees a permit that was already sent.
     pub async fn admit(self: &Arc<Self>, ask: &Ask<'_>, now: u64) -> Result<WaitOutcome, Refusal> {
         match self.enter(ask, now) {
             Entry::Admitted(permit) => Ok(WaitOutcome::Admitted(permit)),
@@ -97,7 +99,7 @@ impl Gate {
         }
     }
 
-    /// Asks to go inside without waiting for the answer.
+    /// Asks for admission without waiting.
     pub fn enter(self: &Arc<Self>, ask: &Ask<'_>, now: u64) -> Entry {
         let cost = ask.cost.clamp(1, COST_MAX);
         if self.state.try_enter(self.running_max()) {
@@ -115,7 +117,7 @@ impl Gate {
         if let Err(refusal) = self.check(&queue, &arrival, now) {
             return Entry::Full(refusal);
         }
-        // Somebody may have left since the first look.
+        // A request may have left since the first check.
         if self.state.enter_or_wait(self.running_max()) {
             return self.admitted_at_once(cost, now);
         }
@@ -144,13 +146,13 @@ impl Gate {
         Entry::Admitted(Permit::new(Arc::clone(self), cost, now))
     }
 
-    /// How long all places take to serve so much, if their speed is known.
+    /// Returns the time in which all places serve this many tokens, if their speed is known.
     fn duration_of(&self, tokens: u64) -> Option<Duration> {
         let speed = self.speed.get()? * f64::from(self.running_max());
         Duration::try_from_secs_f64(tokens as f64 / speed).ok()
     }
 
-    /// Learns how long a request took, and looks for the expired if anybody waits.
+    /// Measures how long a request took, and expires waiters if there are any.
     pub(super) fn learn(&self, cost: u64, held_ns: u64, now: u64) {
         self.speed.observe(cost, held_ns);
         if self.state.get().1 > 0 {
@@ -158,7 +160,7 @@ impl Gate {
         }
     }
 
-    /// Tells those whose deadline is past that they waited in vain.
+    /// Ends the wait of requests whose deadline has passed.
     pub fn expire(&self, now: u64) {
         self.latest.fetch_max(now, Ordering::Relaxed);
         loop {
@@ -172,12 +174,13 @@ impl Gate {
             };
             let Some(waiting) = expired else { return };
             count(&self.counters.expired);
-            // It may have given up in this very moment.
+            // The send fails if the waiter gave up concurrently.
             let _ = waiting.sender.send(WaitOutcome::Expired);
         }
     }
 
-    /// Changes how many may be inside, as workers come and go. More go in at once; fewer, as those inside leave.
+    /// Changes the number of places, as workers come and go. More requests are admitted immediately; fewer,
+    /// as requests leave.
     pub fn set_running_max(self: &Arc<Self>, running_max: u32) {
         self.running_max.store(running_max.max(1), Ordering::Relaxed);
         loop {
@@ -195,13 +198,13 @@ impl Gate {
         }
     }
 
-    /// How many may be inside.
+    /// Returns the number of places.
     #[must_use]
     pub fn running_max(&self) -> u32 {
         self.running_max.load(Ordering::Relaxed)
     }
 
-    /// What it did so far.
+    /// Returns the gate's counters.
     #[must_use]
     pub fn stats(&self) -> GateStats {
         let (running, waiting) = self.state.get();
@@ -220,7 +223,7 @@ impl Gate {
         }
     }
 
-    /// A place is free: it goes to the next who still waits, or nobody has it.
+    /// Passes a freed place to the next waiter, or frees the place if there is none.
     pub(super) fn leave(self: &Arc<Self>) {
         while !self.state.try_leave(self.running_max()) {
             let next = {
@@ -231,17 +234,17 @@ impl Gate {
                 }
                 next
             };
-            // Without a next one the last waiter gave up between the two looks.
+            // No waiter is left: the last one gave up between the two checks.
             let Some(next) = next else { continue };
             match self.offer(next) {
                 Ok(()) => return,
-                // It gave up in this very moment: the place is still ours to pass on.
+                // The waiter gave up concurrently: the place is passed to the next one.
                 Err(()) => continue,
             }
         }
     }
 
-    /// Gives a place that is counted already to a waiter, or frees it.
+    /// Gives an already counted place to a waiter, or frees it.
     fn hand_over(self: &Arc<Self>, next: Waiting) {
         if self.offer(next).is_err() {
             self.leave();
@@ -257,7 +260,8 @@ impl Gate {
                 Ok(())
             }
             Err(outcome) => {
-                // Its drop would come back here: a thousand who gave up would be a thousand frames of stack.
+                // Dropping the permit would recurse into `leave`: a thousand abandoned waiters would be a
+                // thousand stack frames.
                 if let WaitOutcome::Admitted(permit) = outcome {
                     permit.forget();
                 }
@@ -266,7 +270,7 @@ impl Gate {
         }
     }
 
-    /// Takes a waiter that gave up out of the queue.
+    /// Removes a waiter that gave up from the queue.
     pub(super) fn abandon(&self, ticket: &Ticket) {
         let removed = {
             let mut queue = self.lock();
@@ -282,7 +286,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue<Waiting>> {
-        // Whoever panicked was between two calls of the queue, which is whole then.
+        // A panic can only occur between two calls of the queue, which is consistent then.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,12 +1,13 @@
-//! In which order: at most so many requests inside, and a bounded, fair queue before them.
+//! Admission: a bounded number of requests in flight, and a bounded, fair queue before them.
 //!
-//! * [`Gate`] counts who is inside. While nobody waits, entering and leaving are one compare-and-swap each.
-//! * [`queue`] decides who of the waiting is next; [`speed`] how long that will take.
+//! * [`Gate`] counts the admitted requests. While none waits, entering and leaving are one compare-and-swap
+//!   each.
+//! * [`queue`] chooses the next waiter; [`speed`] estimates how long the wait will be.
 //!
-//! A request that would not make it is refused at once, with the time after which it would: when the queue is full,
-//! or when what is ahead of it, at the measured speed, takes longer than its deadline or than `wait_max`. A client
-//! that hears that immediately can go elsewhere; one that hears it after a minute has lost the minute, and the
-//! queue was longer for everybody else.
+//! A request that would wait too long is refused immediately, with the expected time until admission: when
+//! the queue is full, or when the work ahead of it, at the measured speed, takes longer than its deadline
+//! or than `wait_max`. A client that is refused immediately can try another gateway; after a minute's wait
+//! it would have lost the minute, and the queue would have been longer for all other clients.
 
 mod ask;
 mod gate;

@@ -1,10 +1,10 @@
-//! A place inside.
+//! Permission to be in flight.
 
 use std::sync::Arc;
 
 use super::gate::Gate;
 
-/// A place inside, freed on drop.
+/// A place among the admitted requests, freed on drop.
 #[derive(Debug)]
 #[must_use = "dropping it leaves again"]
 pub struct Permit {
@@ -19,12 +19,12 @@ impl Permit {
         Self { gate: Some(gate), cost, since }
     }
 
-    /// Drops it without leaving: its place goes to somebody else.
+    /// Drops the permit without freeing its place, which goes to another request.
     pub(super) fn forget(mut self) {
         self.gate = None;
     }
 
-    /// Leaves at this time, and lets the gate learn how long such a request takes.
+    /// Frees the place at this time, and lets the gate measure how long the request took.
     pub fn release(self, now: u64) {
         if let Some(gate) = &self.gate {
             gate.learn(self.cost, now.saturating_sub(self.since), now);

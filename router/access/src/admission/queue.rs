@@ -1,27 +1,30 @@
-//! Who is next: a queue by priority, fair among tenants of one priority, with a deadline for each waiter.
+//! Queue of waiting requests: by priority, fair among tenants of one priority, with a deadline for each
+//! waiter.
 //!
-//! Priorities are strict: a lower number goes first, as in vLLM, and can starve a higher one; deadlines bound that.
-//! Within a priority it is start-time fair queueing (Goyal, Vin, Cheng, 1996, section 2.1): each tenant is a
-//! flow with a FIFO; the head of each has a start tag; the smallest tag is served, becomes the virtual time, and
-//! its flow's next tag lies cost/weight later. A flow that was away starts at the virtual time, so it neither saves
-//! up nor pays. Over any time in which two tenants both wait, what they got differs from their weights by at most
-//! one request of each, whatever the requests cost; and nobody starves, since a waiting tag stays while served ones
-//! grow. Deficit round robin is as fair over long times only, and needs a quantum that fits all requests.
+//! Priorities are strict: a lower number goes first, as in vLLM, and can starve a higher one; deadlines
+//! bound that. Within a priority the order is start-time fair queueing (Goyal, Vin, Cheng, 1996, section
+//! 2.1): each tenant is a flow with a FIFO; the head of each has a start tag; the smallest tag is served,
+//! becomes the virtual time, and its flow's next tag lies cost/weight later. A flow that was idle starts at
+//! the virtual time, so it gains and loses nothing by being idle. Over any time in which two tenants both
+//! wait, their service differs from their weights by at most one request of each, whatever the requests
+//! cost; and no tenant starves, since the tag of a waiting flow stays while the tags of served flows grow.
+//! Deficit round robin is as fair over long times only, and needs a quantum that fits all requests.
 //!
-//! Tags are made when a waiter becomes head, not when it arrives, so one that gives up costs its tenant nothing.
-//! A priority with nobody waiting is forgotten with its tags: there was nobody to be fair to.
+//! Tags are made when a waiter becomes head, not when it arrives, so a waiter that gives up costs its
+//! tenant nothing. A priority without waiters is removed with its tags.
 //!
-//! Pure: no lock, no clock, no wake-ups. Each operation is O(log n). Its caller bounds the number of waiters.
+//! Pure: no lock, no clock, no wake-ups. Each operation is O(log n). The caller bounds the number of
+//! waiters.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Start tags count in parts of a token, so that a weight divides even a small cost well.
 const TOKEN_PARTS: u128 = 1 << 20;
-/// Flows that may be kept for their tags beside those with waiters.
+/// Flows without waiters that may be kept for their tags.
 const FLOWS_SPARE: usize = 64;
 
-/// Names a waiter for as long as it waits.
+/// Identifies a waiter for as long as it waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ticket {
     priority: i32,
@@ -47,7 +50,7 @@ struct Flow<T> {
     start: u128,
 }
 
-/// One priority.
+/// The waiters of one priority.
 #[derive(Debug)]
 struct Class<T> {
     flows: HashMap<Arc<str>, Flow<T>>,
@@ -65,12 +68,12 @@ struct Class<T> {
 pub(super) struct Queue<T> {
     classes: BTreeMap<i32, Class<T>>,
     deadlines: BTreeSet<(u64, u64)>,
-    /// Where the waiter of a deadline is.
+    /// Priority and tenant of each waiter, by serial.
     places: HashMap<u64, (i32, Arc<str>)>,
     serial: u64,
 }
 
-/// What is known of a request before it waits.
+/// Attributes of a request before it waits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival<'a> {
     pub(super) priority: i32,
@@ -95,15 +98,15 @@ impl<T> Queue<T> {
         self.classes.values().map(|class| class.cost).sum()
     }
 
-    /// Waiters of one tenant and priority.
+    /// Returns the number of waiters of one tenant and priority.
     pub(super) fn tenant_len(&self, priority: i32, tenant: &str) -> usize {
         let flow = self.classes.get(&priority).and_then(|class| class.flows.get(tenant));
         flow.map_or(0, |flow| flow.waiting.len())
     }
 
-    /// Tokens that are served before such a request: all of better priority; and of its own priority, either all or
-    /// what fits in before its tenant's share reaches it, whichever is less. So a tenant that fills the queue makes
-    /// its own waits long and nobody else's.
+    /// Returns the tokens that are served before such a request: all of better priority; and of its own
+    /// priority, either all or what is served before its tenant's share reaches it, whichever is less. So a
+    /// tenant that fills the queue only makes its own waits long.
     pub(super) fn cost_ahead(&self, arrival: &Arrival<'_>) -> u64 {
         let better: u64 = self.classes.range(..arrival.priority).map(|(_, class)| class.cost).sum();
         let Some(class) = self.classes.get(&arrival.priority) else { return better };
@@ -133,7 +136,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The next to be served.
+    /// Removes the next waiter to be served.
     pub(super) fn pop(&mut self) -> Option<T> {
         let mut entry = self.classes.first_entry()?;
         let (serial, waiter) = entry.get_mut().pop()?;
@@ -145,14 +148,14 @@ impl<T> Queue<T> {
         Some(waiter.payload)
     }
 
-    /// One that gave up; `None` when it was served or expired already.
+    /// Removes a waiter that gave up; `None` when it was served or has expired already.
     pub(super) fn remove(&mut self, ticket: &Ticket) -> Option<T> {
         self.places.remove(&ticket.serial)?;
         self.deadlines.remove(&(ticket.deadline, ticket.serial));
         self.take(ticket.priority, &ticket.tenant, ticket.serial)
     }
 
-    /// One whose deadline is past, the longest past first.
+    /// Removes a waiter whose deadline has passed, the oldest deadline first.
     pub(super) fn pop_expired(&mut self, now: u64) -> Option<T> {
         let &(deadline, serial) = self.deadlines.first()?;
         if deadline > now {
@@ -226,7 +229,7 @@ impl<T> Class<T> {
         Some(waiter)
     }
 
-    /// After a waiter of this tenant left.
+    /// Updates the sums after a waiter of this tenant left.
     fn account(&mut self, tenant: &Arc<str>, cost: u64) {
         self.waiting -= 1;
         self.cost -= cost;
@@ -240,16 +243,16 @@ impl<T> Class<T> {
         }
     }
 
-    /// Flows without waiters are kept for their tags, but not many more of them than there are waiters. Those whose tag
-    /// the virtual time has passed lose nothing; of the others, those that were served far ahead of the rest lose
-    /// what they owe.
+    /// Removes flows without waiters, which are kept for their tags, once there are many more flows than
+    /// waiters. A flow whose tag the virtual time has passed loses nothing; if that is not enough, flows
+    /// that were served far ahead of the rest lose what they owe.
     fn forget_the_absent(&mut self) {
         if self.flows.len() <= 2 * self.waiting + FLOWS_SPARE {
             return;
         }
         let virtual_time = self.virtual_time;
         self.flows.retain(|_, flow| !flow.waiting.is_empty() || flow.start > virtual_time);
-        // Well below the bound, so that this is rare.
+        // Well below the bound, so that removal is rare.
         if self.flows.len() > self.waiting + FLOWS_SPARE / 2 {
             self.flows.retain(|_, flow| !flow.waiting.is_empty());
         }

@@ -1,20 +1,20 @@
-//! How fast requests are served: estimated tokens per second of one place, from requests that ended.
+//! Service speed: estimated tokens per second of one place, measured from requests that ended.
 //!
-//! The capacity of the gate is this speed times its places. It is measured per place, and not as tokens that left
-//! the gate per second, because the latter is only demand while the gate is not full: right when the first request
-//! has to wait it would be far too low, and requests would be shed that had time. Requests that slow each other
-//! down lower it by themselves. Costs are the estimates that the queue counts in, so that an estimate that is
-//! always too high cancels out.
+//! The capacity of the gate is this speed times its places. It is measured per place, and not as tokens
+//! that left the gate per second, because the latter is only demand while the gate is not full: when the
+//! first request has to wait it would be far too low, and requests would be shed that had time. Requests
+//! that slow each other down lower the speed by themselves. Costs are the queue's estimates, so that an
+//! estimate that is always too high cancels out.
 //!
-//! Two running sums, tokens and seconds, each request replacing 1/64 of them, as two `f32` in one atomic: a reader
-//! always sees a pair that belongs together. One attempt per request; a lost race loses one observation.
+//! Two running sums, tokens and seconds, each request replacing 1/64 of them, as two `f32` in one atomic: a
+//! reader always sees a consistent pair. One attempt per request; a lost race loses one observation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Share of the running sums that a new request replaces.
 const NEW_SHARE: f32 = 1.0 / 64.0;
 
-/// A running speed; unknown until the first observation.
+/// A running average of the speed; unknown until the first observation.
 #[derive(Debug, Default)]
 pub(super) struct Speed {
     sums: AtomicU64,
@@ -29,7 +29,7 @@ fn unpack(sums: u64) -> (f32, f32) {
 }
 
 impl Speed {
-    /// A request of so many tokens held its place for so long.
+    /// Records that a request of `tokens` tokens held its place for `held_ns` nanoseconds.
     pub(super) fn observe(&self, tokens: u64, held_ns: u64) {
         let before = self.sums.load(Ordering::Relaxed);
         let (new_tokens, new_seconds) = (tokens as f32, held_ns as f32 / 1e9);
@@ -42,7 +42,7 @@ impl Speed {
         let _ = self.sums.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Tokens per second of one place; `None` while nothing is known.
+    /// Returns the tokens per second of one place; `None` before the first observation.
     pub(super) fn get(&self) -> Option<f64> {
         let (tokens, seconds) = unpack(self.sums.load(Ordering::Relaxed));
         let speed = f64::from(tokens) / f64::from(seconds);

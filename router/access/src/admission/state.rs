@@ -1,21 +1,22 @@
-//! Who is inside and how many wait, as one atomic number.
+//! Numbers of admitted and of waiting requests, in one atomic word.
 //!
-//! The two must change together. If they were two numbers, one could see "no place", another leave and see "nobody
-//! waits", and then the first would wait for a place that is free. In one word, of a request that begins to wait
-//! and one that leaves, the later sees the earlier: either the leaver finds somebody waiting and hands its place
-//! over, or the newcomer finds the place free.
+//! The two must change together. With two words, a request could see "no place" before another one leaves
+//! and sees "no waiter", and then the first would wait although a place is free. With one word, of a
+//! request that begins to wait and one that leaves, the later sees the earlier: either the leaving request
+//! finds a waiter and hands its place over, or the new request finds the free place.
 //!
-//! The number of waiting changes only under the queue's lock; the number inside changes anywhere.
+//! The number of waiting requests changes only under the queue's lock; the number inside changes without
+//! it.
 //!
-//! A successful change is `AcqRel`, so that what a request did before it left happened before what its successor
-//! does: [`State::try_leave`] pairs with [`State::try_enter`].
+//! A successful change is `AcqRel`, so that all accesses of a request before it left happen before those of
+//! its successor: [`State::try_leave`] pairs with [`State::try_enter`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Default)]
 pub(super) struct State(AtomicU64);
 
-/// (inside, waiting)
+/// Numbers of requests: (inside, waiting).
 pub(super) type Counts = (u32, u32);
 
 fn unpack(word: u64) -> Counts {
@@ -31,7 +32,7 @@ impl State {
         unpack(self.0.load(Ordering::Relaxed))
     }
 
-    /// Changes the counts if `change` wants it; returns whether it did.
+    /// Changes the counts if `change` returns new ones; returns whether they changed.
     fn change(&self, change: impl Fn(Counts) -> Option<Counts>) -> bool {
         let mut word = self.0.load(Ordering::Relaxed);
         while let Some(next) = change(unpack(word)) {
@@ -43,12 +44,13 @@ impl State {
         false
     }
 
-    /// Goes inside, past nobody.
+    /// Enters if no request waits and a place is free.
     pub(super) fn try_enter(&self, inside_max: u32) -> bool {
         self.change(|(inside, waiting)| (waiting == 0 && inside < inside_max).then_some((inside + 1, 0)))
     }
 
-    /// Leaves, if nobody waits or if there are too many inside; otherwise the place is to be handed over.
+    /// Leaves, if no request waits or too many are inside; otherwise returns false: the place is to be
+    /// handed over.
     pub(super) fn try_leave(&self, inside_max: u32) -> bool {
         self.change(|(inside, waiting)| {
             debug_assert!(inside > 0, "more left than entered");
@@ -56,8 +58,8 @@ impl State {
         })
     }
 
-    /// Goes inside if nobody waits and there is a place, and begins to wait otherwise, under the lock; true when
-    /// inside.
+    /// Under the lock: enters if no request waits and a place is free, and begins to wait otherwise; true
+    /// when inside.
     pub(super) fn enter_or_wait(&self, inside_max: u32) -> bool {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -71,15 +73,15 @@ impl State {
         }
     }
 
-    /// Goes from waiting to inside, under the lock, if there is a place.
+    /// Under the lock: moves one waiting request inside, if there is a place.
     pub(super) fn try_advance(&self, inside_max: u32) -> bool {
         self.change(|(inside, waiting)| {
-            // Lazy: with nobody waiting there is nothing to subtract from.
+            // Evaluated lazily: without a waiter the subtraction would overflow.
             (waiting > 0 && inside < inside_max).then(|| (inside + 1, waiting - 1))
         })
     }
 
-    /// Waits no more, under the lock: it took a place that is counted already, or it gave up.
+    /// Under the lock: removes one waiting request, which took an already counted place or gave up.
     pub(super) fn stop_waiting(&self) {
         self.change(|(inside, waiting)| {
             debug_assert!(waiting > 0, "more stopped waiting than began");

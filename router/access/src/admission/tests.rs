@@ -1,4 +1,4 @@
-//! The gate as its users see it; against an oracle, and under load.
+//! Tests of the gate by its public interface, against an oracle, and under load.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -172,7 +172,7 @@ fn a_queue_of_those_who_gave_up_is_no_deep_recursion() {
     assert_eq!(counts(&gate), (0, 0));
 }
 
-/// Against the plainest possible gate: one tenant, one priority, so that the order is that of arrival.
+/// Against the simplest possible gate: one tenant, one priority, so that the order is that of arrival.
 #[test]
 fn it_does_what_the_oracle_does() {
     for seed in 0..50 {
@@ -186,7 +186,7 @@ fn it_does_what_the_oracle_does() {
                 0..3 => {
                     let deadline = now + 1 + random.below(40);
                     let entry = gate.enter(&Ask { deadline, ..ask(&tenant) }, now);
-                    // Entering when nobody waits and there is a place does not look for the expired.
+                    // Entering without waiters and with a free place does not expire waiters.
                     waits.retain_mut(|(_, wait)| !matches!(wait.try_take(), Some(WaitOutcome::Expired)));
                     match entry {
                         Entry::Admitted(permit) => {
@@ -205,7 +205,8 @@ fn it_does_what_the_oracle_does() {
                 }
                 3 if !permits.is_empty() => {
                     let permit = permits.swap_remove(random.below(permits.len() as u64) as usize);
-                    // The clock stands still for speed, so that nothing is shed for its wait.
+                    // Released at time 0, so that the speed stays unknown and no request is shed for its
+                    // wait.
                     permit.release(0);
                     if let Some((_, mut first)) = waits.pop_front() {
                         let Some(WaitOutcome::Admitted(permit)) = first.try_take() else {
@@ -260,7 +261,7 @@ async fn many_tasks_never_exceed_it_and_nobody_is_lost() {
                 };
                 let admit = gate.admit(&ask, now);
                 let outcome = if random.below(4) == 0 {
-                    // Given up at any moment.
+                    // The future is dropped after a random time.
                     let patience = Duration::from_micros(random.below(300));
                     match tokio::time::timeout(patience, admit).await {
                         Ok(outcome) => outcome,
@@ -288,7 +289,7 @@ async fn many_tasks_never_exceed_it_and_nobody_is_lost() {
     }
     let mut total = (0, 0);
     for task in tasks {
-        // Whoever is lost waits for ever, and this with him.
+        // A waiter that is lost would wait forever; the timeout makes that a failure.
         let (served, expired) = tokio::time::timeout(Duration::from_secs(120), task)
             .await
             .expect("nobody is lost")
@@ -306,7 +307,8 @@ async fn saturated_tenants_get_their_weights_and_none_starves() {
     const WEIGHTS: [u32; 3] = [1, 2, 4];
     let gate = gate(4, 1000);
     let tokens: Arc<[AtomicU64; 3]> = Arc::new([0; 3].map(AtomicU64::new));
-    // Nobody is served before all wait, or whoever the scheduler starts first has the gate to himself.
+    // No request is served before all wait; else the first task that is scheduled would have the gate to
+    // itself.
     let start: Arc<str> = "start".into();
     let held = [(); 4].map(|()| admitted(gate.enter(&ask(&start), 0)));
     let mut tasks = Vec::new();

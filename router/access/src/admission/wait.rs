@@ -1,8 +1,8 @@
 //! Waiting in the queue, as a future.
 //!
-//! Dropping it at any moment is safe. Still in the queue: it is taken out. Already chosen: the permit lies in the
-//! channel and is dropped with it, which passes the place on. Between the two: the channel is closed first, so that
-//! whoever chooses it now keeps the place and passes it on.
+//! Dropping it at any moment is safe. While queued, it is removed from the queue. Once chosen, the permit
+//! lies in the channel and is dropped with it, which passes the place on. Between the two, the channel is
+//! closed first, so that a call that chooses this waiter now keeps the place and passes it on.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ use super::gate::Gate;
 use super::permit::Permit;
 use super::queue::Ticket;
 
-/// How waiting ended.
+/// Outcome of a wait.
 #[derive(Debug)]
 #[must_use]
 pub enum WaitOutcome {
-    /// Inside.
+    /// The request was admitted.
     Admitted(Permit),
     /// The deadline passed.
     Expired,
@@ -31,7 +31,7 @@ pub enum WaitOutcome {
 pub struct Wait {
     gate: Arc<Gate>,
     ticket: Ticket,
-    /// `None` once it has answered.
+    /// `None` once the outcome was returned.
     receiver: Option<oneshot::Receiver<WaitOutcome>>,
 }
 
@@ -40,7 +40,7 @@ impl Wait {
         Self { gate, ticket, receiver: Some(receiver) }
     }
 
-    /// The outcome if there is one already; `None` while it waits.
+    /// Returns the outcome if there is one already; `None` while the request waits.
     pub fn try_take(&mut self) -> Option<WaitOutcome> {
         let outcome = self.receiver.as_mut()?.try_recv().ok()?;
         self.receiver = None;
@@ -52,7 +52,7 @@ impl Future for Wait {
     type Output = WaitOutcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<WaitOutcome> {
-        // Polled again after its end: it has waited in vain. And a sender is never dropped unused.
+        // Polled again after the outcome was returned: reports expiry. A sender is never dropped unused.
         let Some(receiver) = &mut self.receiver else { return Poll::Ready(WaitOutcome::Expired) };
         let outcome = std::task::ready!(Pin::new(receiver).poll(context)).unwrap_or(WaitOutcome::Expired);
         self.receiver = None;

@@ -1,10 +1,11 @@
-//! The audit log: one line of JSON for each request, without anything that was said.
+//! The audit log: one line of JSON for each request, without contents of prompts or answers.
 //!
-//! * [`AuditRecord`]: what a line has, and the only place that writes one.
+//! * [`AuditRecord`]: the fields of a line and its only serialization.
 //! * [`AuditLog`]: a bounded channel and a thread that writes to a file.
 //!
-//! A request never waits for the disk: when the channel is full its line is dropped and counted. Who needs every
-//! line watches that counter, as whoever let the log block would have traded a missing line for a missing service.
+//! A request never waits for the disk: when the channel is full its line is dropped and counted. Operators
+//! who need every line watch that counter; a log that blocked would turn a missing line into a missing
+//! service.
 
 mod record;
 mod writer;

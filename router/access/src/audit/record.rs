@@ -1,9 +1,9 @@
 //! One line of the audit log.
 //!
-//! serde_json escapes quotes, backslashes and control characters, so that no text of a client can end a line or a
-//! string; and texts are cut, so that a line has a bounded length. Beyond that, everything that is not printable
-//! ASCII is written as `\uXXXX`: a terminal, a viewer that splits at U+2028 or a reader that takes DEL or a
-//! direction mark for what it is would otherwise be the injection's target.
+//! serde_json escapes quotes, backslashes and control characters, so that no text of a client can end a
+//! line or a string; and texts are truncated, so that a line has a bounded length. All other characters
+//! that are not printable ASCII are written as `\uXXXX`: otherwise a terminal, a viewer that splits at
+//! U+2028 or a reader that interprets DEL or a direction mark could be attacked through the log.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,22 +13,22 @@ use serde::{Serialize, Serializer};
 
 /// Longest text in a line, in bytes before escaping.
 const TEXT_BYTES_MAX: usize = 256;
-/// Room for a usual line.
+/// Initial capacity for a typical line.
 const LINE_BYTES: usize = 512;
 
-/// What is said about a request. Missing values are left out of the line.
+/// Fields of a request's audit line. Missing values are left out of the line.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct AuditRecord<'a> {
-    /// When it arrived, in Unix nanoseconds; RFC 3339 in the line.
+    /// Arrival time in Unix nanoseconds; RFC 3339 in the line.
     #[serde(rename = "time", serialize_with = "as_time")]
     pub time_unix_ns: u64,
-    /// The gateway's id of it.
+    /// The gateway's id of the request.
     #[serde(serialize_with = "as_text")]
     pub request_id: &'a str,
     /// Name of the key or subject of the token.
     #[serde(serialize_with = "as_optional_text", skip_serializing_if = "Option::is_none")]
     pub key: Option<&'a str>,
-    /// Who pays.
+    /// Tenant that is charged.
     #[serde(serialize_with = "as_optional_text", skip_serializing_if = "Option::is_none")]
     pub tenant: Option<&'a str>,
     /// The client's address.
@@ -42,12 +42,12 @@ pub struct AuditRecord<'a> {
     pub surface: &'a str,
     /// HTTP status.
     pub status: u16,
-    /// Why it was refused or failed: a code, not a text.
+    /// Code of the refusal or failure, not a text.
     #[serde(serialize_with = "as_optional_text", skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'a str>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Of these, tokens that were cached.
+    /// Cached tokens of the prompt.
     pub cached_tokens: u64,
     /// Tokens of the answer.
     pub answer_tokens: u64,
@@ -64,17 +64,17 @@ pub struct AuditRecord<'a> {
         skip_serializing_if = "Option::is_none"
     )]
     pub first_token: Option<Duration>,
-    /// Time to the end.
+    /// Time to the end of the answer.
     #[serde(rename = "total_ms", serialize_with = "as_ms")]
     pub total: Duration,
 }
 
 impl AuditRecord<'_> {
-    /// As a line, newline included.
+    /// Returns the line, newline included.
     #[must_use]
     pub fn to_line(&self) -> String {
         let mut bytes = Vec::with_capacity(LINE_BYTES);
-        // Texts and numbers cannot fail to be written to memory; and should they, the line says so.
+        // Writing texts and numbers to memory cannot fail; if it did, the line would say so.
         let text = match serde_json::to_writer(&mut bytes, self) {
             Ok(()) => String::from_utf8_lossy(&bytes),
             Err(_) => "{\"error\":\"unwritable\"}".into(),
@@ -85,7 +85,7 @@ impl AuditRecord<'_> {
                 line.push(letter);
                 continue;
             }
-            // All of these stand inside strings: the rest of the line is printable ASCII.
+            // Such characters only occur inside strings: the rest of the line is printable ASCII.
             for unit in letter.encode_utf16(&mut [0; 2]) {
                 // Writing to a string cannot fail.
                 let _ = write!(line, "\\u{unit:04x}");

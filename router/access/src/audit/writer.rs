@@ -1,9 +1,10 @@
 //! The thread that writes the audit log.
 //!
-//! Lines are made by the thread of the request and written by one thread here; a full channel drops and counts. The
-//! file is opened for appending, each flush is one `write` of whole lines, so that a rotated or shared file has no
-//! torn ones. Rotation: rename the file, then call [`AuditLog::reopen`], from a handler of SIGHUP say. When writing
-//! fails, the lines are counted as lost and the file is opened again with the next ones.
+//! Lines are made by the thread of the request and written by one thread here; when the channel is full
+//! they are dropped and counted. The file is opened for appending and each flush is one `write` of whole
+//! lines, so that a rotated or shared file has no torn lines. Rotation: rename the file, then call
+//! [`AuditLog::reopen`], for example from a handler of SIGHUP. When writing fails, the lines are counted as
+//! lost and the file is opened again with the next ones.
 //!
 //! Per request: about 1.2 µs and two allocations for the line, and one push into the channel; no lock, no system call.
 
@@ -21,23 +22,23 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use super::AuditRecord;
 use crate::error::Error;
 
-/// Lines that may wait for the disk: at 500 bytes a line, 8 MiB.
+/// Lines that may be queued for the disk: at 500 bytes a line, 8 MiB.
 pub const AUDIT_QUEUE_MAX: usize = 16_384;
 /// Bytes that are written at once.
 const BATCH_BYTES: usize = 64 << 10;
-/// How often an idle thread looks whether the file is to be opened again.
+/// Interval at which an idle thread checks for a reopen request.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Others than the owner and its group have no business here.
+/// File mode: the owner writes, its group reads, all other users have no access.
 const MODE: u32 = 0o640;
 
-/// What became of the lines so far.
+/// Counters of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AuditCounters {
-    /// Written.
+    /// Lines written.
     pub written: u64,
-    /// Dropped because the channel was full.
+    /// Lines dropped because the channel was full.
     pub dropped: u64,
-    /// Lost because writing failed.
+    /// Lines lost because writing failed.
     pub lost: u64,
 }
 
@@ -49,10 +50,10 @@ struct Shared {
     lost: AtomicU64,
 }
 
-/// An open audit log. Dropping it writes what is queued and closes the file.
+/// An open audit log. Dropping it writes the queued lines and closes the file.
 #[derive(Debug)]
 pub struct AuditLog {
-    /// `None` only while it is dropped.
+    /// `None` only while the log is dropped.
     lines: Option<Sender<String>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -88,7 +89,7 @@ impl AuditLog {
     /// Logs a request; true when its line was queued, false when it was dropped.
     pub fn log(&self, record: &AuditRecord<'_>) -> bool {
         let is_queued = self.lines.as_ref().is_some_and(|lines| {
-            // No line is made only to be dropped.
+            // A line is not serialized only to be dropped.
             !lines.is_full() && lines.try_send(record.to_line()).is_ok()
         });
         if !is_queued {
@@ -97,13 +98,13 @@ impl AuditLog {
         is_queued
     }
 
-    /// Has the file opened again, within a moment: call it after a rotation. Never blocks.
+    /// Has the writer reopen the file shortly: call it after a rotation. Never blocks.
     pub fn reopen(&self) {
-        // Release: pairs with the acquire of the writer, so that what was renamed before is seen.
+        // Release: pairs with the acquire of the writer, so that the writer sees the rename.
         self.shared.is_reopening.store(true, Ordering::Release);
     }
 
-    /// What became of the lines so far.
+    /// Returns the counters of lines.
     #[must_use]
     pub fn counters(&self) -> AuditCounters {
         AuditCounters {
@@ -118,7 +119,7 @@ impl Drop for AuditLog {
     fn drop(&mut self) {
         drop(self.lines.take());
         if let Some(thread) = self.thread.take() {
-            // A writer that panicked has nothing more to write.
+            // A writer that panicked has no more lines to write.
             let _ = thread.join();
         }
     }
@@ -130,7 +131,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 
 struct Writer {
     path: PathBuf,
-    /// `None` after a failure.
+    /// `None` after a failure, and until the file is reopened.
     file: Option<File>,
     lines: Receiver<String>,
     shared: Arc<Shared>,
@@ -149,7 +150,7 @@ impl Writer {
             match first {
                 Ok(line) => self.add(&line),
                 Err(RecvTimeoutError::Timeout) => {
-                    // A rotated file is there at once, and not only with the next request.
+                    // The new file is created now, and not only with the next request.
                     self.file();
                     continue;
                 }
@@ -195,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder that goes away with the test.
+    /// A directory that is removed after the test.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -1,4 +1,4 @@
-//! From claims to a grant: which claim says what is a matter of configuration, since every provider has its own.
+//! Converts claims to a grant. The names of the claims are configured, since every provider has its own.
 
 use std::sync::Arc;
 
@@ -6,20 +6,20 @@ use serde_json::{Map, Value};
 
 use crate::grant::{Models, is_name};
 
-/// Most models that a token may list.
+/// Largest number of models in a token.
 const MODELS_MAX: usize = 1024;
 
-/// Names of claims. One that begins with `/` is a JSON pointer (RFC 6901) into nested claims, such as
-/// `/realm_access/roles`; any other is the name of a claim as it is, dots and slashes inside included.
+/// Names of claims. A name that begins with `/` is a JSON pointer (RFC 6901) into nested claims, such as
+/// `/realm_access/roles`; any other is the literal name of a claim, dots and slashes inside included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimNames {
-    /// Who it is, for logs: `sub`.
+    /// The claim with the subject, for logs: `sub`.
     pub name: String,
-    /// The tenant: `tenant`.
+    /// The claim with the tenant: `tenant`.
     pub tenant: String,
-    /// The models, as a list or a text with blanks between: `models`.
+    /// The claim with the models, as a list or a text with blanks between: `models`.
     pub models: String,
-    /// The priority, a whole number: `priority`.
+    /// The claim with the priority, a whole number: `priority`.
     pub priority: String,
 }
 
@@ -33,7 +33,7 @@ impl Default for ClaimNames {
 /// The claims of a token.
 pub(super) type Claims = Map<String, Value>;
 
-/// The claim of this name. A null is no claim.
+/// Returns the claim of this name. A null counts as absent.
 fn get<'a>(claims: &'a Claims, name: &str) -> Option<&'a Value> {
     let value = match name.strip_prefix('/') {
         None => claims.get(name),
@@ -45,7 +45,8 @@ fn get<'a>(claims: &'a Claims, name: &str) -> Option<&'a Value> {
     value.filter(|value| !value.is_null())
 }
 
-/// A text that can stand as a name. `Ok(None)` when there is none, `Err` when it is something else.
+/// Returns a text that is a valid name. `Ok(None)` when the claim is absent, `Err` when it is not such a
+/// text.
 pub(super) fn name(claims: &Claims, claim: &str) -> Result<Option<Arc<str>>, ()> {
     match get(claims, claim) {
         None => Ok(None),
@@ -54,7 +55,7 @@ pub(super) fn name(claims: &Claims, claim: &str) -> Result<Option<Arc<str>>, ()>
     }
 }
 
-/// Models, as [`name`].
+/// Returns the models, with the errors of [`name`].
 pub(super) fn models(claims: &Claims, claim: &str) -> Result<Option<Models>, ()> {
     let names: Vec<&str> = match get(claims, claim) {
         None => return Ok(None),
@@ -68,14 +69,14 @@ pub(super) fn models(claims: &Claims, claim: &str) -> Result<Option<Models>, ()>
     Ok(Some(Models::from_names(names)))
 }
 
-/// A whole number, cut to a range, as [`name`].
+/// Returns a whole number, clamped to a range, with the errors of [`name`].
 pub(super) fn priority(claims: &Claims, claim: &str, range: (i32, i32)) -> Result<Option<i32>, ()> {
     let Some(value) = get(claims, claim) else { return Ok(None) };
     let number = value.as_i64().ok_or(())?.clamp(range.0.into(), range.1.into());
     i32::try_from(number).map(Some).map_err(|_| ())
 }
 
-/// Seconds since 1970 (RFC 7519, section 2, "NumericDate"); fractions are cut off.
+/// Returns seconds since 1970 (RFC 7519, section 2, "NumericDate"); fractions are cut off.
 pub(super) fn time(claims: &Claims, claim: &str) -> Result<Option<u64>, ()> {
     match claims.get(claim) {
         None => Ok(None),

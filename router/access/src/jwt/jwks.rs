@@ -1,9 +1,9 @@
-//! The provider's public keys: a JSON Web Key Set (RFC 7517), as bytes that somebody fetched.
+//! The provider's public keys: a JSON Web Key Set (RFC 7517), as bytes that the caller fetched.
 //!
-//! Keys that cannot serve are skipped, as section 5 of the RFC wants it: other types, other uses, unknown
-//! algorithms. Each key is bound to the algorithms that fit its type and curve, and to its own `alg` if it names
-//! one, so that a token cannot choose how its key is used. Symmetric keys are never taken: a set that is public
-//! cannot hold a secret.
+//! Unusable keys are skipped, as section 5 of the RFC requires: other types, other uses, unknown
+//! algorithms. Each key is bound to the algorithms that fit its type and curve, and to its own `alg` if it
+//! names one, so that a token cannot choose how its key is used. Symmetric keys are never accepted: a
+//! public set cannot hold a secret.
 
 use aws_lc_rs::digest;
 use jsonwebtoken::DecodingKey;
@@ -24,7 +24,7 @@ struct Document {
     keys: Vec<Value>,
 }
 
-/// A key and what it may verify.
+/// A key and the algorithms that it may verify.
 #[derive(Debug)]
 pub(super) struct Key {
     id: Option<String>,
@@ -40,21 +40,21 @@ pub struct Jwks {
     fingerprint: Vec<u8>,
 }
 
-/// The answer to a search.
+/// Result of a key look-up.
 pub(super) enum Found<'a> {
     Key(&'a Key),
-    /// No such id: the set may be old.
+    /// No key has this id: the set may be outdated.
     Unknown,
-    /// A token without id, and several keys that fit.
+    /// The token has no key id, and several keys fit.
     Ambiguous,
 }
 
 impl Jwks {
-    /// From the bytes of a key set.
+    /// Parses the bytes of a key set.
     ///
     /// # Errors
     ///
-    /// [`Error::Jwks`] when they are no key set, are too large, or no key in them is usable.
+    /// [`Error::Jwks`] when the bytes are no key set, are too large, or contain no usable key.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         let bad = |reason: String| Error::Jwks { reason };
         if bytes.len() > JWKS_BYTES_MAX {
@@ -73,19 +73,19 @@ impl Jwks {
         Ok(Self { skipped: count - keys.len(), keys, fingerprint })
     }
 
-    /// Usable keys.
+    /// Returns the number of usable keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set has no usable key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Keys of the set that cannot serve.
+    /// Returns the number of skipped keys.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.skipped
@@ -97,7 +97,7 @@ impl Jwks {
         self.fingerprint == other.fingerprint
     }
 
-    /// The key that a token names. Without a name, the only one that fits.
+    /// Returns the key that a token names. Without a key id, the only key that fits.
     pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Found<'_> {
         let mut fitting = self
             .keys
@@ -115,7 +115,7 @@ impl Jwks {
 fn read(value: Value) -> Option<Key> {
     let own_name = match value.get("alg") {
         None => None,
-        // An algorithm that is not known here is not ours to use.
+        // A key with an unknown algorithm is skipped.
         Some(name) => Some(Algorithm::from_name(name.as_str()?)?),
     };
     let jwk: Jwk = serde_json::from_value(value).ok()?;

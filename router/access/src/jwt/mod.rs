@@ -2,13 +2,13 @@
 //!
 //! * [`Jwks`]: the provider's keys. [`Refresh`]: when to fetch them again. [`JwtVerifier`]: the check.
 //!
-//! Which keys and algorithms count is decided by the configuration and the key set, never by the token: an
-//! allow-list without `none` and without symmetric algorithms, and per key those that fit it. Issuer, audience and
-//! expiry must be there and be right. Header fields that bring keys along (`jwk`, `jku`, `x5c`, `x5u`) are not
-//! looked at, and a token with critical extensions is refused, since none is understood here.
+//! The configuration and the key set decide on keys and algorithms, never the token: an allow-list without
+//! `none` and without symmetric algorithms, and per key the algorithms that fit it. Issuer, audience and
+//! expiry must be present and correct. Header fields that carry keys (`jwk`, `jku`, `x5c`, `x5u`) are
+//! ignored, and a token with critical extensions is refused, since none is supported.
 //!
-//! The signature is checked by `jsonwebtoken` over aws-lc-rs. Times are checked here, because that crate reads the
-//! system's clock, and this one is told the time.
+//! The signature is checked by `jsonwebtoken` over aws-lc-rs. Times are checked here, because that crate
+//! reads the system's clock, and here the time is an argument.
 //!
 //! Cost: one signature with the claims, 20 µs (RS256) to 150 µs (ES384), and some twenty allocations. That is well below a tokenised
 //! prompt, so verified tokens are not cached: a cache would have to forget revoked keys.
@@ -43,17 +43,18 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All that can be allowed.
+    /// All supported algorithms.
     pub const ALL: [Self; 7] =
         [Self::Rs256, Self::Rs384, Self::Rs512, Self::Ps256, Self::Es256, Self::Es384, Self::EdDsa];
 
-    /// By the name in a token's header or a configuration; `None` for everything else, `none` and `HS256` too.
+    /// Returns the algorithm with this name in a token's header or a configuration; `None` for all other
+    /// names, `none` and `HS256` too.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 
-    /// The registered name.
+    /// Returns the registered name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

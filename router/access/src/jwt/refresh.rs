@@ -1,20 +1,20 @@
-//! When to fetch the key set again. An unknown key id may be a key that the provider has just begun to use, or
-//! something a client made up; so a fetch is made for it, but one at a time and not more often than every so many
-//! seconds, whatever clients send.
+//! Schedule for fetching the key set again. An unknown key id may be a new key of the provider, or an
+//! invention of a client; so it triggers a fetch, but one at a time and at most one per interval, whatever
+//! clients send.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Decides on fetches; holds no key and makes no connection.
+/// Decides when to fetch; holds no key and makes no connection.
 #[derive(Debug)]
 pub struct Refresh {
     interval_min_ns: u64,
     age_max_ns: u64,
     is_running: AtomicBool,
-    /// When the last fetch began, plus one; 0 for never.
+    /// Start of the last fetch, plus one; 0 for never.
     began: AtomicU64,
-    /// When the last good one ended, plus one; 0 for never.
+    /// End of the last successful fetch, plus one; 0 for never.
     succeeded: AtomicU64,
 }
 
@@ -23,7 +23,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Refresh {
-    /// At most one fetch every `interval_min`, and one when the keys are `age_max` old.
+    /// Allows at most one fetch every `interval_min`, and requests one when the keys are `age_max` old.
     #[must_use]
     pub fn new(interval_min: Duration, age_max: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -35,7 +35,7 @@ impl Refresh {
         })
     }
 
-    /// Whether the keys are too old, or were never fetched. For a timer; the time is in nanoseconds.
+    /// Whether the keys are too old, or were never fetched. For a timer; `now` is in nanoseconds.
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
         match self.succeeded.load(Ordering::Relaxed) {
@@ -44,14 +44,15 @@ impl Refresh {
         }
     }
 
-    /// Permission to fetch now; `None` when a fetch runs or the last one began too lately. Others need not wait for
-    /// it: their request is answered with 401 or waits, as the caller likes.
+    /// Returns permission to fetch now; `None` when a fetch is running or the last one began too recently.
+    /// Other requests need not wait for it: the caller decides whether they wait or are answered with 401.
     pub fn begin(self: &Arc<Self>, now: u64) -> Option<RefreshTicket> {
         let is_too_early = || match self.began.load(Ordering::Relaxed) {
             0 => false,
             began => now.saturating_sub(began - 1) < self.interval_min_ns,
         };
-        // Acquire: pairs with the release of the last ticket's drop, so that its start is seen.
+        // Acquire: pairs with the release of the last ticket's drop, so that the start of its fetch is
+        // visible.
         if is_too_early() || self.is_running.swap(true, Ordering::Acquire) {
             return None;
         }
@@ -64,13 +65,13 @@ impl Refresh {
     }
 }
 
-/// One fetch under way. Dropping it ends the fetch as failed.
+/// A fetch in progress. Dropping it ends the fetch as failed.
 #[derive(Debug)]
 #[must_use]
 pub struct RefreshTicket(Arc<Refresh>);
 
 impl RefreshTicket {
-    /// The keys were fetched and are in force.
+    /// Records that the keys were fetched and are in force.
     pub fn succeeded(self, now: u64) {
         self.0.succeeded.store(now.saturating_add(1), Ordering::Relaxed);
     }

@@ -44,7 +44,8 @@ impl Signer {
             _ => {
                 let pair = RsaKeyPair::generate(KeySize::Rsa2048).expect("key");
                 let der: aws_lc_rs::encoding::Pkcs8V1Der<'_> = pair.as_der().expect("pkcs8");
-                // The library wants the PKCS#1 key that PKCS#8 wraps in 26 bytes: version, algorithm, octet string.
+                // The library requires the PKCS#1 key that PKCS#8 wraps in 26 bytes: version, algorithm,
+                // octet string.
                 EncodingKey::from_rsa_der(&der.as_ref()[26..])
             }
         };
@@ -115,7 +116,7 @@ fn every_allowed_algorithm_verifies_and_a_changed_token_does_not() {
                 &fresh
             }
             _ => {
-                // One key for all: making one takes a second.
+                // One key for all RSA algorithms: generating one takes a second.
                 rsa.algorithm = algorithm;
                 &rsa
             }
@@ -213,7 +214,7 @@ fn tokens_do_not_choose_how_they_are_checked() {
     let forged = |header: Value, signature: &str| {
         format!("{}.{payload}.{signature}", URL_SAFE_NO_PAD.encode(header.to_string()))
     };
-    // The public key as the secret of a symmetric signature, the classic of RFC 8725, section 2.1.
+    // The public key as the secret of a symmetric signature: the attack of RFC 8725, section 2.1.
     let public = URL_SAFE_NO_PAD.decode(jwk["x"].as_str().expect("x")).expect("base64");
     let mut header = Header::new(jsonwebtoken::Algorithm::HS256);
     header.kid = Some("k".to_owned());

@@ -1,4 +1,4 @@
-//! The check of one token.
+//! Verification of one token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,32 +15,33 @@ use crate::error::Error;
 use crate::grant::{Grant, LimitConfig, Models, WEIGHT_MAX};
 use crate::limits::Scope;
 
-/// Most leeway: more than clocks that are set at all differ by.
+/// Largest leeway: more than synchronised clocks differ by.
 const LEEWAY_MAX: Duration = Duration::from_secs(600);
 
-/// What a token must be, and what it grants beyond its claims.
+/// Requirements on a token, and rights that it grants beyond its claims.
 #[derive(Debug, Clone)]
 pub struct JwtConfig {
-    /// Issuers (`iss`), one at least.
+    /// Accepted issuers (`iss`), at least one.
     pub issuers: Vec<String>,
-    /// Audiences (`aud`) of which a token must name one; one at least.
+    /// Audiences (`aud`) of which a token must name one; at least one.
     pub audiences: Vec<String>,
-    /// Algorithms, one at least.
+    /// Allowed algorithms, at least one.
     pub algorithms: Vec<Algorithm>,
-    /// How far clocks may differ, for `exp` and `nbf`.
+    /// Largest accepted clock difference, for `exp` and `nbf`.
     pub leeway: Duration,
-    /// Stands before the names of subjects and tenants. Every issuer can claim every tenant; where it must not claim
-    /// those of the keys file or of another issuer, give it a verifier with a prefix of its own, such as `okta/`.
+    /// Prefix of the names of subjects and tenants. Every issuer can claim every tenant; where it must not
+    /// claim those of the keys file or of another issuer, give it a verifier with a prefix of its own, such
+    /// as `okta/`.
     pub prefix: String,
-    /// Where the claims are.
+    /// Names of the claims.
     pub claims: ClaimNames,
-    /// Tenant of tokens that name none; without it they are refused.
+    /// Tenant of tokens that name none; without it such tokens are refused.
     pub default_tenant: Option<Arc<str>>,
     /// Models of tokens that name none.
     pub default_models: Models,
     /// Priority of tokens that name none.
     pub default_priority: i32,
-    /// Best and worst priority that a token can give itself; others are cut to these.
+    /// Best and worst priority that a token can claim; other values are clamped.
     pub priorities: (i32, i32),
     /// Weight of every tenant.
     pub weight: u32,
@@ -50,46 +51,47 @@ pub struct JwtConfig {
     pub tenant_limits: LimitConfig,
 }
 
-/// What a token is worth.
+/// Result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is good.
+    /// The token is valid.
     Valid(Grant),
-    /// No key of the set fits it: fetch the set again if [`super::Refresh::begin`] allows it, and check once more.
+    /// No key of the set fits the token: fetch the set again if [`super::Refresh::begin`] allows it, and
+    /// verify once more.
     UnknownKey,
-    /// It is bad.
+    /// The token is refused.
     Refused(TokenProblem),
 }
 
-/// What is wrong with a token. Never contains anything of the token.
+/// Reason why a token is refused. Never contains any part of the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenProblem {
-    /// It is no token, or too long.
+    /// The text is not a token, or is too long.
     #[error("the token is malformed")]
     Malformed,
-    /// Its algorithm is not allowed.
+    /// The token's algorithm is not allowed.
     #[error("the token's algorithm is not allowed")]
     Algorithm,
-    /// It has critical extensions.
+    /// The token has critical extensions.
     #[error("the token has critical extensions, of which none is known")]
     Critical,
-    /// It names no key, and several fit.
+    /// The token names no key, and several fit.
     #[error("the token names no key")]
     NoKeyId,
-    /// Its signature is wrong.
+    /// The token's signature is wrong.
     #[error("the token's signature is wrong")]
     Signature,
-    /// Its issuer is missing or another.
+    /// The token's issuer is missing or not accepted.
     #[error("the token has another issuer")]
     Issuer,
-    /// Its audience is missing or another.
+    /// The token's audience is missing or not accepted.
     #[error("the token is for another audience")]
     Audience,
-    /// It has expired, or never says when.
+    /// The token has expired, or has no expiry.
     #[error("the token has expired")]
     Expired,
-    /// It is not valid yet.
+    /// The token is not valid yet.
     #[error("the token is not valid yet")]
     NotYet,
     /// A claim is missing or has the wrong form.
@@ -102,12 +104,12 @@ pub enum TokenProblem {
 pub struct JwtVerifier {
     config: JwtConfig,
     keys: ArcSwap<Jwks>,
-    /// One for each allowed algorithm: the library wants all algorithms of one check to be of one family.
+    /// One per allowed algorithm: the library requires all algorithms of one check to be of one family.
     validations: Vec<(Algorithm, Validation)>,
 }
 
 impl JwtVerifier {
-    /// Without keys: every token's key is unknown until [`JwtVerifier::set_keys`].
+    /// Creates a verifier without keys: every token's key is unknown until [`JwtVerifier::set_keys`].
     ///
     /// # Errors
     ///
@@ -131,14 +133,14 @@ impl JwtVerifier {
             validation.set_issuer(&config.issuers);
             validation.set_audience(&config.audiences);
             validation.set_required_spec_claims(&["exp", "iss", "aud"]);
-            // Both are checked below, by the time that is an argument.
+            // Both are checked below, with the time that is an argument.
             (validation.validate_exp, validation.validate_nbf) = (false, false);
             (algorithm, validation)
         });
         Ok(Self { validations: validations.collect(), config, keys: ArcSwap::default() })
     }
 
-    /// Replaces the keys; false when they are the same.
+    /// Replaces the keys; false when they are unchanged.
     pub fn set_keys(&self, keys: Jwks) -> bool {
         let is_new = !self.keys.load().is_same(&keys);
         self.keys.store(Arc::new(keys));
@@ -185,7 +187,7 @@ impl JwtVerifier {
                 _ => TokenProblem::Malformed,
             })?;
         let claims = &decoded.claims;
-        // The library also takes a list of issuers; RFC 7519 knows only one.
+        // The library also accepts a list of issuers; RFC 7519 allows only one.
         let issuer = claims.get("iss").and_then(|issuer| issuer.as_str());
         if !issuer.is_some_and(|issuer| self.config.issuers.iter().any(|known| known == issuer)) {
             return Err(TokenProblem::Issuer);
@@ -194,7 +196,7 @@ impl JwtVerifier {
         self.grant(claims, expires).map(Some)
     }
 
-    /// Returns when it ends, leeway included.
+    /// Checks `exp` and `nbf`; returns the time of expiry, leeway included.
     fn check_times(&self, claims: &Claims, now_unix: u64) -> Result<u64, TokenProblem> {
         let leeway = self.config.leeway.as_secs();
         let expires = claims::time(claims, "exp").map_err(|()| TokenProblem::Claim("exp"))?;
@@ -227,7 +229,7 @@ impl JwtVerifier {
             name: self.prefixed(name),
             scope: Scope::Subject,
             tenant,
-            // Administration is for keys of the file: a provider's claims are others' to change.
+            // Only keys of the file may administer: the provider's operators could change claims.
             is_admin: false,
             models: models.unwrap_or_else(|| config.default_models.clone()),
             limits: config.limits,

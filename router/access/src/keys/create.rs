@@ -1,4 +1,4 @@
-//! Making a new key: shown once, and kept as its digest only.
+//! Creates a new key, which is shown once and of which only the digest is stored.
 
 use std::fmt::Write as _;
 
@@ -12,13 +12,13 @@ use crate::grant::is_name;
 
 /// Random bytes of a key: as many as the digest has.
 const SECRET_BYTES: usize = 32;
-/// What every key begins with, so that scanners of repositories find one that leaked.
+/// Prefix of every key, by which scanners of repositories find leaked ones.
 const PREFIX: &str = "kvasir-";
 
-/// A new key. Its secret is not shown in debug output.
+/// A new key. Debug output does not show its secret.
 #[derive(Clone)]
 pub struct NewKey {
-    /// What the client presents. It is nowhere else.
+    /// The key that the client presents. It is stored nowhere else.
     pub secret: String,
     /// The lines for the keys file.
     pub lines: String,
@@ -30,11 +30,12 @@ impl std::fmt::Debug for NewKey {
     }
 }
 
-/// A new random key with its lines for the keys file.
+/// Creates a random key with its lines for the keys file.
 ///
 /// # Errors
 ///
-/// [`Error::Config`] when a name cannot stand in the file, [`Error::Random`] when there are no random bytes.
+/// [`Error::Config`] when a name cannot be written to the file, [`Error::Random`] when there are no random
+/// bytes.
 pub fn new_key(name: &str, tenant: &str) -> Result<NewKey, Error> {
     for (what, text) in [("a key's name", name), ("a key's tenant", tenant)] {
         if !is_name(text) {

@@ -1,7 +1,8 @@
-//! The keys file: TOML in, a [`KeySet`] or all its problems out. It has `[[key]]`, `[[certificate]]` and `[[tenant]]`.
+//! The keys file: parses TOML to a [`KeySet`] or to a list of all problems. It has `[[key]]`,
+//! `[[certificate]]` and `[[tenant]]`.
 //!
-//! The document is walked by hand rather than through serde, which stops at the first problem. Messages name the
-//! line and the field, never a value: somebody may have pasted a key where its digest belongs.
+//! The document is walked by hand rather than through serde, which stops at the first problem. Messages
+//! name the line and the field, never a value: a key may have been pasted in place of its digest.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::error::{Problem, Problems};
 use crate::grant::{Grant, LimitConfig, Models, PER_MINUTE_MAX, WEIGHT_MAX, is_name};
 use crate::limits::Scope;
 
-/// Problems that are listed; more than these are no help.
+/// Largest number of problems that are listed.
 const PROBLEMS_MAX: usize = 100;
 const KEY_FIELDS: [&str; 11] = [
     "name",
@@ -71,12 +72,12 @@ fn line_starts(text: &str) -> Vec<usize> {
 }
 
 struct Reader {
-    /// Where each line begins.
+    /// Byte offset of each line's start.
     lines: Vec<usize>,
     problems: Vec<Problem>,
 }
 
-/// Where in a certificate a name stands.
+/// Field of a certificate that holds a name.
 #[derive(Clone, Copy)]
 enum IdentityKind {
     Uri,
@@ -84,7 +85,7 @@ enum IdentityKind {
     CommonName,
 }
 
-/// A table with the place where it stands.
+/// A table with its position in the document.
 struct Table<'a, 'i> {
     fields: &'a DeTable<'i>,
     span: Range<usize>,
@@ -190,7 +191,7 @@ impl Reader {
         Some((kind, identity, grant?))
     }
 
-    /// What a key or a certificate entitles to.
+    /// Reads the grant of a key or a certificate.
     fn grant(&mut self, table: &Table<'_, '_>, tenants: &HashMap<Box<str>, LimitConfig>) -> Option<Grant> {
         let name = self.name(table, "name");
         let tenant = self.name(table, "tenant");
@@ -223,7 +224,7 @@ impl Reader {
         }
     }
 
-    /// A field whose value has the right type; another type is a problem.
+    /// Reads a field whose value must have the right type; another type is a problem.
     fn field<'a, 'i, T>(
         &mut self,
         table: &Table<'a, 'i>,
@@ -258,7 +259,7 @@ impl Reader {
         Some(digest)
     }
 
-    /// `uri:`, `dns:` or `cn:`, and the name as it stands in the certificate.
+    /// Reads `uri:`, `dns:` or `cn:`, followed by the name as written in the certificate.
     fn identity(&mut self, table: &Table<'_, '_>) -> Option<(IdentityKind, Box<str>)> {
         if !table.fields.contains_key("identity") {
             self.problem(table.span.clone(), "identity is missing");
@@ -281,7 +282,7 @@ impl Reader {
         self.field(table, field, "true or false", DeValue::as_bool).is_some_and(|(flag, _)| flag)
     }
 
-    /// Without the field every model is allowed, as with `["*"]`.
+    /// Reads the models. Without the field every model is allowed, as with `["*"]`.
     fn models(&mut self, table: &Table<'_, '_>) -> Models {
         let names = self.field(table, "models", "a list of names", |value| {
             let names =
@@ -319,7 +320,7 @@ impl Reader {
         Some(number)
     }
 
-    /// Both `"2027-01-01T00:00:00Z"` and TOML's own date and time, which must have an offset.
+    /// Reads the expiry: `"2027-01-01T00:00:00Z"` or TOML's own date and time, which must have an offset.
     fn expires(&mut self, table: &Table<'_, '_>) -> Option<u64> {
         let wanted = "a time as in RFC 3339, with offset";
         let (expires, _) = self.field(table, "expires", wanted, |value| {

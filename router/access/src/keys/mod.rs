@@ -1,19 +1,20 @@
-//! Keys: found by their SHA-256, so that neither the file nor the memory of the gateway holds one. The same file says whose
-//! a client's certificate is, by a name in it; a certificate that nobody knows is nobody's.
+//! API keys, found by their SHA-256, so that neither the file nor the gateway's memory holds a key. The
+//! same file maps names in clients' certificates to grants; a certificate without a listed name has no
+//! grant.
 //!
-//! A SHA-256 without salt or stretching is right here because keys are 256 random bits ([`new_key`]): there is no
-//! dictionary to try. Stretching (argon2) would cost each request milliseconds and buy nothing.
+//! A SHA-256 without salt or stretching suffices because keys are 256 random bits ([`new_key`]): no
+//! dictionary can be tried. Stretching (argon2) would cost each request milliseconds without a gain.
 //!
-//! Timing. A look-up hashes the presented text and searches a map for the digest. What the time may depend on is
-//! (a) the bucket, which the map derives from the digest with a random SipHash key of its own, and (b) how many
-//! leading bytes of a stored digest agree. A client could learn (b) only by presenting texts whose digests agree
-//! further and further, that is by finding partial preimages, at 2^n hashes for n bits; and whoever had learned a
-//! whole digest so would still need a preimage of it. The map's own comparison is therefore harmless; what decides
-//! is a second comparison of the whole digest in constant time, so that the rule "secrets are compared in constant
-//! time" needs no exception. Expiry is looked at after it.
+//! Timing. A look-up hashes the presented text and searches a map for the digest. The time may depend on
+//! (a) the bucket, which the map derives from the digest with a random SipHash key of its own, and (b) the
+//! number of leading bytes in which a stored digest agrees. A client could learn (b) only by presenting
+//! texts whose digests agree further and further, that is by finding partial preimages, at 2^n hashes for n
+//! bits; and with a whole digest it would still need a preimage of it. The map's own comparison is
+//! therefore harmless; the decision is a second comparison of the whole digest in constant time, so that
+//! the rule "secrets are compared in constant time" needs no exception. Expiry is checked after it.
 //!
-//! Reloading parses the whole file first and reports every problem in it with its line; the set in force changes
-//! only when there is none. Readers take a snapshot ([`arc_swap`]) without a lock.
+//! Reloading parses the whole file first and reports every problem in it with its line; the set in force
+//! changes only when the file has no problem. Readers take a snapshot ([`arc_swap`]) without a lock.
 //!
 //! Hot path: one SHA-256 and one look-up, together about 120 ns; no allocation.
 
@@ -37,10 +38,10 @@ pub const KEYS_MAX: usize = 65_536;
 /// Largest keys file: enough for [`KEYS_MAX`] keys of 512 bytes.
 pub const KEYS_FILE_BYTES_MAX: usize = 32 << 20;
 
-/// A SHA-256.
+/// A SHA-256 digest.
 type Digest = [u8; 32];
 
-/// Grants by what a certificate says of its owner. Names are compared byte by byte.
+/// Grants by the names in a certificate. Names are compared byte by byte.
 #[derive(Debug, Default)]
 struct Certificates {
     uris: HashMap<Box<str>, Arc<Grant>>,
@@ -63,7 +64,7 @@ pub struct KeySet {
 }
 
 impl KeySet {
-    /// From the text of a keys file.
+    /// Parses a keys file.
     ///
     /// # Errors
     ///
@@ -72,7 +73,8 @@ impl KeySet {
         file::parse(text).map_err(Error::Keys)
     }
 
-    /// Whose key this is; `None` when nobody's, or when it is no longer valid at this Unix time in seconds.
+    /// Returns the grant of a key; `None` when the key is unknown, or has expired at this Unix time in
+    /// seconds.
     #[must_use]
     pub fn find(&self, presented: &str, now_unix: u64) -> Option<&Arc<Grant>> {
         let digest = sha256(presented.as_bytes());
@@ -81,8 +83,8 @@ impl KeySet {
         (is_equal && !grant.is_expired(now_unix)).then_some(grant)
     }
 
-    /// Whose certificate this is, by the names in it: its URIs count before its DNS names, and these before its common name.
-    /// The caller has verified it.
+    /// Returns the grant of a certificate by the names in it: URIs are tried before DNS names, and these
+    /// before the common name. The caller has verified the certificate.
     #[must_use]
     pub fn find_certificate(
         &self,
@@ -98,7 +100,7 @@ impl KeySet {
         by_uri.chain(by_dns_name).chain(by_common_name).find(|grant| !grant.is_expired(now_unix))
     }
 
-    /// The grant of this name, of a key or of a certificate; it may have expired.
+    /// Returns the grant of this name, of a key or of a certificate; it may have expired.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&Arc<Grant>> {
         let known = &self.certificates;
@@ -107,19 +109,19 @@ impl KeySet {
         self.grants.values().chain(certificates).find(|grant| *grant.name == *name)
     }
 
-    /// Limits of a tenant, as the file has them; for grants that come from tokens.
+    /// Returns the limits of a tenant in the file; for grants that come from tokens.
     #[must_use]
     pub fn tenant_limits(&self, tenant: &str) -> Option<LimitConfig> {
         self.tenants.get(tenant).copied()
     }
 
-    /// Number of keys and certificates.
+    /// Returns the number of keys and certificates.
     #[must_use]
     pub fn len(&self) -> usize {
         self.grants.len() + self.certificates.len()
     }
 
-    /// Whether there is neither a key nor a certificate.
+    /// Whether the set has neither a key nor a certificate.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -133,13 +135,13 @@ pub struct KeyStore {
 }
 
 impl KeyStore {
-    /// With these keys.
+    /// Creates a store with these keys.
     #[must_use]
     pub fn new(keys: KeySet) -> Self {
         Self { current: ArcSwap::from_pointee(keys) }
     }
 
-    /// The keys in force, as a snapshot that a reload does not change.
+    /// Returns the keys in force, as a snapshot that a reload does not change.
     #[must_use]
     pub fn load(&self) -> arc_swap::Guard<Arc<KeySet>> {
         self.current.load()

@@ -1,13 +1,14 @@
 //! One token bucket as a single atomic number, by the generic cell rate algorithm (ITU-T I.371, annex A.1).
 //!
-//! The bucket holds a minute's allowance and refills evenly. Instead of a level and a time it keeps the time at
-//! which it will be full again (the "theoretical arrival time"): taking n moves that time n/rate later, and what
-//! was taken may be taken if the bucket is full again within a minute. Giving back moves it earlier; a time in the
-//! past is a full bucket. That is exactly a token bucket whose level may fall below zero when more was used than
-//! was taken: [`Bucket::take_anyway`] makes that debt, and later takers wait until it is paid.
+//! The bucket holds a minute's allowance and refills evenly. Instead of a level and a time it stores the
+//! time at which it will be full again (the "theoretical arrival time"): taking n units moves that time
+//! n/rate later, and is allowed if the bucket would be full again within a minute. Giving back moves it
+//! earlier; a time in the past is a full bucket. That is exactly a token bucket whose level may fall below
+//! zero when more was used than was taken: [`Bucket::take_anyway`] makes that debt, and later requests wait
+//! until it is paid.
 //!
-//! The clock is any nanosecond counter that all callers share. It need not be monotone between threads: a caller
-//! that is late by some nanoseconds sees the bucket that much emptier.
+//! The clock is any nanosecond counter that all callers share. It need not be monotone between threads: a
+//! caller that is late by some nanoseconds sees the bucket that much emptier.
 //!
 //! Orderings are relaxed: the number guards no other memory.
 
@@ -16,26 +17,28 @@ use std::time::Duration;
 
 /// The window of all limits, in nanoseconds: a minute.
 pub(super) const WINDOW_NS: u64 = 60_000_000_000;
-/// Most that one word of a peer changes, in nanoseconds of refilling: a peer that is wrong locks nobody out for long.
+/// Largest change by one report of a peer, in nanoseconds of refilling: a faulty peer blocks no client for
+/// long.
 const FROM_PEER_MAX: i64 = 10 * WINDOW_NS.cast_signed();
 
-/// A bucket; without a limit it always gives.
+/// A token bucket; without a limit every take succeeds.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     /// Units per minute, 0 for no limit.
     per_minute: AtomicU64,
-    /// When it will be full, in nanoseconds.
+    /// Time at which the bucket will be full, in nanoseconds.
     full_at: AtomicU64,
-    /// What was taken here and not given back, in nanoseconds of refilling; it wraps. Peers' charges do not count.
+    /// Units taken here and not given back, in nanoseconds of refilling; wraps. Peers' charges do not
+    /// count.
     spent: AtomicU64,
 }
 
-/// Why a bucket did not give.
+/// Result of a take that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Empty {
-    /// It will have enough after this time, if nobody else takes.
+    /// The bucket will have enough after this time, if no other request takes from it.
     For(Duration),
-    /// It never holds so much.
+    /// The bucket never holds so much.
     Forever,
 }
 
@@ -44,7 +47,7 @@ impl Bucket {
         Self { per_minute: AtomicU64::new(per_minute.unwrap_or(0)), ..Self::default() }
     }
 
-    /// Changes the limit. What was taken stays taken, as a time: a bucket that was half empty stays half empty.
+    /// Changes the limit. Taken units are kept as a time: a bucket that was half empty stays half empty.
     pub(super) fn set(&self, per_minute: Option<u64>) {
         self.per_minute.store(per_minute.unwrap_or(0), Ordering::Relaxed);
     }
@@ -53,13 +56,14 @@ impl Bucket {
         Some(self.per_minute.load(Ordering::Relaxed)).filter(|&limit| limit > 0)
     }
 
-    /// What `units` cost in nanoseconds of refilling; rounded down, so that a whole minute's units fit a minute.
+    /// Returns the cost of `units` in nanoseconds of refilling; rounded down, so that a whole minute's
+    /// units fit a minute.
     fn cost(units: u64, per_minute: u64) -> u64 {
         let cost = u128::from(units) * u128::from(WINDOW_NS) / u128::from(per_minute);
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
 
-    /// Takes units, or says why not. Returns the nanoseconds that they cost, for [`Bucket::give_back`].
+    /// Takes units, or returns why not. Returns their cost in nanoseconds, for [`Bucket::give_back`].
     pub(super) fn take(&self, units: u64, now: u64) -> Result<u64, Empty> {
         let Some(limit) = self.per_minute() else { return Ok(0) };
         let cost = Self::cost(units, limit);
@@ -84,7 +88,7 @@ impl Bucket {
         }
     }
 
-    /// Takes units that were used already, into debt if need be. Returns what they cost.
+    /// Takes units that were used already, into debt if necessary. Returns their cost.
     pub(super) fn take_anyway(&self, units: u64, now: u64) -> u64 {
         let Some(limit) = self.per_minute() else { return 0 };
         let cost = Self::cost(units, limit);
@@ -93,7 +97,7 @@ impl Bucket {
         cost
     }
 
-    /// Gives back what [`Bucket::take`] cost, or a part of it.
+    /// Gives back the cost of a [`Bucket::take`], or a part of it.
     pub(super) fn give_back(&self, cost: u64) {
         if cost > 0 {
             self.update(|full_at| full_at.saturating_sub(cost));
@@ -105,12 +109,12 @@ impl Bucket {
         self.spent.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds until it is full.
+    /// Returns the nanoseconds until the bucket is full.
     pub(super) fn missing(&self, now: u64) -> u64 {
         self.full_at.load(Ordering::Relaxed).saturating_sub(now)
     }
 
-    /// Counts what a peer has taken, or given back, since it was heard last.
+    /// Counts the units that a peer has taken, or given back, since its last report.
     pub(super) fn take_for_peer(&self, before: u64, after: u64, now: u64) {
         let change = after.wrapping_sub(before).cast_signed().clamp(-FROM_PEER_MAX, FROM_PEER_MAX);
         if self.per_minute().is_some() {
@@ -121,7 +125,7 @@ impl Bucket {
         }
     }
 
-    /// Makes it at least so empty.
+    /// Lowers the level so that at least `missing` nanoseconds of refilling are missing.
     pub(super) fn raise(&self, missing: u64, now: u64) {
         if self.per_minute().is_some() {
             let missing = missing.min(FROM_PEER_MAX.unsigned_abs());
@@ -138,7 +142,7 @@ impl Bucket {
         }
     }
 
-    /// Units that can be taken now, 0 in debt; and how long until it is full.
+    /// Returns the units that can be taken now, 0 in debt, and the time until the bucket is full.
     pub(super) fn level(&self, now: u64) -> Option<(u64, Duration)> {
         let limit = self.per_minute()?;
         let missing = self.full_at.load(Ordering::Relaxed).saturating_sub(now);
@@ -147,7 +151,7 @@ impl Bucket {
         Some((u64::try_from(units).unwrap_or(u64::MAX), Duration::from_nanos(missing)))
     }
 
-    /// Whether it is full, so that a new one would be no different.
+    /// Whether the bucket is full, and so equal to a new one.
     pub(super) fn is_full(&self, now: u64) -> bool {
         self.full_at.load(Ordering::Relaxed) <= now
     }
@@ -215,7 +219,8 @@ mod tests {
                         match result {
                             Ok(cost) => taken.push((cost, units)),
                             Err(Empty::For(wait)) => {
-                                // One nanosecond earlier it would not do; at the time it says it does.
+                                // One nanosecond earlier the take would fail; at the reported time it
+                                // succeeds.
                                 let wait = wait.as_nanos() as i128;
                                 assert!(
                                     oracle.level + wait * oracle.limit >= i128::from(units) * Oracle::ONE

@@ -1,13 +1,13 @@
-//! How much: requests per minute, tokens per minute and requests at the same time, of a key and of its tenant.
+//! Rate limits: requests per minute, tokens per minute and concurrent requests, of a key and of its tenant.
 //!
-//! [`admit`] takes from up to six limits at once, all or nothing: what was taken before a refusal is given back.
-//! In between another request can be refused for what is about to be given back; it is told to come back soon, and
-//! no request is ever admitted that should not be.
+//! [`admit`] takes from up to six limits at once, all or nothing: units taken before a refusal are given
+//! back. In between another request can be refused because of units that are about to be given back; its
+//! retry time is short, and no request is ever admitted in excess.
 //!
-//! Tokens are charged before they are known, by [`Estimate`], and set right by [`Charge::settle`] when they are:
-//! what was too much is given back at once, and what was too little becomes a debt that later requests wait for. A
-//! [`Charge`] that is dropped unsettled keeps the estimate charged and frees its place; one that never reached a
-//! worker is given back by [`Charge::cancel`].
+//! Tokens are charged before they are known, by [`Estimate`], and corrected by [`Charge::settle`] when they
+//! are: an excess is given back immediately, and a shortfall becomes a debt for which later requests wait.
+//! A [`Charge`] that is dropped unsettled keeps the estimate charged and frees its place; a charge whose
+//! request never reached a worker is given back by [`Charge::cancel`].
 //!
 //! Hot path: two Arc clones and at most six compare-and-swaps; no lock, no allocation, no clock. All orderings are
 //! relaxed: counters guard no other memory.
@@ -28,7 +28,7 @@ pub use table::{LIMITERS_MAX, LimitTable, Scope, TableFull};
 
 use crate::grant::LimitConfig;
 
-/// Advice when a place is taken: nobody knows when a request ends.
+/// Retry advice when all places are taken: the end of a running request is unknown.
 const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
 
 /// The limits of one key or one tenant.
@@ -36,16 +36,16 @@ const CONCURRENCY_RETRY: Duration = Duration::from_secs(1);
 pub struct Limiter {
     requests: Bucket,
     tokens: Bucket,
-    /// Requests inside here.
+    /// Requests in flight at this gateway.
     running: AtomicU32,
-    /// Requests inside other gateways, as these told last.
+    /// Requests in flight at other gateways, by their last reports.
     peers_running: AtomicU32,
-    /// 0 for no limit.
+    /// Largest number of requests in flight; 0 for no limit.
     running_max: AtomicU32,
 }
 
 impl Limiter {
-    /// Full buckets with these limits.
+    /// Creates full buckets with these limits.
     #[must_use]
     pub fn new(config: LimitConfig) -> Self {
         Self {
@@ -57,14 +57,14 @@ impl Limiter {
         }
     }
 
-    /// Changes the limits; what was used stays used.
+    /// Changes the limits; used units stay used.
     pub fn set(&self, config: LimitConfig) {
         self.requests.set(config.requests_per_minute);
         self.tokens.set(config.tokens_per_minute);
         self.running_max.store(config.concurrent_max.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// The limits in force.
+    /// Returns the limits in force.
     #[must_use]
     pub fn config(&self) -> LimitConfig {
         LimitConfig {
@@ -74,13 +74,13 @@ impl Limiter {
         }
     }
 
-    /// Requests inside.
+    /// Returns the number of requests in flight.
     #[must_use]
     pub fn running(&self) -> u32 {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Whether a new one would be no different, so that this one may be forgotten.
+    /// Whether the limiter equals a new one, so that it may be removed.
     fn is_idle(&self, now: u64) -> bool {
         self.running() == 0
             && self.peers_running.load(Ordering::Relaxed) == 0
@@ -107,7 +107,7 @@ impl Limiter {
         Ok(Taken { requests_cost, tokens_cost })
     }
 
-    /// Counts what a peer has charged between two of its reports.
+    /// Counts the charges of a peer between two of its reports.
     fn charge_peers(&self, before: &LimitReport, after: &LimitReport, now: u64) {
         let [requests, tokens] = [0, 1].map(|at| (before.spent[at], after.spent[at]));
         self.requests.take_for_peer(requests.0, requests.1, now);
@@ -115,14 +115,14 @@ impl Limiter {
         self.peers_running.fetch_add(after.running.wrapping_sub(before.running), Ordering::Relaxed);
     }
 
-    /// Counts what a peer had charged before it was heard first.
+    /// Counts the charges of a peer before its first report.
     fn raise(&self, missing: [u64; 2], running: u32, now: u64) {
         self.requests.raise(missing[0], now);
         self.tokens.raise(missing[1], now);
         self.peers_running.fetch_add(running, Ordering::Relaxed);
     }
 
-    /// A peer with so many requests inside is gone.
+    /// Removes the requests in flight of a peer that is gone.
     fn leave_peers(&self, running: u32) {
         self.peers_running.fetch_sub(running, Ordering::Relaxed);
     }
@@ -134,50 +134,50 @@ impl Limiter {
     }
 }
 
-/// What was taken, in nanoseconds of refilling.
+/// Units taken for one request, in nanoseconds of refilling.
 #[derive(Debug, Clone, Copy, Default)]
 struct Taken {
     requests_cost: u64,
     tokens_cost: u64,
 }
 
-/// Which limit refused.
+/// Kind of the exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LimitKind {
     /// Requests per minute.
     Requests,
     /// Tokens per minute.
     Tokens,
-    /// Requests at the same time.
+    /// Concurrent requests.
     Concurrency,
 }
 
 /// A request that is over a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
-    /// Whose limit.
+    /// Scope of the limit.
     pub scope: Scope,
-    /// Which limit.
+    /// Kind of the limit.
     pub kind: LimitKind,
-    /// When to come back; `None` when the request asks for more than the limit ever gives.
+    /// Time to retry after; `None` when the request asks for more than the limit ever gives.
     pub retry_after: Option<Duration>,
 }
 
-/// How many tokens are charged before they are known.
+/// Number of tokens that are charged before they are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Estimate {
-    /// The prompt and the longest answer, as OpenAI does: never in debt, but clients that leave `max_tokens` large
-    /// are refused although they would have used little.
+    /// The prompt and the longest answer, as OpenAI does: no debt, but clients that leave `max_tokens`
+    /// large are refused although they would have used little.
     #[default]
     PromptAndAnswer,
-    /// The prompt alone: nobody is refused for what he might use, but long answers become debt, so that a key can
-    /// be over its limit for as long as its requests run.
+    /// The prompt alone: no request is refused for tokens that it might use, but long answers become debt,
+    /// so that a key can be over its limit for as long as its requests run.
     Prompt,
 }
 
 impl Estimate {
-    /// Tokens to charge for `choices` answers to a prompt. Without `answer_max` the answer counts as
-    /// `answer_default`.
+    /// Returns the tokens to charge for `choices` answers to a prompt. Without `answer_max` the answer
+    /// counts as `answer_default`.
     #[must_use]
     pub fn tokens(self, prompt: u64, answer_max: Option<u64>, answer_default: u64, choices: u64) -> u64 {
         match self {
@@ -189,7 +189,7 @@ impl Estimate {
     }
 }
 
-/// A request within its limits. Its place is freed on drop.
+/// The charge of a request within its limits. Its place is freed on drop.
 #[derive(Debug)]
 pub struct Charge {
     limiters: [Option<(Arc<Limiter>, Taken)>; 2],
@@ -197,13 +197,13 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Tokens that were charged.
+    /// Returns the tokens that were charged.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Sets the charge right when the usage is known. May be called again as it grows; the place stays taken.
+    /// Corrects the charge when the usage is known. May be called again as it grows; the place stays taken.
     pub fn settle(&mut self, used: u64, now: u64) {
         let before = self.tokens;
         for (limiter, taken) in self.limiters.iter_mut().flatten() {
@@ -211,7 +211,8 @@ impl Charge {
                 let cost = limiter.tokens.take_anyway(used - before, now);
                 taken.tokens_cost = taken.tokens_cost.saturating_add(cost);
             } else {
-                // By its share of the cost at which it was taken, should the limit have changed since.
+                // In proportion to the cost at which the tokens were taken, since the limit may have
+                // changed.
                 let kept = u128::from(taken.tokens_cost) * u128::from(used) / u128::from(before);
                 let kept = u64::try_from(kept).unwrap_or(taken.tokens_cost);
                 limiter.tokens.give_back(taken.tokens_cost - kept);
@@ -221,7 +222,7 @@ impl Charge {
         self.tokens = used;
     }
 
-    /// Gives everything back: the request never reached a worker.
+    /// Gives everything back, for a request that never reached a worker.
     pub fn cancel(mut self) {
         for (limiter, taken) in self.limiters.iter_mut().filter_map(Option::take) {
             limiter.give_back(taken);
@@ -237,11 +238,12 @@ impl Drop for Charge {
     }
 }
 
-/// Takes one request with so many tokens from the limits of its key and of its tenant, at a time in nanoseconds.
+/// Takes one request with `tokens` tokens from the limits of its key and of its tenant, at a time in
+/// nanoseconds.
 ///
 /// # Errors
 ///
-/// The first limit that is exceeded; then nothing is taken.
+/// The first limit that is exceeded; nothing is taken then.
 pub fn admit(
     key: Option<&Arc<Limiter>>,
     tenant: Option<&Arc<Limiter>>,

@@ -1,4 +1,4 @@
-//! What a client is told of its limits: the headers that OpenAI's clients read.
+//! Rate limit headers for clients, in OpenAI's form.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use std::time::Duration;
 use super::Limiter;
 use super::bucket::Bucket;
 
-/// One limit as the client sees it.
+/// The state of one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// Per minute.
+    /// Units per minute.
     pub limit: u64,
-    /// What is left now.
+    /// Units that can be taken now.
     pub remaining: u64,
-    /// Until it is full again.
+    /// Time until the limit is full again.
     pub reset: Duration,
 }
 
-/// The limits of a key and its tenant together: of each kind the one with less left.
+/// The limits of a key and its tenant together: of each kind the one with fewer units left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateState {
     /// Requests, if limited.
@@ -28,7 +28,7 @@ pub struct RateState {
 }
 
 impl RateState {
-    /// At a time in nanoseconds.
+    /// Returns the state at a time in nanoseconds.
     #[must_use]
     pub fn of(key: Option<&Arc<Limiter>>, tenant: Option<&Arc<Limiter>>, now: u64) -> Self {
         let tightest = |bucket: fn(&Limiter) -> &Bucket| {
@@ -42,7 +42,7 @@ impl RateState {
         Self { requests: tightest(|limiter| &limiter.requests), tokens: tightest(|limiter| &limiter.tokens) }
     }
 
-    /// The headers, `x-ratelimit-…`; none for what is not limited.
+    /// Returns the headers, `x-ratelimit-…`; none for a kind without a limit.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         const REQUESTS: [&str; 3] =
             ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
@@ -56,8 +56,8 @@ impl RateState {
     }
 }
 
-/// A duration as OpenAI writes it: `86ms`, `8.64s`, `6m0s`, `1h2m3s`. Rounded up to a millisecond, and to a second
-/// from a minute on.
+/// Formats a duration as OpenAI does: `86ms`, `8.64s`, `6m0s`, `1h2m3s`. Rounded up to a millisecond, and
+/// to a second from a minute on.
 fn as_reset(duration: Duration) -> String {
     let ms = duration.as_nanos().div_ceil(1_000_000);
     if ms < 1000 {
@@ -78,7 +78,7 @@ fn as_reset(duration: Duration) -> String {
     text
 }
 
-/// The value of `retry-after`: whole seconds, rounded up, at least one.
+/// Returns the value of `retry-after`: whole seconds, rounded up, at least one.
 #[must_use]
 pub fn retry_after_seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1)

@@ -1,9 +1,10 @@
-//! Limits that several gateways share: each tells the others what it has charged, and counts what they tell as its own.
+//! Limits that several gateways share: each reports its charges to the others, and counts the charges that
+//! they report.
 //!
-//! A report carries sums since the gateway's start, not differences: one that is lost is made good by the next. Whoever hears of a
-//! limiter for the first time, or makes it later than its peers, takes over how empty its buckets are there. Between two reports
-//! each gateway knows of the others' charges as they were, so together they may let in what a limit gives in that time, once for
-//! each gateway.
+//! A report carries sums since the gateway's start, not differences: the next report makes up for a lost
+//! one. A gateway that sees a limiter for the first time, or creates it later than its peers, takes over
+//! how empty its buckets are there. Between two reports each gateway knows only the earlier charges of the
+//! others, so together they may admit the limit's allowance for that time once per gateway.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,11 +18,11 @@ use crate::grant::NAME_BYTES_MAX;
 /// A gateway's charges to one limiter, in nanoseconds of refilling: for requests, and for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitReport {
-    /// Since the gateway's start. It wraps.
+    /// Units charged since the gateway's start. Wraps.
     pub(super) spent: [u64; 2],
-    /// Until the buckets are full, as that gateway sees them.
+    /// Time until the buckets are full at that gateway.
     missing: [u64; 2],
-    /// Requests inside.
+    /// Requests in flight at that gateway.
     pub(super) running: u32,
 }
 
@@ -34,7 +35,7 @@ impl LimitReport {
         }
     }
 
-    /// Differs when something was charged meanwhile: what refilled alone is no news.
+    /// Returns a number that changes when something was charged; refilling alone does not change it.
     #[must_use]
     pub fn version(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -43,7 +44,7 @@ impl LimitReport {
     }
 }
 
-/// A limiter's name among all.
+/// Scope and name of a limiter.
 type Named = (Scope, Arc<str>);
 
 #[derive(Debug)]
@@ -52,7 +53,8 @@ struct Told {
     at: u64,
 }
 
-/// The last reports of all peers. Its lock is taken while one of the table is held, never the other way round.
+/// The last reports of all peers. Its lock may be taken while a lock of the table is held, never the other
+/// way round.
 #[derive(Debug, Default)]
 pub(super) struct PeerReports {
     told: Mutex<HashMap<u64, HashMap<Named, Told>>>,
@@ -63,7 +65,7 @@ impl PeerReports {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a peer's report; `limiter` is that of the name here, if there is one.
+    /// Applies a peer's report; `limiter` is the limiter of that name here, if there is one.
     pub(super) fn take(
         &self,
         peer: u64,
@@ -89,14 +91,14 @@ impl PeerReports {
         }
     }
 
-    /// Gives a limiter that was just made what peers have charged to its name.
+    /// Applies to a new limiter the charges that peers have reported for its name.
     pub(super) fn introduce(&self, name: &Named, limiter: &Limiter, now: u64) {
         for told in self.lock().values().filter_map(|told| told.get(name)) {
             limiter.raise(told.missing(now), told.report.running, now);
         }
     }
 
-    /// Forgets what a peer has charged to limiters of a scope; its requests are not inside any more.
+    /// Removes a peer's reports for limiters of a scope; its requests in flight no longer count.
     pub(super) fn forget<'a>(&self, peer: u64, scope: Scope, limiter: impl Fn(&str) -> Option<&'a Limiter>) {
         let mut all = self.lock();
         let Some(told) = all.get_mut(&peer) else { return };
@@ -130,16 +132,16 @@ impl Scope {
     }
 }
 
-/// The name of a limiter in messages.
+/// Returns the name of a limiter in messages.
 pub(super) fn written(scope: Scope, name: &str) -> String {
     format!("{}:{name}", scope.letter())
 }
 
-/// The limiter that such a name is for.
+/// Parses the name of a limiter in a message.
 pub(super) fn read(text: &str) -> Option<Named> {
     let (letter, name) = text.split_once(':')?;
     let scope = [Scope::Key, Scope::Subject, Scope::Tenant];
     let scope = scope.into_iter().find(|scope| letter.len() == 1 && letter.starts_with(scope.letter()))?;
-    // A subject may be longer than a name: as long as it was taken from a token.
+    // A subject may be longer than a name: up to the length that is accepted from a token.
     (name.len() <= 8 * NAME_BYTES_MAX).then(|| (scope, name.into()))
 }

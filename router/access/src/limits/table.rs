@@ -1,10 +1,11 @@
-//! The limiters of all keys and tenants, by name. They outlive a reload of the keys file, so that a reload is no
-//! way around a limit.
+//! The limiters of all keys and tenants, by name. They survive a reload of the keys file, so that a reload
+//! cannot be used to evade a limit.
 //!
-//! At most [`LIMITERS_MAX`] are kept. One that is idle, full buckets and nobody inside, equals a new one, so that
-//! forgetting it loses nothing; that happens when the table is full, and at most once a second. A table full of busy
-//! ones takes no further name: the request must be turned away, since serving it without a limit would make the
-//! bound the way around. Names without any limit take no room.
+//! At most [`LIMITERS_MAX`] are kept. An idle limiter, with full buckets and no request in flight, equals a
+//! new one, so that removing it loses nothing; that happens when the table is full, and at most once a
+//! second. A table full of busy limiters takes no further name: the request must be refused, since serving
+//! it without a limit would let clients evade the limit through the bound. Names without any limit take no
+//! space.
 //!
 //! Hot path: a read lock around one look-up, one count of an Arc. Only a new name takes the write lock.
 
@@ -16,25 +17,27 @@ use super::Limiter;
 use super::shared::{self, LimitReport, PeerReports};
 use crate::grant::LimitConfig;
 
-/// Limiters of one scope that are kept at most: about 16 MiB.
+/// Largest number of limiters of one scope: about 16 MiB.
 pub const LIMITERS_MAX: usize = 65_536;
-/// A full table is searched for idle ones no more often, in nanoseconds: the search takes a millisecond.
+/// Shortest time between two searches of a full table for idle limiters, in nanoseconds: a search takes a
+/// millisecond.
 const SEARCH_EVERY_NS: u64 = 1_000_000_000;
 
-/// Whose limit.
+/// Owner of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Of one key of the keys file.
+    /// One key of the keys file.
     Key,
-    /// Of one subject of tokens. Apart from keys, so that nobody can use up a key by a name.
+    /// One subject of tokens. Separate from keys, so that a token's subject cannot use up the limits of a
+    /// key with the same name.
     Subject,
-    /// Of all keys of a tenant together.
+    /// All keys of a tenant together.
     Tenant,
 }
 
 type Named = RwLock<HashMap<Arc<str>, Arc<Limiter>>>;
 
-/// There is no room for a further name.
+/// The table has no space for a further name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFull;
 
@@ -46,7 +49,7 @@ pub struct LimitTable {
     tenants: Named,
     limiters_max: usize,
     peers: PeerReports,
-    /// Not before this time is a full table searched again.
+    /// Earliest time of the next search of a full table.
     search_at: AtomicU64,
 }
 
@@ -68,12 +71,12 @@ impl LimitTable {
         }
     }
 
-    /// The limiter of a name, made when it is new and changed when its limits changed; `None` for a name without
-    /// limits. The time is in nanoseconds, of the same clock as for [`super::admit`].
+    /// Returns the limiter of a name, created for a new name and updated when its limits changed; `None`
+    /// for a name without limits. The time is in nanoseconds, of the same clock as for [`super::admit`].
     ///
     /// # Errors
     ///
-    /// [`TableFull`] when the table is full of busy ones and does not know the name.
+    /// [`TableFull`] when the table is full of busy limiters and does not have the name.
     pub fn get(
         &self,
         scope: Scope,
@@ -106,7 +109,7 @@ impl LimitTable {
         self.named(scope).read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// What was charged here to every limiter, by names that [`Self::take_reports`] knows.
+    /// Returns the charges of this gateway to every limiter, by names that [`Self::take_reports`] accepts.
     #[must_use]
     pub fn reports(&self, now: u64) -> HashMap<String, LimitReport> {
         let mut reports = HashMap::new();
@@ -120,18 +123,19 @@ impl LimitTable {
         reports
     }
 
-    /// Counts what another gateway has charged. Names that it makes up are left out.
+    /// Counts the charges of another gateway. Invalid names are ignored.
     pub fn take_reports(&self, peer: u64, reports: HashMap<String, LimitReport>, now: u64) {
         for (name, report) in reports {
             let Some(name) = shared::read(&name) else { continue };
-            // Held meanwhile: a limiter that is made now would take over the report as well.
+            // The lock is held meanwhile: a limiter that is created concurrently would apply the report a
+            // second time.
             let named = self.named(name.0).read().unwrap_or_else(PoisonError::into_inner);
             let limiter = named.get(&name.1).map(Arc::as_ref);
             self.peers.take(peer, name, report, limiter, self.limiters_max, now);
         }
     }
 
-    /// Forgets a gateway that has fallen silent.
+    /// Removes the reports of a gateway that has gone silent.
     pub fn forget_peer(&self, peer: u64) {
         for scope in [Scope::Key, Scope::Subject, Scope::Tenant] {
             let named = self.named(scope).read().unwrap_or_else(PoisonError::into_inner);
@@ -148,12 +152,12 @@ impl LimitTable {
     ) -> Result<Arc<Limiter>, TableFull> {
         let mut named = self.named(scope).write().unwrap_or_else(PoisonError::into_inner);
         if named.len() >= self.limiters_max && !named.contains_key(name) {
-            // Under the write lock: nobody else changes it.
+            // Only changed under the write lock, which is held.
             if now < self.search_at.load(Ordering::Relaxed) {
                 return Err(TableFull);
             }
             self.search_at.store(now.saturating_add(SEARCH_EVERY_NS), Ordering::Relaxed);
-            // Whoever holds the Arc is about to use it.
+            // A limiter whose Arc is shared is about to be used.
             named.retain(|_, limiter| Arc::strong_count(limiter) > 1 || !limiter.is_idle(now));
             if named.len() >= self.limiters_max {
                 return Err(TableFull);
@@ -197,7 +201,7 @@ mod tests {
         assert!(get(Scope::Key, None).is_none());
     }
 
-    /// Tells each table what the other has charged.
+    /// Passes the reports of each table to the other.
     fn exchange(tables: [&LimitTable; 2], now: u64) {
         let [first, second] = tables;
         let (of_first, of_second) = (first.reports(now), second.reports(now));
@@ -222,12 +226,12 @@ mod tests {
             taken += [0, 1].into_iter().filter(|at| take(*at, now).is_ok()).count();
         }
         assert!((60..=62).contains(&taken), "{taken}: a minute's worth, and what refilled in a second");
-        // One that is new takes over how empty the buckets are.
+        // A new table takes over how empty the buckets are.
         let new = LimitTable::default();
         new.take_reports(1, tables[0].reports(second), second);
         let limiter = new.get(Scope::Tenant, &name, config, second).expect("room");
         assert!(admit(None, limiter.as_ref(), 0, second).is_err());
-        // What is given back at one is there at both.
+        // Units given back at one gateway are available at both.
         let later = 60 * second;
         exchange([&tables[0], &tables[1]], later);
         let inside = [take(0, later).expect("a place"), take(0, later).expect("a place")];
@@ -238,7 +242,7 @@ mod tests {
         exchange([&tables[0], &tables[1]], later);
         assert!(take(1, later).is_ok());
         drop(third);
-        // A peer that is gone takes its requests with it.
+        // A peer that is gone no longer counts with its requests.
         let stuck = [take(0, later).expect("a place"), take(0, later).expect("a place")];
         exchange([&tables[0], &tables[1]], later);
         let other = take(1, later).expect("a place");

@@ -1,7 +1,7 @@
-//! One request in two legs: what the prefill worker and the decode worker are asked.
+//! Bodies of the two requests of one disaggregated request: the prefill leg and the decode leg.
 //!
-//! Two orders exist. *Sequential*: the prefill worker answers with an object that names its blocks, and the decode
-//! worker is given it unread (vLLM's NixlConnector, TensorRT-LLM). *Concurrent*: both are asked at once and meet by a
+//! Two orders exist. *Sequential*: the prefill worker answers with an object that names its blocks, which the gateway passes
+//! to the decode worker unread (vLLM's NixlConnector, TensorRT-LLM). *Concurrent*: both are asked at once and meet by a
 //! number that the gateway draws (SGLang's bootstrap room, vLLM's MooncakeConnector, Kvasir's own).
 //!
 //! The prefill leg is the same request for one token, not streamed. Fields with which a client could steer a transfer
@@ -39,14 +39,14 @@ impl Protocol {
     }
 }
 
-/// What the two legs share.
+/// Values that both legs use.
 #[derive(Debug, Clone, Copy)]
 pub struct Pairing<'a> {
-    /// Drawn by the gateway, never twice.
+    /// Number drawn by the gateway, unique to this request.
     pub number: u64,
     /// The prefill worker.
     pub prefill: &'a Description,
-    /// Its data-parallel rank that computes the prompt.
+    /// Data-parallel rank of the prefill worker that computes the prompt.
     pub prefill_rank: u16,
     /// The decode worker.
     pub decode: &'a Description,
@@ -59,13 +59,13 @@ impl Pairing<'_> {
         format!("xfer-{:016x}", self.number)
     }
 
-    /// TensorRT-LLM keeps numbers below 2^42 for itself.
+    /// TensorRT-LLM reserves numbers below 2^42 for its own use.
     fn global_id(&self) -> u64 {
         (1 << 42) | (self.number & ((1 << 62) - 1))
     }
 }
 
-/// Why a leg cannot be asked.
+/// Reason for which a leg's body cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LegError {
     /// The prefill worker's answer lacks what the decode worker needs.
@@ -74,23 +74,23 @@ pub enum LegError {
     /// The answer is not JSON.
     #[error("the prefill worker's answer is not understood: {0}")]
     Malformed(String),
-    /// The prefill worker does not say where it listens.
+    /// The prefill worker does not report the address of its data plane.
     #[error(
         "the prefill worker does not say where its data plane listens: vLLM needs KvasirConnector with a port in transfer.listen"
     )]
     NoDataPlane,
-    /// The prefill worker names no bootstrap server.
+    /// The prefill worker reports no bootstrap server.
     #[error("the prefill worker names no bootstrap server")]
     NoBootstrap,
 }
 
-/// What a prefill worker answered, as far as the decode leg and its check need it.
+/// Answer of a prefill worker, as far as the decode leg and its check need it.
 #[derive(Debug, Clone)]
 pub struct PrefillAnswer {
     body: RawBody,
     /// Tokens of the prompt as the prefill worker counted them.
     pub prompt_tokens: Option<usize>,
-    /// Of those, how many it had.
+    /// Cached tokens among `prompt_tokens`.
     pub cached_tokens: Option<usize>,
 }
 
@@ -107,7 +107,7 @@ impl PrefillAnswer {
         })
     }
 
-    /// Whether generation is over with the first token: there is nothing to hand over.
+    /// Whether generation ended with the first token, so that nothing is handed over.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let choices = self.body.value("choices").unwrap_or_default();
@@ -132,8 +132,8 @@ pub fn prefill_leg(protocol: Protocol, body: &RawBody, pairing: &Pairing<'_>) ->
     for field in ["stream_options", "min_tokens", "echo", "logprobs", "top_logprobs", "prompt_logprobs"] {
         leg.remove(field);
     }
-    // The decode worker computes the first token anew, so nothing has to guide the prefill worker's; but for TensorRT-LLM, which
-    // hands its first token over.
+    // The decode worker computes the first token again, so the prefill leg needs no output constraints; except for TensorRT-LLM,
+    // which hands its first token over.
     if protocol != Protocol::TensorRtLlm {
         leg.remove("structured_outputs");
     }
@@ -207,7 +207,7 @@ fn bootstrap(leg: &mut RawBody, pairing: &Pairing<'_>) -> Result<(), LegError> {
     let (host, port) = pairing.prefill.bootstrap.as_ref().ok_or(LegError::NoBootstrap)?;
     leg.set("bootstrap_host", json!(host).to_string());
     leg.set("bootstrap_port", port.to_string());
-    // A signed 64-bit number there.
+    // SGLang reads a signed 64-bit number.
     leg.set("bootstrap_room", (pairing.number & (i64::MAX as u64)).to_string());
     Ok(())
 }
@@ -291,7 +291,7 @@ mod tests {
         for gone in ["stream_options", "min_tokens", "logprobs", "top_logprobs"] {
             assert!(prefill.get(gone).is_none(), "{gone}");
         }
-        // A flat list of old and a nested one of new releases, and keys that nobody knows.
+        // A flat list of old releases, a nested one of new releases, and unknown keys.
         for params in [
             r#"{"do_remote_prefill":true,"remote_block_ids":[1,2],"remote_engine_id":"e"}"#,
             r#"{"do_remote_prefill":true,"remote_block_ids":[[1,2],[3]],"tp_size":1,"future":[1.50]}"#,

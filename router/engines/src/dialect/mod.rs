@@ -1,9 +1,9 @@
-//! What each make of engine says of itself, behind one trait.
+//! Descriptions, health and load of each kind of engine, behind one trait.
 //!
-//! [`detect`] asks a worker which make it is; its [`Dialect`] then reads what routing must know: models, block size,
-//! where KV events come from, role, and which prefill/decode protocol it speaks. [`Dialect::alive`] is the health check,
-//! one short question; [`Dialect::report`] asks for the load, which a busy engine may take long to tell. Nothing here is on
-//! a request's path; how legs are asked is in [`crate::dialect::legs`].
+//! [`detect`] finds out which engine a worker runs; its [`Dialect`] then reads what routing needs: models, block size, KV
+//! event endpoints, role, and prefill/decode protocol. [`Dialect::alive`] is the health check, one short request;
+//! [`Dialect::report`] requests the load, which a busy engine may answer late. Nothing here is on a request's path; the
+//! bodies of legs are made in [`crate::dialect::legs`].
 
 pub mod legs;
 mod native;
@@ -24,7 +24,7 @@ pub use self::transfers::{RailReport, StageReport, TransferReport};
 use crate::client::{EngineClient, EngineError};
 use crate::handoff::DataPlaneAddress;
 
-/// Makes of engines.
+/// Kinds of engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The reference engine.
@@ -40,7 +40,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// As in the configuration.
+    /// Name in the configuration.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// By its name in the configuration.
+    /// Returns the engine with this name in the configuration.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Native, Self::Vllm, Self::Sglang, Self::TensorRtLlm, Self::OpenAi]
@@ -60,7 +60,7 @@ impl Engine {
             .find(|engine| engine.name() == name)
     }
 
-    /// How to talk to it.
+    /// Protocol of the engine.
     #[must_use]
     pub fn dialect(self) -> &'static dyn Dialect {
         match self {
@@ -73,7 +73,7 @@ impl Engine {
     }
 }
 
-/// What a worker does.
+/// Role of a worker in prefill/decode disaggregation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Computes prompts and hands their blocks over.
@@ -85,7 +85,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// By its name.
+    /// Returns the role with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -96,7 +96,7 @@ impl Role {
         }
     }
 
-    /// Its name.
+    /// Name of the role.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -107,7 +107,7 @@ impl Role {
     }
 }
 
-/// How an engine is asked for the number of tokens of a prompt.
+/// Ways to request the number of tokens of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCount {
     /// vLLM's `/tokenize`, with a chat.
@@ -117,7 +117,7 @@ pub enum TokenCount {
 }
 
 impl TokenCount {
-    /// The path that is asked.
+    /// Path of the request.
     #[must_use]
     pub fn path(self) -> &'static str {
         match self {
@@ -127,32 +127,32 @@ impl TokenCount {
     }
 }
 
-/// Place of events that an engine has to be asked for.
+/// Value of [`Feed::events`] for events that the gateway polls over HTTP.
 pub const POLLED: &str = "poll";
 
-/// Where one data-parallel rank publishes its KV events.
+/// KV event endpoints of one data-parallel rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Feed {
-    /// The PUB socket, or [`POLLED`].
+    /// Endpoint of the PUB socket, or [`POLLED`].
     pub events: String,
-    /// The replay socket.
+    /// Endpoint of the replay socket.
     pub replay: Option<String>,
-    /// The publisher connects to us, and we listen.
+    /// Whether the gateway listens and the publisher connects.
     pub bind: bool,
-    /// The topic that it publishes under, where the engine says so.
+    /// Topic of the publisher, if the engine reports it.
     pub topic: Option<String>,
 }
 
-/// What a worker says of itself.
+/// Description of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
-    /// Its make.
+    /// Engine of the worker.
     pub engine: Engine,
-    /// Its version, as it spells it.
+    /// Version text of the engine.
     pub version: String,
-    /// Names under which it serves: the model first, then its adapters.
+    /// Names of the model and its adapters, the model first.
     pub models: Vec<String>,
-    /// What it does, if it knows.
+    /// Role, if the worker reports it.
     pub role: Option<Role>,
     /// Longest sequence in tokens.
     pub context_tokens: usize,
@@ -160,66 +160,66 @@ pub struct Description {
     pub block_tokens: usize,
     /// KV blocks of one rank's pool; 0 is unknown.
     pub blocks: usize,
-    /// KV blocks of its host memory and disk tiers; 0 is none or unknown.
+    /// KV blocks in host memory and on disk; 0: no such tier, or unknown.
     pub lower_blocks: [usize; 2],
-    /// Whether blocks of prompts stay for later requests; without, nothing is ever cached there.
+    /// Whether the engine caches prefixes for later requests.
     pub keeps_prefixes: bool,
-    /// Whether it retains blocks for as long as a request says: vLLM with KvasirConnector, and the reference engine with host memory.
+    /// Whether the engine retains blocks for the time in a request: vLLM with KvasirConnector, the reference engine with host memory.
     pub retains_blocks: bool,
-    /// Identifies this run of the process; `None` when the engine tells nothing that changes with it.
+    /// Number of this run of the process; `None` when the engine reports nothing that changes with it.
     pub instance: Option<u64>,
-    /// One for each data-parallel rank; `None` for a rank that publishes no events.
+    /// KV event endpoints by data-parallel rank; `None` for a rank that publishes no events.
     pub feeds: Vec<Option<Feed>>,
-    /// Where it hands blocks over: the reference engine, vLLM with KvasirConnector.
+    /// Addresses of the data plane for hand-offs: the reference engine, vLLM with KvasirConnector.
     pub data_plane: Option<DataPlaneAddress>,
     /// SGLang's bootstrap server, on a prefill worker: host and port.
     pub bootstrap: Option<(String, u16)>,
 }
 
-/// How much a worker has to do, by its own count.
+/// Load of one rank, by the engine's own count.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EngineLoad {
     /// Requests being computed.
     pub running: u32,
-    /// Requests that wait.
+    /// Requests waiting in the engine's queue.
     pub waiting: u32,
     /// Share of KV blocks that requests use; blocks that are only cached count as free in every engine.
     pub kv_usage: f64,
 }
 
-/// What an engine reports of itself while it runs.
+/// State that an engine reports while it runs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
-    /// As in [`Description::instance`]; `None` when the report does not say.
+    /// Run number as in [`Description::instance`]; `None` when the report has none.
     pub instance: Option<u64>,
-    /// By rank; empty when the engine does not tell.
+    /// Loads by rank; empty when the engine does not report them.
     pub loads: Vec<EngineLoad>,
-    /// Requests that one rank runs at most, if the engine tells.
+    /// Most requests that one rank runs, if the engine reports it.
     pub requests_max: Option<u32>,
-    /// Hand-offs by rank; empty when it has no data plane of Kvasir's.
+    /// Hand-offs by rank; empty when the engine does not use Kvasir's data plane.
     pub transfers: Vec<TransferReport>,
-    /// By rank, the stores that it shares with others; none where it has none, or does not know yet.
+    /// Shared stores by rank; `None` when the rank has none, or does not know them yet.
     pub stores: Vec<Option<SharedStores>>,
 }
 
 /// Stores of other processes that an engine reads and writes blocks in (`kvasir store`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedStores {
-    /// Their names, in alphabetical order.
+    /// Names of the stores, in alphabetical order.
     pub stores: Vec<String>,
-    /// How the identities of its blocks begin: it tells them from those of most other models, layouts and ranks.
+    /// First two bytes of the identities of the engine's blocks: distinguishes most other models, layouts and ranks.
     pub tag: u16,
 }
 
 impl SharedStores {
-    /// Whether the store with this name is one of them.
+    /// Whether the list contains this store.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.stores.iter().any(|store| store == name)
     }
 }
 
-/// What the operator says that an engine does not.
+/// Settings given by the operator for engines that do not report them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hints {
     /// KV event endpoint of rank 0; `*` stands for the worker's host.
@@ -230,19 +230,19 @@ pub struct Hints {
     pub model: Option<String>,
 }
 
-/// How one make of engine is asked.
+/// Protocol of one kind of engine.
 pub trait Dialect: Debug + Send + Sync {
-    /// The make.
+    /// The engine.
     fn engine(&self) -> Engine;
 
-    /// What the worker says of itself.
+    /// Requests the worker's description.
     fn describe<'a>(
         &'a self,
         client: &'a EngineClient,
         hints: &'a Hints,
     ) -> BoxFuture<'a, Result<Description, EngineError>>;
 
-    /// Whether it is well: `/health` alone. [`Description::instance`], if that tells it.
+    /// Requests `/health` alone. Returns [`Description::instance`] if the answer contains it.
     fn alive<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Option<u64>, EngineError>> {
         async move {
             client.get("/health").await?;
@@ -251,11 +251,11 @@ pub trait Dialect: Debug + Send + Sync {
         .boxed()
     }
 
-    /// How much it has to do. It may take long, and says nothing of whether the engine is well.
+    /// Requests the load. The answer may take long, and does not show whether the engine is healthy.
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>>;
 
-    /// Whether it is asleep: its memory is given back, and requests would wait until it is woken. `None` when the engine does not
-    /// tell.
+    /// Whether the engine is asleep: its memory is released, and requests would wait until it is woken. `None` when the engine
+    /// does not report it.
     fn is_asleep<'a>(
         &'a self,
         _client: &'a EngineClient,
@@ -263,12 +263,12 @@ pub trait Dialect: Debug + Send + Sync {
         async { Ok(None) }.boxed()
     }
 
-    /// Whether it is there although it is asleep: for engines whose `/health` must not be asked then.
+    /// Checks that a sleeping engine is alive, for engines whose `/health` must not be requested then.
     fn alive_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move { self.alive(client).await.map(drop) }.boxed()
     }
 
-    /// Why an engine that was started so cannot be put to sleep; `None` when it can.
+    /// Reason for which an engine with this description cannot be put to sleep; `None` when it can.
     fn why_sleepless<'a>(
         &'a self,
         _client: &'a EngineClient,
@@ -279,50 +279,50 @@ pub trait Dialect: Debug + Send + Sync {
         async move { Ok(Some(format!("engines of the make {engine} cannot be put to sleep"))) }.boxed()
     }
 
-    /// Puts it to sleep. It must have no request.
+    /// Puts the engine to sleep. It must have no request.
     fn sleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move { Err(client.protocol("this make of engine cannot be put to sleep")) }.boxed()
     }
 
-    /// Wakes it. An engine that is awake must not be woken.
+    /// Wakes the engine. It must not be awake.
     fn wake<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move { Err(client.protocol("this make of engine cannot be woken")) }.boxed()
     }
 
-    /// Whether a completion of token ids answers with token ids, so that text can be made by the gateway.
+    /// Whether completions return token ids, so that the gateway can make the text.
     fn returns_token_ids(&self) -> bool {
         false
     }
 
-    /// Whether the part in prefill/decode is fixed when a server starts: a decode server refuses every request that no
-    /// prefill server computes with it, however short or cached the prompt is.
+    /// Whether the prefill/decode role is fixed when a server starts: a decode server refuses every request that no prefill
+    /// server computes with it, however short or cached the prompt is.
     fn decode_needs_prefill(&self) -> bool {
         false
     }
 
-    /// Whether a decode worker reports as cached the larger of what the prefill worker had and what it had itself.
-    /// Otherwise its report says nothing that can be predicted, and the prefill worker's own answer counts.
+    /// Whether a decode worker reports as cached the larger of the prefill worker's and its own cached tokens. Otherwise its
+    /// report is not predictable, and the prefill worker's own answer counts.
     fn decode_reports_both(&self) -> bool {
         false
     }
 
-    /// Whether it takes fields that are not OpenAI's: salts of caches, and those that continue a message.
+    /// Whether the engine accepts fields that are not OpenAI's: cache salts, and the fields that continue a message.
     fn takes_extensions(&self) -> bool {
         true
     }
 
-    /// How it is asked for the number of tokens of a prompt, if it can be.
+    /// Request that counts the tokens of a prompt; `None`: the engine has none.
     fn token_count(&self) -> Option<TokenCount> {
         None
     }
 
-    /// The header that names the data-parallel rank of a request, if there is one.
+    /// Name of the header with a request's data-parallel rank, if the engine has one.
     fn rank_header(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// Finds out which make a worker is.
+/// Detects which engine a worker runs.
 pub async fn detect(client: &EngineClient) -> Result<Engine, EngineError> {
     if client.get("/kvasir/worker").await.is_ok() {
         return Ok(Engine::Native);
@@ -339,14 +339,14 @@ pub async fn detect(client: &EngineClient) -> Result<Engine, EngineError> {
     }
 }
 
-/// A `GET` that answers JSON.
+/// Sends a `GET` and parses the JSON answer.
 pub(crate) async fn json(client: &EngineClient, path: &str) -> Result<Value, EngineError> {
     let body = client.get(path).await?;
     serde_json::from_slice(&body).map_err(|error| client.protocol(format!("GET {path}: {error}")))
 }
 
-/// The same of a path that not every release has: `null` where the answer is no JSON or refuses it. That it could not be asked for
-/// is an error, as is an answer that says "later": an engine that is taken for one without KV events stays so until it starts again.
+/// As [`json`], for a path that not every release has: `null` when the answer is a refusal or no JSON. A failed connection
+/// and a temporary refusal are errors: an engine taken for one without KV events stays so until it starts again.
 pub(crate) async fn json_if_present(client: &EngineClient, path: &str) -> Result<Value, EngineError> {
     let body = client.get_optional(path).await?;
     Ok(body.and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default())
@@ -375,8 +375,8 @@ fn port_of(base: &str) -> u16 {
     authority_of(base).rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(usual)
 }
 
-/// An endpoint as an engine writes it, from where the gateway stands: a wildcard is the worker's host, and an
-/// endpoint that names another host is one that the engine connects to. A port `+N` of the configuration is N above that of the worker's URL.
+/// Converts an endpoint as the engine writes it: a wildcard becomes the worker's host, and for an endpoint with another host
+/// the gateway listens. A port `+N` of the configuration is N above that of the worker's URL.
 pub(crate) fn feed(base: &str, events: &str, replay: Option<&str>) -> Feed {
     let is_wild = |endpoint: &str| {
         ["*", "0.0.0.0", "[::]", "::"].iter().any(|wild| {
@@ -427,7 +427,7 @@ pub(crate) fn hinted(base: &str, hints: &Hints) -> Option<Feed> {
         return None;
     }
     let mut feed = feed(base, events, hints.replay.as_deref());
-    // Who writes it down for a gateway means where to connect to.
+    // The operator's endpoint is always one to connect to.
     feed.bind = false;
     Some(feed)
 }

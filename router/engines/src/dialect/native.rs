@@ -1,4 +1,4 @@
-//! The reference engine: one question tells everything but its load, which is in `/metrics`.
+//! The reference engine: one request returns everything except the load, which is in `/metrics`.
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -47,7 +47,7 @@ impl Dialect for Native {
         .boxed()
     }
 
-    /// Its description costs it no more than its `/health`, and tells one run from another.
+    /// The description costs no more than `/health`, and contains the run number.
     fn alive<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Option<u64>, EngineError>> {
         async move { Ok(Some(client.describe().await?.instance)) }.boxed()
     }

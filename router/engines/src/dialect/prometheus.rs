@@ -29,7 +29,7 @@ pub(crate) fn samples<'a>(text: &'a str, name: &str) -> impl Iterator<Item = Sam
         let (labels, value) = match rest.strip_prefix('{') {
             Some(rest) => rest.rsplit_once('}')?,
             None if rest.starts_with(' ') => ("", rest),
-            // Another metric, whose name goes on.
+            // Another metric, whose name is longer.
             None => return None,
         };
         let value = value.split_whitespace().next()?.parse().ok()?;

@@ -40,7 +40,7 @@ fn number(info: &Value, name: &str) -> Option<u64> {
     info[name].as_u64().or_else(|| inner.as_u64())
 }
 
-/// The run of the process. Memory figures are no part of it: nothing says that they stay the same within a run.
+/// Run number of the process. Memory figures are not part of it, since they may change within a run.
 fn instance(info: &Value) -> Option<u64> {
     let (seed, startup) = (number(info, "random_seed"), startup(info));
     if seed.is_none() && startup.is_empty() {
@@ -51,7 +51,7 @@ fn instance(info: &Value) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// Requests that one rank runs at most. Older releases tell the sum over all ranks.
+/// Most requests that one rank runs. Older releases report the sum over all ranks.
 fn requests_max(info: &Value) -> Option<u32> {
     let ranks = number(info, "dp_size").unwrap_or(1).max(1);
     let of_rank = number(info, "effective_max_running_requests_per_dp");
@@ -59,8 +59,8 @@ fn requests_max(info: &Value) -> Option<u32> {
     u32::try_from(most).ok().filter(|most| *most > 0)
 }
 
-/// How long the parts of the start took: seconds as floats, by name; empty for releases that do not tell. Nested parts
-/// (CUDA graphs) are left out, since those may be made later.
+/// Durations of the parts of the start: seconds as floats, by name; empty for releases that do not report them. Nested
+/// parts (CUDA graphs) are left out, since they may be made later.
 fn startup(info: &Value) -> Vec<(&str, String)> {
     let told = &info["startup_time"];
     let mut parts: Vec<(&str, String)> = match told {
@@ -83,7 +83,7 @@ fn first_feed(base: &str, info: &Value) -> Option<Feed> {
     let endpoint = |port: u64| format!("tcp://{host}:{port}");
     let replay = events["replay_endpoint_port_base"].as_u64().map(endpoint);
     let mut feed = feed(base, &endpoint(port), replay.as_deref());
-    // It always listens; its host is where it can be reached.
+    // SGLang's publisher always listens; the host in its endpoint is the address to connect to.
     feed.bind = false;
     Some(feed)
 }
@@ -150,7 +150,7 @@ impl Dialect for Sglang {
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
             let info = server_info(client).await?;
-            // Without `--enable-metrics` there is no such path.
+            // The path exists only with `--enable-metrics`.
             let metrics = client.get("/metrics").await.unwrap_or_default();
             let metrics = String::from_utf8_lossy(&metrics);
             let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
@@ -166,7 +166,7 @@ impl Dialect for Sglang {
         .boxed()
     }
 
-    /// `/health` has the engine generate a token: asleep it would wait 20 s, and call itself unhealthy.
+    /// `/health` has the engine generate a token: a sleeping engine would wait 20 s and report itself unhealthy.
     fn alive_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move {
             match client.get("/model_info").await {
@@ -186,7 +186,7 @@ impl Dialect for Sglang {
     ) -> BoxFuture<'a, Result<Option<String>, EngineError>> {
         async move {
             let info = server_info(client).await?;
-            // Without the copy of the weights they would come back empty.
+            // Without a CPU copy, waking would not restore the weights.
             let is_prepared =
                 info["enable_memory_saver"] == true && info["enable_weights_cpu_backup"] == true;
             let why = match (is_prepared, role) {
@@ -203,7 +203,7 @@ impl Dialect for Sglang {
         .boxed()
     }
 
-    /// A server that has a request when its memory is released dies: new ones are held back first, and the rest is ended.
+    /// Releasing memory kills a server that has requests: new ones are held back first, and the rest is ended.
     fn sleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move {
             let abort = Bytes::from_static(b"{\"mode\": \"abort\"}");
@@ -213,7 +213,7 @@ impl Dialect for Sglang {
         .boxed()
     }
 
-    /// A server whose memory was not released dies of this.
+    /// Resuming kills a server whose memory was not released.
     fn wake<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move {
             client.ask(Method::POST, "/resume_memory_occupation", Bytes::from_static(b"{}")).await?;
@@ -230,7 +230,7 @@ impl Dialect for Sglang {
         true
     }
 
-    /// SGLang's `/tokenize` takes texts and no chats; its Anthropic surface counts chats.
+    /// SGLang's `/tokenize` accepts only text; its Anthropic surface counts chats.
     fn token_count(&self) -> Option<TokenCount> {
         Some(TokenCount::Messages)
     }
@@ -283,7 +283,7 @@ mod tests {
         // Within a run: another order, and a graph that was captured later.
         let same = run(json!({"scheduler_e2e": 38.5, "cuda_graph": {"decode": 3.5}, "tokenizer_e2e": 41.25}));
         assert_eq!(first, same);
-        // Releases that do not tell how long the start took.
+        // Releases without start durations.
         let old = |seed: u64| instance(&json!({"random_seed": seed, "startup_time": null}));
         assert_eq!(old(42), instance(&json!({"random_seed": 42})));
         assert!(old(42).is_some() && old(42) != old(43) && old(42) != Some(first));

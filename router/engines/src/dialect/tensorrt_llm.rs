@@ -1,7 +1,7 @@
 //! TensorRT-LLM's `trtllm-serve`.
 //!
-//! Its load is in `/prometheus/metrics`; `/metrics` is a JSON list that empties when it is read, so it is left alone.
-//! Nothing that it tells changes with the run of the process.
+//! The load is in `/prometheus/metrics`; `/metrics` is a JSON list that empties when it is read, so it is left alone.
+//! No reported value changes with the run of the process.
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -13,8 +13,8 @@ use crate::client::{EngineClient, EngineError};
 /// TensorRT-LLM's own default of `tokens_per_block`.
 const BLOCK_TOKENS: usize = 32;
 
-/// It is asked for its events, at `POST /kv_cache_events`, and forgets what it has told: one gateway alone can follow it,
-/// so an operator has to say so.
+/// Feed of an engine whose events are polled at `POST /kv_cache_events`. The engine forgets events that it has returned, so only
+/// one gateway can follow it, and the operator has to enable this.
 fn polled() -> Option<Feed> {
     Some(Feed { events: POLLED.to_owned(), replay: None, bind: false, topic: None })
 }
@@ -23,7 +23,7 @@ fn polled() -> Option<Feed> {
 pub(super) struct TensorRtLlm;
 
 async fn metrics(client: &EngineClient) -> String {
-    // Without iteration statistics there is no such path.
+    // The path exists only with iteration statistics.
     client
         .get("/prometheus/metrics")
         .await

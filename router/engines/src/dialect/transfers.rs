@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::prometheus::{Sample, samples};
 
-/// More data-parallel ranks, rails, stages and bounds than that are not read, and no longer names: an engine's text is not trusted.
+/// Limits of data-parallel ranks, rails, stages, bounds and name lengths that are read: an engine's text is not trusted.
 const RANKS_MAX: usize = 1024;
 const RAILS_MAX: usize = 64;
 const STAGES_MAX: usize = 16;
 const BOUNDS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 64;
 
-/// What one rank of an engine has handed over since it started.
+/// Hand-offs of one rank of an engine since it started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TransferReport {
     /// Bytes of blocks written to peers.
@@ -27,15 +27,15 @@ pub struct TransferReport {
     pub incomplete: u64,
     /// Transfers that either side cancelled.
     pub cancelled: u64,
-    /// Transfers whose receiver never came.
+    /// Transfers that no receiver asked for in time.
     pub leases_expired: u64,
     /// Pieces whose checksum did not match.
     pub checksum_failures: u64,
     /// Connections to peers that ended.
     pub peers_lost: u64,
-    /// Its transports, by name.
+    /// Transports of the engine, by name.
     pub rails: Vec<RailReport>,
-    /// How long the parts of its hand-offs took; empty when the engine does not say.
+    /// Durations of the parts of hand-offs; empty when the engine does not report them.
     pub stages: Vec<StageReport>,
 }
 
@@ -44,15 +44,15 @@ pub struct TransferReport {
 pub struct RailReport {
     /// `shm`, `tcp` or `rdma DEVICE`.
     pub name: String,
-    /// Bytes of blocks that it has written or read.
+    /// Bytes of blocks that the rail has written or read.
     pub bytes: u64,
     /// Slices posted again because a connection had failed.
     pub retries: u64,
-    /// Connections that ended while their peer went on over others.
+    /// Connections that ended while their peer continued over others.
     pub failures: u64,
-    /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
+    /// Smoothed time per KiB, queue included; 0 when no peer has several rails.
     pub nanoseconds_per_kib: u64,
-    /// Whether it takes three times as long as the best one of equal preference.
+    /// Whether the rail takes three times as long as the best one of equal preference.
     pub is_slow: bool,
 }
 
@@ -65,23 +65,23 @@ pub struct StageReport {
     pub le: Vec<f64>,
     /// Counts by bucket, not cumulative; one more than bounds.
     pub counts: Vec<u64>,
-    /// All of them together, in seconds.
+    /// Sum of all durations, in seconds.
     pub sum: f64,
 }
 
-/// Names under which an engine reports.
+/// Names of an engine's metrics.
 pub(super) struct Names {
-    /// Before the names of counters, as `kvasir_transfer_`.
+    /// Prefix of counters, as `kvasir_transfer_`.
     pub(super) prefix: &'static str,
-    /// After the names of counters.
+    /// Suffix of counters.
     pub(super) suffix: &'static str,
-    /// Of transfers received whole, incomplete and cancelled.
+    /// Names of the counters of complete, incomplete and cancelled transfers.
     pub(super) ends: [&'static str; 3],
-    /// Before the names of rails' counters.
+    /// Prefix of rails' counters.
     pub(super) rail_prefix: &'static str,
 }
 
-/// The reference engine.
+/// Names of the reference engine.
 pub(super) const NATIVE: Names = Names {
     prefix: "kvasir_transfer_",
     suffix: "_total",
@@ -89,7 +89,7 @@ pub(super) const NATIVE: Names = Names {
     rail_prefix: "kvasir_rail_",
 };
 
-/// vLLM. What one of its processes counts is a gauge there, with a label for the process.
+/// Names of vLLM. A process's counts are gauges there, with a label for the process.
 pub(super) const VLLM: Names = Names {
     prefix: "vllm:kvasir_handoff_",
     suffix: "",
@@ -100,9 +100,9 @@ pub(super) const VLLM: Names = Names {
 type SetCount = fn(&mut TransferReport) -> &mut u64;
 type SetRail = fn(&mut RailReport, u64);
 
-/// Reports by rank, each the sum over the rank's processes; empty when the engine hands nothing over.
+/// Reports by rank, each the sum over the rank's processes; empty when the engine has no hand-offs.
 pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
-    // One look at the text of the many engines that hand nothing over.
+    // Fast path: most engines have no hand-offs.
     if !text.contains(names.prefix) {
         return Vec::new();
     }
@@ -130,7 +130,7 @@ pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
         ("block_bytes", names.suffix, |rail, value| rail.bytes = rail.bytes.saturating_add(value)),
         ("slices_retried", names.suffix, |rail, value| rail.retries = rail.retries.saturating_add(value)),
         ("links_failed", names.suffix, |rail, value| rail.failures = rail.failures.saturating_add(value)),
-        // The worst of a rank's processes.
+        // Maximum over a rank's processes.
         ("nanoseconds_per_kib", "", |rail, value| {
             rail.nanoseconds_per_kib = rail.nanoseconds_per_kib.max(value)
         }),
@@ -177,16 +177,16 @@ fn of_rail<'a>(report: &'a mut TransferReport, name: &str) -> Option<&'a mut Rai
     rails.last_mut()
 }
 
-/// Times of one stage of one rank while they are read: cumulative counts by the bits of their bounds, which rise as the positive
-/// numbers do.
+/// Partial histogram of one stage of one rank: cumulative counts by the bits of their bounds, which have the order of the
+/// positive numbers.
 #[derive(Default)]
 struct Buckets {
     cumulative: BTreeMap<u64, u64>,
     sum: f64,
 }
 
-/// Histograms by rank and stage, out of Prometheus' cumulative buckets, each the sum over the rank's processes. One whose counts do
-/// not rise, or that has no last bucket, is left out.
+/// Histograms by rank and stage from Prometheus' cumulative buckets, each the sum over the rank's processes. A histogram
+/// whose counts do not rise, or that has no last bucket, is left out.
 fn stages(text: &str, name: &str) -> BTreeMap<usize, Vec<StageReport>> {
     let mut found: BTreeMap<usize, Vec<(&str, Buckets)>> = BTreeMap::new();
     for (suffix, is_bucket) in [("_bucket", true), ("_sum", false)] {

@@ -26,7 +26,7 @@ const BLOCK_TOKENS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Vllm;
 
-/// The run of the process: the time at which it began, in nanoseconds as far as the number goes.
+/// Run number of the process: the bits of its start time in seconds.
 pub(super) fn started(metrics: &str) -> Option<u64> {
     first(metrics, &["process_start_time_seconds"]).map(f64::to_bits)
 }
@@ -50,7 +50,7 @@ fn release(version: &str) -> Option<(u32, u32)> {
 
 /// The data plane of a vLLM with KvasirConnector: the addresses of process 0. Process n listens on the port plus n.
 fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
-    // A server may have the later ranks of a larger engine only: what it says of its first one counts.
+    // A server may have only the later ranks of a larger engine: the first rank that it reports counts.
     let rank =
         |sample: &Sample<'_>| sample.label("engine").and_then(|rank| rank.parse::<u32>().ok()).unwrap_or(0);
     let told = samples(metrics, "vllm:kvasir_data_plane").min_by_key(rank)?;
@@ -65,12 +65,12 @@ fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
     })
 }
 
-/// More data-parallel ranks and stores than that are not read: an engine's text is not trusted.
+/// Limits of data-parallel ranks and stores that are read: an engine's text is not trusted.
 const RANKS_MAX: usize = 1024;
 const STORES_MAX: usize = 1024;
 
-/// Whether the engine has a KvasirConnector that knows `kvasir_retain_seconds`; one without a store ignores it. The metric is described from the
-/// engine's start on; where several API servers share their metrics, once it has a value.
+/// Whether the engine has a KvasirConnector that handles `kvasir_retain_seconds`; one without a store ignores it. The metric's
+/// type is listed from the engine's start on; where several API servers share their metrics, once it has a value.
 fn retains_blocks(metrics: &str) -> bool {
     metrics.lines().any(|line| line.starts_with("# TYPE vllm:kvasir_store_retained "))
 }
@@ -84,7 +84,7 @@ fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
         let (Some(names), Some(tag)) = (sample.label("stores").filter(|names| !names.is_empty()), tag) else {
             continue;
         };
-        // Since an update of its weights an engine finds nothing there that has a name which it tells.
+        // Value 0: the weights were updated, and blocks with the reported names are not found in the stores.
         if rank >= RANKS_MAX || sample.value == 0.0 {
             continue;
         }
@@ -99,7 +99,7 @@ fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
     ranks
 }
 
-/// What `/kv_event_sources` says, by rank.
+/// Feeds from the answer of `/kv_event_sources`, by rank.
 fn feeds(base: &str, sources: &Value) -> Vec<Option<Feed>> {
     let Some(sources) = sources.as_object() else { return Vec::new() };
     let mut ranks: Vec<(u16, &Value)> =
@@ -111,7 +111,7 @@ fn feeds(base: &str, sources: &Value) -> Vec<Option<Feed>> {
         let endpoint = source["endpoint"].as_str().filter(|_| is_zmq)?;
         let topic = source["topic"].as_str().map(str::to_owned);
         let feed = Feed { topic, ..feed(base, endpoint, source["replay_endpoint"].as_str()) };
-        // Every rank is given the same configuration, and adds its number to the port.
+        // Every rank has the same configuration, and adds its number to the port.
         Some(if *rank > 0 && Some(endpoint) == first { of_rank(&feed, *rank) } else { feed })
     };
     ranks.iter().map(one).collect()
@@ -139,7 +139,7 @@ impl Dialect for Vllm {
             let cache = samples(&metrics, "vllm:cache_config_info").next();
             let label =
                 |name: &str| -> Option<usize> { cache.and_then(|cache| cache.label(name)?.parse().ok()) };
-            // Releases before 0.31 have no such path.
+            // Releases before 0.31 do not have the path.
             let sources = json_if_present(client, "/kv_event_sources").await?;
             let mut feeds = feeds(client.base(), &sources);
             let ranks = feeds.len().max(samples(&metrics, "vllm:cache_config_info").count()).max(1);
@@ -184,7 +184,7 @@ impl Dialect for Vllm {
         .boxed()
     }
 
-    /// The routes of sleep are there with `VLLM_SERVER_DEV_MODE=1` only.
+    /// The sleep routes exist only with `VLLM_SERVER_DEV_MODE=1`.
     fn is_asleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Option<bool>, EngineError>> {
         async move {
             let Some(body) = client.get_if_present("/is_sleeping").await? else { return Ok(None) };
@@ -206,7 +206,7 @@ impl Dialect for Vllm {
                 let needs = "vLLM must be started with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1";
                 return Ok(Some(needs.to_owned()));
             }
-            // Before 0.17 requests that come while it sleeps kill it.
+            // Before 0.17, a request that arrives while the engine sleeps kills it.
             let why = match release(&description.version) {
                 Some(version) if version < (0, 17) => {
                     Some("vLLM before 0.17 dies of requests that come while it sleeps")
@@ -221,8 +221,8 @@ impl Dialect for Vllm {
         .boxed()
     }
 
-    /// Level 1: weights go to host memory, blocks are dropped. With `wait` a request that came after all is finished first;
-    /// the answer has come when the memory is free.
+    /// Level 1: weights move to host memory, blocks are dropped. With `wait`, a request that arrived after all is finished
+    /// first; the answer comes when the memory is free.
     fn sleep<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move {
             client.ask(Method::POST, "/sleep?level=1&mode=wait", Bytes::new()).await?;
@@ -234,7 +234,7 @@ impl Dialect for Vllm {
         .boxed()
     }
 
-    /// Wakes it as a whole: before 0.30 an engine that is woken in parts computes with memory that it does not have.
+    /// Wakes all parts at once: before 0.30 an engine that is woken in parts computes with memory that is not mapped.
     fn wake<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<(), EngineError>> {
         async move {
             client.ask(Method::POST, "/wake_up", Bytes::new()).await?;
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(events, [Some("tcp://h:5557"), Some("tcp://h:5558"), None]);
         assert_eq!(feeds[1].as_ref().and_then(|feed| feed.replay.as_deref()), Some("tcp://h:6558"));
         assert!(feeds.iter().flatten().all(|feed| !feed.bind && feed.topic.as_deref() == Some("")));
-        // An engine that connects says by which topic it can be told from others.
+        // An engine that connects reports its topic, which identifies it.
         let feeds = super::feeds("http://h:1", &json!({"0": connecting, "1": connecting}));
         let told: Vec<_> = feeds.iter().flatten().map(|feed| (feed.events.as_str(), feed.bind)).collect();
         assert_eq!(told, [("tcp://gateway:5557", true), ("tcp://gateway:5558", true)]);

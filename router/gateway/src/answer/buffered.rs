@@ -1,5 +1,5 @@
-//! Answers that are not streamed. They leave in pieces, and the request and its memory stay charged until the last one has
-//! left: clients that read slowly cannot pile up answers that nobody counts.
+//! Answers that are not streamed. They are sent in pieces, and the request and its memory stay charged
+//! until the last piece was sent: answers for slow clients cannot accumulate unaccounted.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -15,10 +15,10 @@ use crate::request::RequestContext;
 /// Bytes that are handed to the connection at a time; it buffers a few times as many.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// An answer that is there as a whole.
+/// A complete answer.
 pub(crate) type Buffered = HttpResponse<Bytes>;
 
-/// JSON as an answer.
+/// Returns a JSON answer.
 pub(crate) fn json_answer(status: StatusCode, json: String) -> Buffered {
     let mut answer = HttpResponse::new(Bytes::from(json));
     *answer.status_mut() = status;
@@ -27,7 +27,7 @@ pub(crate) fn json_answer(status: StatusCode, json: String) -> Buffered {
     answer
 }
 
-/// The response. What the request holds is held until the client has read it.
+/// Returns the response. The request's resources are held until the client has read it.
 pub(crate) fn respond(answer: Buffered, context: Box<RequestContext>) -> Response {
     context.resize_memory_charge(answer.body().len());
     let (head, rest) = answer.into_parts();
@@ -37,14 +37,14 @@ pub(crate) fn respond(answer: Buffered, context: Box<RequestContext>) -> Respons
     response
 }
 
-/// A response with which something is held until the client has read it.
+/// Returns a response that holds a value until the client has read it.
 pub(crate) fn holding(answer: Buffered, held: impl Send + Unpin + 'static) -> Response {
     answer.map(|rest| Body::new(BufferedBody { rest, _context: held }))
 }
 
 struct BufferedBody<C = Box<RequestContext>> {
     rest: Bytes,
-    /// Ends with the body.
+    /// Dropped with the body.
     _context: C,
 }
 

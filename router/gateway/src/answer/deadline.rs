@@ -1,8 +1,8 @@
-//! A stream that ends when its request's time is over, with an error as its last event. Only requests that have a
-//! deadline are wrapped so.
+//! A stream that ends at its request's deadline, with an error as its last event. Only requests that have a
+//! deadline are wrapped.
 //!
-//! A client that has stopped reading is not asked for more, so nobody would look at the clock: a task does, and drops the
-//! stream with everything that was done for it; the error waits until the client reads again.
+//! The body of a client that has stopped reading is not polled, so a task watches the deadline and drops
+//! the stream with everything behind it; the error is delivered when the client reads again.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ use crate::Gateway;
 /// Error code of a missed deadline.
 pub(crate) const DEADLINE_EXCEEDED: &str = "deadline_exceeded";
 
-/// What a client is told then.
+/// Returns the client's error for a missed deadline.
 pub(crate) fn deadline_error() -> ApiError {
     ApiError::new(
         StatusCode::GATEWAY_TIMEOUT,
@@ -61,7 +61,7 @@ pub(crate) fn with_deadline(
 }
 
 struct Shared {
-    /// Gone when the time is over, or the stream.
+    /// The answer; `None` once the deadline has passed or the stream has ended.
     inner: Option<Body>,
     is_late: bool,
     reader: Option<Waker>,
@@ -93,7 +93,7 @@ impl HttpBody for Timed {
         }
         let Some(inner) = &mut shared.inner else { return Poll::Ready(None) };
         match Pin::new(inner).poll_frame(context) {
-            // A body of ours that fails has told its client why.
+            // A body of the gateway has told its client the reason before it fails.
             Poll::Ready(frame) => {
                 let frame = frame.and_then(Result::ok);
                 if frame.is_none() {

@@ -1,5 +1,5 @@
-//! Answers whose text is made here: engines that take and give token ids are asked for ids, and what one request became
-//! (several prompts, several choices) is put together again.
+//! Answers whose text the gateway makes: engines that take and give token ids are sent ids, and the outputs
+//! of one request (several prompts, several choices) are merged again.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -39,12 +39,12 @@ pub(crate) struct TokenRequest {
     tokens_as_ids: bool,
     /// The tools that the model may call.
     tools: Option<Value>,
-    /// How a call is written that it must make.
+    /// Format of the tool call that the model is forced to make.
     forced: Option<ToolFormat>,
 }
 
 impl TokenRequest {
-    /// Reads a request and makes tokens of its prompts.
+    /// Reads a request and tokenizes its prompts.
     pub(crate) async fn read(
         context: &RequestContext,
         model: &Arc<Model>,
@@ -57,7 +57,7 @@ impl TokenRequest {
             Kind::Chat => Self::of_chat(model, body, &work).await?,
             Kind::Completion => Self::of_completion(model, body, &work).await?,
         };
-        // Only the gateway itself says so, when it goes on elsewhere.
+        // Only the gateway itself sets this field, when it continues on another worker.
         this.sampling.resumed_tokens = 0;
         if let Some(salt) = gateway.access.tenants_salt(&context.grant, this.salt.as_deref()) {
             this.salt = Some(salt);
@@ -77,7 +77,7 @@ impl TokenRequest {
         };
         let formats = &model.formats;
         if (formats.tools.is_some() && tools.is_some()) || formats.reasoning.is_some() {
-            // Marks of calls and reasoning are special tokens in most vocabularies.
+            // Markers of calls and reasoning are special tokens in most vocabularies.
             request.sampling.skip_special_tokens = false;
         }
         let text = model.text.clone();
@@ -167,7 +167,7 @@ impl TokenRequest {
         self.prompts.iter().map(|prompt| prompt.len()).sum()
     }
 
-    /// Most tokens of one choice, if the client says so.
+    /// Returns the largest number of tokens of one choice, if the client limits it.
     pub(crate) fn answer_max(&self) -> Option<usize> {
         self.sampling.max_tokens
     }
@@ -180,13 +180,13 @@ impl TokenRequest {
         self.echo.get((index / self.sampling.n) as usize).map_or("", String::as_str)
     }
 
-    /// A parser for one choice, if its model writes anything but text.
+    /// Returns a parser for one choice, if its model writes tool calls or reasoning.
     fn parser(&self) -> Option<OutputParser> {
-        /// Enough for whatever a template opens an answer with.
+        /// Enough for the text with which a template opens an answer.
         const PROMPT_END_TOKENS: usize = 16;
         let prompt = self.prompts.first().filter(|_| self.kind == Kind::Chat)?;
         if self.sampling.structured.is_some() {
-            // The output is JSON from its first token on: there are no marks and no reasoning.
+            // The output is JSON from its first token on: there are no markers and no reasoning.
             let format = self.forced.clone()?;
             return Some(OutputParser::new(forced_parser(format, self.tools.as_ref(), fresh_number())));
         }
@@ -195,15 +195,15 @@ impl TokenRequest {
         self.model.formats.parser(self.tools.as_ref(), &end, fresh_number()).map(OutputParser::new)
     }
 
-    /// Asks engines for every choice, in their order: each is booked before the next one is routed, so that a burst does not
-    /// follow one prefix to one worker.
+    /// Starts a stream for every choice, in order: each is booked before the next is routed, so that a
+    /// burst does not follow one prefix to one worker.
     fn ask(&self, context: &RequestContext) -> (Arc<Generation>, SelectAll<EventStream<TokenOutput>>) {
         let mut first = None;
         let mut streams = SelectAll::new();
         for index in 0..self.choices() as u32 {
             let prompt = &self.prompts[(index / self.sampling.n) as usize];
             let mut sampling = self.sampling.clone();
-            // Every choice has a seed, so that an interrupted one can be continued as it would have gone on.
+            // Every choice has a seed, so that an interrupted choice continues with the same draws.
             let seed = sampling.seed.unwrap_or_else(fresh_number);
             sampling.seed = Some(seed.wrapping_add(u64::from(index % sampling.n)));
             sampling.n = 1;
@@ -217,7 +217,7 @@ impl TokenRequest {
             streams.push(EventStream::new(&generation, output.request(), output));
             first.get_or_insert(generation);
         }
-        // A request has a prompt at least, and a choice.
+        // A request has at least one prompt and one choice.
         let first = first.unwrap_or_else(|| {
             let target = Target { model: Arc::clone(&self.model), adapter: None };
             Arc::new(context.generation(target, Kind::Completion.path()))
@@ -225,7 +225,7 @@ impl TokenRequest {
         (first, streams)
     }
 
-    /// Answers it, when it has its place.
+    /// Answers the request, once it has its place at the gate.
     pub(crate) async fn answer(self, context: &mut RequestContext) -> Result<Answer, ApiError> {
         let (generation, streams) = self.ask(context);
         let prefix = if self.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
@@ -251,11 +251,11 @@ impl TokenRequest {
     }
 }
 
-/// Puts the choices of an answer together.
+/// Merges the choices of an answer.
 struct Collector {
     request: TokenRequest,
     form: AnswerForm,
-    /// By choice, where its model writes anything but text.
+    /// Parsers by choice, where the model writes tool calls or reasoning.
     parsers: Vec<Option<OutputParser>>,
     usage: Usage,
     generation: Arc<Generation>,
@@ -277,10 +277,10 @@ impl Collector {
         self.generation.explained(route)
     }
 
-    /// The error of a choice, as the client knows its request.
+    /// Returns the error of a choice, in terms of the client's request.
     fn error(&self, failed: BrokenAnswer) -> ApiError {
         let mut error = failed.failure.into_error(&self.generation);
-        // The engine knows its own field only.
+        // The engine knows only the name of its own field.
         if let Some(output) = &self.request.sampling.structured
             && error.param.as_deref() == Some(STRUCTURED_OUTPUTS)
         {
@@ -336,7 +336,7 @@ impl Collector {
         Ok(Answer::Buffered(response))
     }
 
-    /// Waits for the first event, so that a failure before any token is a proper error.
+    /// Waits for the first event, so that a failure before any token becomes an error status.
     async fn streamed(mut self) -> Result<Answer, ApiError> {
         let first = match self.streams.next().await {
             Some(Err(failed)) => return Err(self.error(failed)),
@@ -360,12 +360,12 @@ impl Collector {
     }
 }
 
-/// The events of a streamed answer. Pieces that are ready together leave together.
+/// The events of a streamed answer. Pieces that are ready together are sent together.
 pub(crate) struct GeneratedEvents {
     collector: Collector,
-    /// Characters of each choice so far.
+    /// Characters of each choice that were sent.
     offsets: Vec<usize>,
-    /// Events that came before the answer began.
+    /// Events that arrived before the answer began.
     first: Vec<TokenDelta>,
     next: String,
     is_over: bool,
@@ -385,7 +385,8 @@ impl GeneratedEvents {
             }
             let last = deltas.len().saturating_sub(1);
             for (at, delta) in deltas.iter().enumerate() {
-                // What belongs to the tokens goes with the first part of their text, the end with the last.
+                // Log-probabilities and token ids go with the first part of the text, the finish reason
+                // with the last.
                 let (logprobs, tokens) =
                     if at == 0 { (piece.logprobs.as_slice(), tokens) } else { (&[][..], None) };
                 let finish = finish.filter(|_| at == last);
@@ -396,7 +397,7 @@ impl GeneratedEvents {
         let offset = &mut self.offsets[piece.index as usize];
         let event = form.piece(piece.index, &piece.text, &piece.logprobs, *offset, tokens, piece.finish);
         *offset += piece.text.chars().count();
-        // A token whose text is held back has nothing to say, unless ids or log-probabilities are wanted.
+        // A token whose text is held back makes no event, unless ids or log-probabilities are requested.
         if !piece.text.is_empty() || piece.finish.is_some() || tokens.is_some() || !piece.logprobs.is_empty()
         {
             self.next.push_str(&event);
@@ -431,7 +432,8 @@ impl AnswerEvents for GeneratedEvents {
                 Poll::Ready(Some(Err(failed))) => {
                     self.is_over = true;
                     if failed.not_resumable.is_none() {
-                        // This choice has not begun: the error is what it would have been without the others.
+                        // This choice has not begun: the error is the one that a request for this choice
+                        // alone would get.
                         context.record_broken_stream();
                         let error = self.collector.error(failed).to_json();
                         self.next.push_str(&format!("data: {error}\n\n"));

@@ -1,6 +1,6 @@
-//! Answers: what the client gets, made of an engine's own events (`relayed`, with `resume`) or of token ids (`token_output`,
-//! `generated`, `output_parser`), in the form of its surface (`translate`), until its time is over (`deadline`), or whole
-//! (`buffered`).
+//! Answers to clients, made of an engine's own events (`relayed`, with `resume`) or of token ids
+//! (`token_output`, `generated`, `output_parser`), in the format of the API that was called (`translate`),
+//! until the request's deadline (`deadline`), or as a whole (`buffered`).
 
 pub(crate) mod buffered;
 pub(crate) mod deadline;
@@ -31,21 +31,21 @@ use crate::guardrail::Guardrail;
 use crate::request::{RequestContext, within_deadline};
 use crate::upstream::{BrokenAnswer, Generation};
 
-/// Says which workers a request met.
+/// Response header that tells which workers served a request.
 static ROUTE: HeaderName = HeaderName::from_static("x-kvasir-route");
 static BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// An answer, before its headers.
 pub(crate) enum Answer {
     Buffered(Buffered),
-    /// A stream whose first event is here; with what explains its route.
+    /// A stream whose first event has arrived; with the header that explains its route.
     Relayed(Box<RelayedEvents>, Option<HeaderValue>),
     Generated(Box<GeneratedEvents>, Option<HeaderValue>),
 }
 
 impl Answer {
-    /// The response, as an adapter makes it of a chat's answer if there is one. The context goes with it: its request ends with
-    /// the last byte.
+    /// Returns the response, converted by an adapter if there is one. The context moves into it: its
+    /// request ends with the last byte.
     pub(crate) async fn into_response(
         self,
         mut context: Box<RequestContext>,
@@ -54,7 +54,7 @@ impl Answer {
         let (gateway, deadline) = (Arc::clone(&context.gateway), context.deadline);
         let response = match self {
             Self::Buffered(answer) => {
-                // The engine has done its part.
+                // The engine has finished.
                 context.leave_gate();
                 let adapted = adapted(&context, answer, adapter);
                 return match within_deadline(&gateway, deadline, adapted).await {
@@ -76,7 +76,7 @@ impl Answer {
     }
 }
 
-/// A whole answer, checked, in the form of its surface, and stored if that is wanted.
+/// Returns a whole answer, checked by the guardrail, in the format of its API, and stored if requested.
 async fn adapted(
     context: &RequestContext,
     mut answer: Buffered,
@@ -116,7 +116,7 @@ fn streamed(
     response
 }
 
-/// Says which workers a request met.
+/// Adds the header that tells which workers served a request.
 pub(crate) fn explain<B>(response: &mut axum::http::Response<B>, explained: Option<HeaderValue>) {
     if let Some(explained) = explained {
         response.headers_mut().insert(ROUTE.clone(), explained);
@@ -125,7 +125,7 @@ pub(crate) fn explain<B>(response: &mut axum::http::Response<B>, explained: Opti
 
 /// The events of a streamed answer.
 pub(crate) trait AnswerEvents: Unpin + Send + 'static {
-    /// The next ones; what they mean for the request's accounts is noted in its context.
+    /// Returns the next events, and updates the request's usage in its context.
     fn poll_events(&mut self, context: &mut RequestContext, task: &mut Context<'_>) -> Poll<Option<Bytes>>;
 }
 
@@ -148,7 +148,8 @@ impl<E: AnswerEvents> HttpBody for AnswerBody<E> {
     }
 }
 
-/// The last event of a stream that failed. What names a worker is for those who may know the fleet.
+/// Returns the last event of a stream that failed. Names of workers are only for clients that may know the
+/// fleet.
 fn stream_error_event(context: &mut RequestContext, generation: &Generation, failed: BrokenAnswer) -> Bytes {
     context.record_broken_stream();
     let reason = failed.failure.reason;

@@ -1,10 +1,11 @@
-//! The output of a chat, taken apart: reasoning, content and tool calls, as deltas of a stream or as a message.
+//! The output of a chat, split into reasoning, content and tool calls, as deltas of a stream or as a
+//! message.
 
 use router_openai::Finish;
 use router_parsers::{CallIds, Output, Parser, ReasoningFormat, Tool, ToolFormat};
 use serde_json::{Map, Value, json};
 
-/// How this model writes tool calls and reasoning, if it does.
+/// Formats in which a model writes tool calls and reasoning, if it does.
 #[derive(Debug, Clone, Default)]
 pub struct Formats {
     /// Tool calls.
@@ -14,7 +15,8 @@ pub struct Formats {
 }
 
 impl Formats {
-    /// By the names of the configuration: `auto` looks at the chat template, `none` is none.
+    /// Returns the formats by their names in the configuration: `auto` detects them from the chat template,
+    /// `none` is none.
     #[must_use]
     pub fn new(tools: &str, reasoning: &str, template: Option<&str>) -> Self {
         Self {
@@ -29,8 +31,8 @@ impl Formats {
         }
     }
 
-    /// A parser for one output; `None` when its text is just text. `prompt_end` is the end of the prompt's text: some
-    /// templates open the reasoning themselves.
+    /// Returns a parser for one output; `None` when the output is plain text. `prompt_end` is the end of
+    /// the prompt's text: some templates open the reasoning themselves.
     pub(crate) fn parser(&self, tools: Option<&Value>, prompt_end: &str, seed: u64) -> Option<Parser> {
         let tools = tools_of(tools);
         let format = self.tools.clone().filter(|_| !tools.is_empty());
@@ -51,7 +53,7 @@ fn tools_of(tools: Option<&Value>) -> Vec<Tool> {
     tools.and_then(Value::as_array).into_iter().flatten().filter_map(Tool::from_request).collect()
 }
 
-/// One output on its way through a parser.
+/// The output of one choice, in a parser.
 #[derive(Debug)]
 pub(crate) struct OutputParser {
     parser: Parser,
@@ -64,7 +66,7 @@ impl OutputParser {
         Self { parser, pieces: Vec::new(), is_over: false }
     }
 
-    /// Takes text; the last one is told so.
+    /// Takes text; `is_last` marks the last text.
     pub(crate) fn push(&mut self, text: &str, is_last: bool) {
         if self.is_over {
             return;
@@ -76,12 +78,12 @@ impl OutputParser {
         }
     }
 
-    /// Why the output ended, as a client should see it.
+    /// Returns the finish reason for the client: tool calls replace a stop.
     pub(crate) fn finish(&self, finish: Finish) -> Finish {
         if finish == Finish::Stop && self.parser.calls_started() > 0 { Finish::ToolCalls } else { finish }
     }
 
-    /// What came since the last time, as deltas.
+    /// Returns the output since the last call, as deltas.
     pub(crate) fn deltas(&mut self) -> Vec<Value> {
         let delta = |piece| match piece {
             Output::Reasoning(text) => Some(json!({ "reasoning_content": text })),
@@ -97,7 +99,7 @@ impl OutputParser {
         self.pieces.drain(..).filter_map(delta).collect()
     }
 
-    /// Everything as one message.
+    /// Returns the whole output as one message.
     pub(crate) fn message(&mut self) -> Value {
         let (mut content, mut reasoning) = (String::new(), String::new());
         let mut calls: Vec<(String, String, String)> = Vec::new();

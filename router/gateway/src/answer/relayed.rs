@@ -1,8 +1,9 @@
-//! Answers that engines make themselves: the client's own bytes go to the worker that the router chose, and the engine's
-//! bytes come back.
+//! Answers that engines format themselves: the client's body goes to the worker that the router chose, and
+//! the engine's bytes are returned.
 //!
-//! Templates, tools, guided decoding and whatever an engine learns next are the engine's; fields that nobody here knows pass
-//! through. A copy of a stream is kept for as long as it may have to be continued elsewhere, up to a bound.
+//! Templates, tools, guided decoding and new features are the engine's; fields that the gateway does not
+//! know pass through. A copy of a stream is kept for as long as it may have to be continued on another
+//! worker, up to a bound.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,46 +18,48 @@ use super::{AnswerEvents, stream_error_event};
 use crate::request::RequestContext;
 use crate::upstream::{Continuation, EngineRequest, EventBatch, EventStream, Output, OutputStep, Scanner};
 
-/// A stream of more bytes than this is not continued elsewhere: what the client has could not be remembered.
+/// A stream of more bytes than this is not continued on another worker: the bytes that the client got are
+/// no longer kept.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Events for the client.
 pub(crate) struct RelayedChunk {
     pub(crate) events: Bytes,
-    /// How many there are; about as many tokens.
+    /// Number of events; about as many as tokens.
     pub(crate) pieces: usize,
     pub(crate) usage: Option<Usage>,
-    /// `usage` counts the whole answer, not one choice of it.
+    /// Whether `usage` counts the whole answer, not one choice of it.
     pub(crate) is_usage_last: bool,
 }
 
-/// How many tokens a prompt has.
+/// Number of tokens of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptTokens {
-    /// When they are the engine's own.
+    /// The engine's own count, if known.
     pub(crate) exact: Option<usize>,
-    /// As the gateway counts them.
+    /// The gateway's count.
     pub(crate) counted: usize,
 }
 
-/// A stream whose events the client gets as they are.
+/// A stream whose events are relayed unchanged.
 pub(crate) struct Relayed {
     kind: Option<Kind>,
     request: Arc<EngineRequest>,
     prompt_tokens: PromptTokens,
     hides_usage: bool,
-    /// The usage that engines have told so far.
+    /// Usage that engines have reported so far.
     told: Option<Usage>,
-    /// The client has the usage of the whole answer.
+    /// Whether the client got the usage of the whole answer.
     has_usage: bool,
-    /// What the client has, while the stream may have to go on elsewhere.
+    /// Bytes that the client got, while the stream may have to continue on another worker; an error is the
+    /// reason why it cannot.
     kept: Result<Vec<u8>, &'static str>,
-    /// Set once it goes on elsewhere.
+    /// The output delivered before a failure; set once the stream continues on another worker.
     sent: Option<DeliveredOutput>,
 }
 
 impl Relayed {
-    /// The usage at the end may be the gateway's wish, not the client's.
+    /// Creates a stream. The usage at the end may be requested by the gateway, not by the client.
     pub(crate) fn new(
         kind: Option<Kind>,
         request: &Arc<EngineRequest>,
@@ -84,7 +87,7 @@ impl Relayed {
             completion: told.completion.max(sent.pieces + usize::from(sent.ends_by_token)),
             ..told
         };
-        // A client is told no estimate.
+        // An estimate is not sent to the client.
         let events = if self.hides_usage || prompt.is_none() {
             done
         } else {
@@ -102,7 +105,7 @@ impl Relayed {
     }
 
     fn request_of(&self, body: RawBody) -> Arc<EngineRequest> {
-        // The client's prompt alone is known in tokens: what an engine says of its cache is not comparable any more.
+        // Only the client's prompt is known in tokens: an engine's cached tokens are no longer comparable.
         Arc::new(EngineRequest { body, tokens: Arc::clone(&self.request.tokens), tokens_are_exact: false })
     }
 }
@@ -125,7 +128,7 @@ impl Output for Relayed {
         let mut told = usage;
         let events = match &self.sent {
             None => bytes,
-            // Another worker has taken over: what it says is made to fit.
+            // Another worker has taken over: its events are rewritten to fit.
             Some(sent) => {
                 told = usage.map(|usage| sent.whole_usage(usage, self.prompt_tokens.exact));
                 sent.splice(&bytes, self.prompt_tokens.exact)
@@ -166,10 +169,10 @@ impl Output for Relayed {
 /// The body of a relayed stream.
 pub(crate) struct RelayedEvents {
     stream: EventStream<Relayed>,
-    /// The first events; they came before the answer began.
+    /// The first events, which arrived before the answer began.
     first: Option<RelayedChunk>,
-    /// What the engine has said of its usage so far, perhaps of one choice alone. It counts when the stream ends as it should: a
-    /// client that leaves before pays for what it got.
+    /// Usage that the engine reported so far, perhaps of one choice alone. It counts when the stream ends
+    /// normally: a client that disconnects earlier is charged for the events it got.
     usage: Option<Usage>,
     is_over: bool,
 }

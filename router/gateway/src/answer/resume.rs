@@ -1,34 +1,34 @@
-//! How a stream goes on after its worker failed: the same request again, with what the client has already as the
+//! Continuation of a stream whose worker failed: the same request again, with the delivered output as the
 //! beginning of the answer.
 //!
-//! Engines continue a last message of the assistant when they are told so (`continue_final_message`), and a completion
-//! continues any prompt. What has been sent is read only now, after the failure. What an engine cannot take up in the
-//! middle is refused with the reason: the client hears that its stream broke, and gets no answer that is made of two
-//! halves which do not belong together.
+//! Engines continue a last message of the assistant when the request says so (`continue_final_message`),
+//! and a completion continues any prompt. The delivered output is parsed only now, after the failure. A
+//! request that an engine cannot continue is refused with the reason: the client is told that its stream
+//! broke, and gets no answer made of two halves that do not belong together.
 
 use bytes::{Bytes, BytesMut};
 use router_openai::sse::{data_of, events};
 use router_openai::{Kind, RawBody, Usage};
 use serde_json::{Value, json};
 
-/// What was sent before the failure.
+/// Output that the client got before the failure.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct DeliveredOutput {
     pub(crate) text: String,
-    /// Events that brought some of it; about as many tokens, since engines send each as it comes.
+    /// Number of events with text; about as many as tokens, since engines send each token in an event.
     pub(crate) pieces: usize,
     /// `id`, `created` and `model` of the answer.
     pub(crate) id: Value,
     pub(crate) created: Value,
     pub(crate) model: Value,
-    /// The engine has said why it ended: only the usage and the end of the stream are missing.
+    /// The engine has sent the finish reason: only the usage and the end of the stream are missing.
     pub(crate) is_finished: bool,
-    /// It ended by a stop token without text, which engines count.
+    /// Whether the output ended by a stop token without text, which engines count.
     pub(crate) ends_by_token: bool,
 }
 
 impl DeliveredOutput {
-    /// Reads what was sent; an error says why no engine can go on from there.
+    /// Parses the delivered output; an error is the reason why no engine can continue it.
     pub(crate) fn read(kind: Option<Kind>, sent: &[u8]) -> Result<Self, &'static str> {
         let mut all = Self::default();
         for event in events(sent) {
@@ -56,7 +56,8 @@ impl DeliveredOutput {
             all.is_finished |= choice["finish_reason"].is_string();
             all.ends_by_token |= choice["finish_reason"] == "stop" && piece.is_empty();
         }
-        // Templates trim the last message, and take thoughts out of it: what is continued would not be what was sent.
+        // Templates trim the last message and remove reasoning from it: the engine would continue another
+        // text than was sent.
         let is_changed = || all.text.trim() != all.text || all.text.contains("<think");
         if kind == Some(Kind::Chat) && !all.is_finished && is_changed() {
             return Err("a template would change what has been sent");
@@ -64,7 +65,7 @@ impl DeliveredOutput {
         Ok(all)
     }
 
-    /// The request for the rest; `None` when nothing is left to ask for.
+    /// Returns the request for the rest; `None` when nothing is left to generate.
     pub(crate) fn continuation_body(&self, kind: Option<Kind>, asked: &RawBody) -> Option<RawBody> {
         let mut body = asked.clone();
         for name in ["max_tokens", "max_completion_tokens"] {
@@ -89,7 +90,7 @@ impl DeliveredOutput {
                 body.set("prompt", json!(text).to_string());
             }
             _ => {
-                // The client's messages stay as they are written; one is put behind them.
+                // The client's messages stay as they are written; one is appended.
                 let messages = body.get("messages").unwrap_or("[]").trim_end();
                 let open = messages.strip_suffix(']').unwrap_or(messages).trim_end();
                 let comma = if open.ends_with('[') { "" } else { "," };
@@ -102,7 +103,7 @@ impl DeliveredOutput {
         Some(body)
     }
 
-    /// Makes the rest of a stream look like the continuation that it is: the same id and time, no second beginning, and one
+    /// Rewrites the rest of a stream as a continuation: the same id and time, no second beginning, and one
     /// usage for both parts.
     pub(crate) fn splice(&self, batch: &[u8], prompt_tokens: Option<usize>) -> Bytes {
         let mut out = BytesMut::with_capacity(batch.len() + 64);
@@ -132,7 +133,7 @@ impl DeliveredOutput {
                 usage["prompt_tokens"] = json!(prompt);
                 usage["completion_tokens"] = json!(completion);
                 usage["total_tokens"] = json!(prompt + completion);
-                // What was sent already is part of the second engine's prompt, and not of the client's.
+                // The delivered output is part of the second engine's prompt, but not of the client's.
                 let mut room = prompt as u64;
                 for detail in ["cached_tokens", "created_cache_tokens"] {
                     if let Some(tokens) = usage["prompt_tokens_details"][detail].as_u64() {
@@ -146,7 +147,7 @@ impl DeliveredOutput {
         out.freeze()
     }
 
-    /// The usage of both parts, when the engine tells that of the second.
+    /// Returns the usage of both parts, given the usage of the second.
     pub(crate) fn whole_usage(&self, rest: Usage, prompt_tokens: Option<usize>) -> Usage {
         let prompt = self.prompt_tokens(rest.prompt, prompt_tokens);
         let cached = rest.cached.map(|cached| cached.min(prompt));
@@ -160,7 +161,7 @@ impl DeliveredOutput {
         }
     }
 
-    /// The event that tells a client the usage.
+    /// Returns the event with the usage.
     pub(crate) fn usage_event(&self, kind: Option<Kind>, usage: &Usage) -> String {
         let object = if kind == Some(Kind::Completion) { "text_completion" } else { "chat.completion.chunk" };
         let event = json!({
@@ -173,13 +174,14 @@ impl DeliveredOutput {
         format!("data: {event}\n\n")
     }
 
-    /// Tokens of the client's prompt: known, or those that the engine counted less what had been sent, which was its prompt, too.
+    /// Returns the tokens of the client's prompt: known, or the engine's count less the delivered output,
+    /// which was in its prompt, too.
     fn prompt_tokens(&self, counted: usize, known: Option<usize>) -> usize {
         known.unwrap_or(counted.saturating_sub(self.pieces))
     }
 }
 
-/// Why a request can never be taken up in the middle, if it cannot.
+/// Returns the reason why a request can never be continued in the middle, if there is one.
 pub(crate) fn not_resumable_reason(kind: Option<Kind>, body: &RawBody) -> Option<&'static str> {
     let Some(kind) = kind else { return Some("this kind of answer cannot be taken up in the middle") };
     let has = |name: &str| body.get(name).is_some();
@@ -196,7 +198,7 @@ pub(crate) fn not_resumable_reason(kind: Option<Kind>, body: &RawBody) -> Option
     if forces {
         return Some("a forced tool call cannot be taken up in the middle");
     }
-    // What an engine counts or cuts over the whole of a prompt would differ for its second half.
+    // Limits and penalties that an engine applies to the whole prompt would differ for the second half.
     let whole = ["truncate_prompt_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"];
     let forms =
         ["echo", "continue_final_message", "add_generation_prompt", "return_token_ids", "prompt_logprobs"];

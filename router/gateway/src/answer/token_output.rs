@@ -1,7 +1,7 @@
-//! One output of an engine that takes and gives token ids: its text is made here.
+//! One output of an engine that takes and gives token ids: the gateway makes its text.
 //!
-//! What has been generated is known to the token, and the sampler draws by (seed, position): with a seed in every request the
-//! output goes on elsewhere exactly as it would have gone on, from prompt and tokens so far.
+//! The generated tokens are known exactly, and the sampler draws by (seed, position): with a seed in every
+//! request the output continues on another worker with the same tokens, from prompt and tokens so far.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) struct TokenDelta {
     pub(crate) cached_tokens: usize,
 }
 
-/// An output on its way.
+/// An output in progress.
 pub(crate) struct TokenOutput {
     model: Arc<Model>,
     index: u32,
@@ -34,7 +34,7 @@ pub(crate) struct TokenOutput {
     salt: Option<String>,
     generated: Vec<u32>,
     cached_tokens: usize,
-    /// Why the engine says that it ended.
+    /// Finish reason that the engine reported.
     engine_finish: Option<Finish>,
     detokenizer: Detokenizer,
     stop: StopStrings,
@@ -63,22 +63,22 @@ impl TokenOutput {
         }
     }
 
-    /// What an engine is asked for: what follows prompt and tokens so far.
+    /// Returns the request for the tokens that follow prompt and output so far.
     pub(crate) fn request(&self) -> Arc<EngineRequest> {
         let tokens = match self.generated.is_empty() {
             true => Arc::clone(&self.prompt),
             false => Arc::new(self.prompt.iter().chain(&self.generated).copied().collect()),
         };
         let mut body = RawBody::of_fields(&self.fields());
-        // As text: a tree of thousands of JSON numbers would cost more than all the rest.
+        // Serialized directly: a tree of thousands of JSON numbers would cost more than all the rest.
         body.set("prompt", serde_json::to_string(&*tokens).unwrap_or_default());
         Arc::new(EngineRequest { body, tokens, tokens_are_exact: true })
     }
 
     fn fields(&self) -> Map<String, Value> {
         let mut sampling = self.sampling.clone();
-        // A chat without a limit runs to the end of the context. It has to be said: engines are asked for a
-        // completion of token ids, whose own default is 16 tokens.
+        // A chat without a limit runs to the end of the context. The limit must be explicit: engines get a
+        // completion request with token ids, whose own default is 16 tokens.
         let context = self.model.pool.context_tokens();
         let room = context.checked_sub(self.prompt.len()).filter(|_| context > 0);
         let limit = sampling.max_tokens.or(room);
@@ -97,10 +97,10 @@ impl TokenOutput {
         fields
     }
 
-    /// Takes what an event says.
+    /// Takes one event.
     fn piece(&mut self, event: TokenEvent) -> Option<TokenDelta> {
         if let Some(cached) = event.usage.and_then(|usage| usage.cached) {
-            // After a failure the tokens so far count as prompt there, but not for the client.
+            // After a failure the tokens so far count as prompt at the engine, but not for the client.
             self.cached_tokens = self.cached_tokens.max(cached.min(self.prompt.len()));
         }
         self.engine_finish = event.finish.or(self.engine_finish);
@@ -128,7 +128,7 @@ impl TokenOutput {
         })
     }
 
-    /// The last piece: what was held back, and why the output ended.
+    /// Returns the last piece: the text that was held back, and the finish reason.
     fn last_piece(&mut self, finish: Finish) -> TokenDelta {
         let (mut text, stopped) = self.stop.push(&self.detokenizer.finish());
         if !stopped {
@@ -143,7 +143,8 @@ impl TokenOutput {
         }
     }
 
-    /// Why the output is complete, if it is: the engine said so, or the last token or the limits say it.
+    /// Returns the finish reason if the output is complete: by the engine's report, by the last token or by
+    /// the limits.
     fn complete(&self) -> Option<Finish> {
         if let Some(finish) = self.engine_finish.filter(|finish| *finish != Finish::Abort) {
             return Some(finish);

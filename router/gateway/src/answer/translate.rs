@@ -1,4 +1,5 @@
-//! Anthropic's messages and OpenAI's responses: each becomes a chat, and the chat's answer becomes theirs.
+//! Anthropic's messages API and OpenAI's responses API: a request is converted to a chat, and the chat's
+//! answer back.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -24,10 +25,10 @@ use crate::stored::responses::ResponseRecord;
 /// Largest event that is translated.
 const EVENT_BYTES_MAX: usize = 16 << 20;
 
-/// Turns a chat's answer into that of another surface; holds what this needs to know of the request.
+/// Converts a chat's answer to another API; holds the facts of the request that this needs.
 pub(crate) enum ResponseAdapter {
     Anthropic(anthropic::Facts),
-    /// With where the response is to be stored.
+    /// With the record under which the response is stored.
     Responses(responses::Facts, Option<Box<ResponseRecord>>),
 }
 
@@ -36,14 +37,14 @@ enum Stream {
     Responses(Box<responses::Stream>, Option<Box<ResponseRecord>>),
 }
 
-/// A whole answer, which may have to be stored before its client gets it.
+/// A complete answer, which may have to be stored before its client gets it.
 pub(crate) enum Adapted {
     Done(Buffered),
     ToStore { head: Parts, response: Value, record: Box<ResponseRecord> },
 }
 
 impl Adapted {
-    /// The answer, once it is stored.
+    /// Stores the answer if necessary and returns it.
     pub(crate) async fn stored(self) -> Buffered {
         match self {
             Self::Done(answer) => answer,
@@ -52,7 +53,7 @@ impl Adapted {
     }
 }
 
-/// JSON in place of the chat's, under the same head.
+/// Returns JSON in place of the chat's body, under the same head.
 fn with_json(head: &Parts, json: &Value) -> Buffered {
     let mut answer = json_answer(head.status, json.to_string());
     for (name, value) in &head.headers {
@@ -69,7 +70,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<Value, ApiError> {
 }
 
 impl ResponseAdapter {
-    /// A request as a chat, and how to answer it.
+    /// Converts a request to a chat, with the adapter for its answer.
     pub(crate) fn of_messages(request: &Value) -> Result<(Bytes, Self), ApiError> {
         let chat = anthropic::to_chat(request)?;
         Ok((chat.to_string().into(), Self::Anthropic(anthropic::Facts::of(request))))
@@ -80,8 +81,9 @@ impl ResponseAdapter {
         Ok((chat.to_string().into(), Self::Responses(responses::Facts::of(request), None)))
     }
 
-    /// The same of a request that goes on from these items, and of which the response is stored if there is a record for it. What
-    /// is put together is screened as if it had come in one piece: the rules may have changed since the items came.
+    /// Converts a request that continues from these items; its response is stored if there is a record for
+    /// it. The combined input is screened as if it had come in one piece: the rules may have changed since
+    /// the items were stored.
     pub(crate) fn of_stored_responses(
         mut request: Value,
         items: Vec<Value>,
@@ -91,7 +93,7 @@ impl ResponseAdapter {
     ) -> Result<(Bytes, Self), ApiError> {
         let has_history = !items.is_empty();
         if has_history && !request["input"].is_null() {
-            // Complaints name the places of the client's own items.
+            // Errors refer to positions of the client's own items.
             let mut alone = request.clone();
             StoredFields::apply(&mut alone, Vec::new());
             responses::to_chat(&alone)?;
@@ -114,7 +116,8 @@ impl ResponseAdapter {
         Ok((chat.to_string().into(), Self::Responses(facts, record)))
     }
 
-    /// Puts what a guardrail has replaced into the input that is stored. A text that it has not seen is not stored.
+    /// Applies a guardrail's replacements to the input that is stored. A text that the guardrail has not
+    /// seen is not stored.
     pub(crate) fn replace_input(&mut self, replaced: &HashMap<String, String>) {
         let Self::Responses(_, Some(record)) = self else { return };
         for item in &mut record.input {
@@ -122,7 +125,7 @@ impl ResponseAdapter {
         }
     }
 
-    /// A chat's stream as a stream of this surface.
+    /// Converts a chat's stream to a stream of this API.
     pub(crate) fn stream(self, chat: Response) -> Response {
         let stream = match self {
             Self::Anthropic(facts) => Stream::Anthropic(Box::new(anthropic::Stream::new(facts))),
@@ -136,7 +139,7 @@ impl ResponseAdapter {
         })
     }
 
-    /// A chat's answer as an answer of this surface.
+    /// Converts a chat's answer to an answer of this API.
     pub(crate) fn buffered(self, chat: Buffered) -> Result<Adapted, ApiError> {
         let (head, bytes) = chat.into_parts();
         let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
@@ -166,7 +169,7 @@ struct Translated {
     inner: Body,
     stream: Stream,
     buffer: EventBuffer,
-    /// The whole response on its way to the disk; its client hears that it is complete when it is there.
+    /// The response being written to the database; its client gets the completion event once it is stored.
     storing: Option<BoxFuture<'static, Value>>,
     is_over: bool,
 }

@@ -1,9 +1,10 @@
-//! Reads a request's body: no byte before there is memory for all of it, and nothing parsed before it is known to be small
-//! enough as a tree.
+//! Reads a request's body: no byte before there is memory for the whole body, and no parsing before it is
+//! known to be small enough as a tree.
 //!
-//! A body is taken for a small one until more has come. Then one of known length is charged as a whole, and one of unknown
-//! length for a few times the bytes that have come, again and again. What is charged too much is given back when the body is there. A body must arrive in time,
-//! and a large one evenly: one that lags behind gives its memory to others.
+//! A body is assumed small until more bytes arrive. Then a body of known length is charged as a whole, and
+//! one of unknown length repeatedly for a few times the bytes received. Excess charge is released when the
+//! body is complete. A body must arrive in time, and a large one at an even pace: a body that falls behind
+//! is refused and its memory released.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -21,32 +22,32 @@ use tokio::time::Instant;
 use crate::memory::{Footprint, MemoryCharge, SMALL_BODY_BYTES, held_bytes};
 use crate::service::Gateway;
 
-/// A client that sends its body more slowly gives its place to others.
+/// Longest time for a request's body to arrive.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
-/// How far a large body may lag behind the pace at which it would arrive within that time.
+/// Longest delay of a large body behind the even pace at which it would arrive within `BODY_WITHIN`.
 const LAG_MAX: Duration = Duration::from_secs(15);
 
 /// Objects, lists, strings, names and literals of a body. A conversation of 10,000 messages has fewer.
 const NODES_MAX: usize = 128 << 10;
 /// Numbers of a body that may be a prompt of token ids.
 const IDS_MAX: usize = 1 << 20;
-/// As deep as the parsers here and in engines go.
+/// Nesting depth that the parsers here and in engines accept.
 const DEPTH_MAX: usize = 128;
 
-/// A body of unknown length that outgrows its memory is charged for so many times the bytes that have come.
+/// A body of unknown length that outgrows its memory is charged for this many times the bytes received.
 const GROWTH: usize = 4;
 
-/// Bytes after which others have their turn on this thread.
+/// Bytes after which the task yields to other tasks of its thread.
 const TURN_BYTES: usize = 256 << 10;
 
-/// What a body may hold, by what it is about.
+/// Kind of body, which sets the limits on its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyKind {
     /// A conversation.
     Messages,
     /// Prompts, perhaps as token ids.
     Prompts,
-    /// A form with a recording, which is no JSON.
+    /// A form with a recording, not JSON.
     Form,
 }
 
@@ -57,7 +58,7 @@ impl BodyKind {
     }
 }
 
-/// A body, and what it takes.
+/// Reads the body and returns it with its memory charge.
 pub(crate) async fn read(
     gateway: &Gateway,
     request: Request,
@@ -79,7 +80,7 @@ pub(crate) async fn read(
     let held = gateway.in_line(gateway.memory.hold(first_bytes(told, limit))).await?;
     let mut incoming = Incoming { body, told, began: Instant::now(), got: 0, since_turn: 0 };
     let (bytes, held) = collect(gateway, &mut incoming, limit, held).await?;
-    // The tokens are not known yet; they may be as many as the bytes.
+    // The token count is not known yet: one token for every four bytes is assumed.
     held.resize(held_bytes(bytes.len(), bytes.len() / 4));
     let mut footprint = Footprint { held: Some(Arc::new(held)), work_bytes: 0 };
     if kind == BodyKind::Form {
@@ -99,13 +100,14 @@ pub(crate) async fn read(
     Ok((bytes, footprint))
 }
 
-/// Whether a content encoding is none.
+/// Whether a content encoding leaves the body unencoded.
 fn is_plain(encoding: &HeaderValue) -> bool {
     let mut parts = encoding.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
     parts.all(|part| part.is_empty() || part.eq_ignore_ascii_case(b"identity"))
 }
 
-/// Bytes that a body is charged for before any has come: lengths that are only announced take no more than small ones do.
+/// Bytes charged before any byte arrives: a length that is only announced is charged no more than a small
+/// body.
 fn first_bytes(told: Option<usize>, limit: usize) -> usize {
     told.unwrap_or(SMALL_BODY_BYTES).min(SMALL_BODY_BYTES).min(limit)
 }
@@ -132,16 +134,16 @@ async fn collect(
             return Err(too_large(limit));
         }
         if incoming.got > room {
-            // It is given back first: no request waits for memory while it holds some.
+            // The memory is released first: no request waits for memory while it holds some.
             drop(held);
             let since = Instant::now();
-            // A length that was told counts once its bytes come; an unknown one grows with them.
+            // An announced length is charged once its bytes arrive; an unknown one grows with the bytes.
             room = incoming.told.unwrap_or((incoming.got * GROWTH).min(limit));
             held = gateway.in_line(gateway.memory.hold(room)).await?;
             incoming.began += since.elapsed();
         }
         if bytes.is_empty() || bytes.capacity() < incoming.got {
-            // Pages that are never written to take no memory.
+            // Pages that are never written take no memory.
             bytes.reserve_exact(room - bytes.len());
         }
         bytes.extend_from_slice(&piece);
@@ -149,10 +151,10 @@ async fn collect(
     Ok((bytes.into(), held))
 }
 
-/// A body as it comes.
+/// A body that is being received.
 struct Incoming {
     body: Body,
-    /// Its length, if that is known.
+    /// Announced length of the body, if known.
     told: Option<usize>,
     began: Instant,
     got: usize,
@@ -160,7 +162,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// The next piece, in time; `None` at the end.
+    /// Returns the next piece, if it arrives in time; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         if self.since_turn >= TURN_BYTES {
             self.since_turn = 0;
@@ -180,7 +182,7 @@ impl Incoming {
                     return Err(ApiError::new(StatusCode::BAD_REQUEST, message, "incomplete_body"));
                 }
                 Some(Ok(frame)) => {
-                    // Trailers say nothing here.
+                    // Trailers are ignored.
                     let Ok(piece) = frame.into_data() else { continue };
                     self.got += piece.len();
                     self.since_turn += piece.len();
@@ -190,7 +192,7 @@ impl Incoming {
         }
     }
 
-    /// When the next piece must be there.
+    /// Returns the time by which the next piece must arrive.
     fn due(&self) -> Instant {
         let latest = self.began + BODY_WITHIN;
         match self.told {

@@ -1,4 +1,5 @@
-//! One request inside the gateway: who it is from, its place and its charge, and what is written down when it is over.
+//! One request inside the gateway: its client, its place at the gate, its charge, and the records written
+//! when it is over.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::traced::{self, Traced, Tracing};
 use crate::upstream::{Generation, LastWorker};
 use router_engines::handover::Handover;
 
-/// Tokens that an answer without a limit is taken to have, until it is known.
+/// Tokens that are assumed for an answer without a limit, until its length is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
 /// Request header: the client's timeout in milliseconds.
 static TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout-ms");
@@ -34,7 +35,7 @@ static SESSION: HeaderName = HeaderName::from_static("x-session-id");
 /// The client's name for a request.
 pub(super) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What the audit log says of a request.
+/// Fields of a request's audit record.
 #[derive(Debug, Default)]
 struct AuditFields {
     model: Option<String>,
@@ -47,48 +48,48 @@ struct AuditFields {
     arrived_unix_ns: u64,
 }
 
-/// A request inside. Dropping it gives everything back and writes down how it ended.
+/// A request inside the gateway. Dropping it returns all that it holds and records how it ended.
 pub(crate) struct RequestContext {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) surface: Surface,
-    /// The client's name for it: for logs, traces and the answer.
+    /// The client's id of the request: for logs, traces and the answer.
     pub(crate) request_id: String,
-    /// The request id that engines see, always made here: they refuse an id that is in use and abort requests by id, so one that
-    /// a client chose could disturb others.
+    /// The request id that engines see, always made here: engines refuse an id that is in use and abort
+    /// requests by id, so an id that a client chose could disturb other requests.
     pub(crate) engine_id: String,
     pub(crate) session: Option<u64>,
-    /// How long the client wants the blocks of its prompt retained.
+    /// Time for which the client asks to retain the blocks of its prompt.
     pub(crate) retain_for: Duration,
-    /// When its time is over.
+    /// Time at which the request must be over.
     pub(crate) deadline: Option<Instant>,
     pub(crate) traced: Tracing,
-    /// Of the client, for engines.
+    /// Headers of the client that are passed on to engines.
     headers: HeaderMap,
     pub(crate) grant: Arc<Grant>,
-    /// A proxy sends it to its worker.
+    /// Set if a proxy sends the request to its worker.
     pub(crate) handover: Option<Handover>,
-    /// The memory that it holds for as long as it is inside.
+    /// The memory charged to the request while it is inside.
     pub(crate) footprint: Footprint,
-    /// Set once it is sent to an engine, which computes from then on.
+    /// Set once the request is sent to an engine, which computes from then on.
     last_worker: LastWorker,
     permit: Option<Permit>,
     charge: Option<Charge>,
     /// Tokens of the prompt, as the gateway counted them.
     prompt_tokens: u64,
-    /// Events of the answer that have gone to the client; about as many tokens.
+    /// Events of the answer that were sent to the client; about as many as tokens.
     pieces: u64,
-    /// An engine has said what it did.
+    /// Whether the usage is final: reported by the engine, or estimated where the engine reports none.
     is_settled: bool,
-    /// Requests that were inside before it.
+    /// Requests that were already inside when this one arrived.
     inside_before: usize,
     rates: RateState,
     started: Instant,
     record: AuditFields,
 }
 
-/// How long a request may take: what its client wants, but no more than the operator allows.
+/// Returns the longest time of a request: the client's limit, but at most the operator's.
 fn request_timeout(headers: &HeaderMap, most: Duration) -> Result<Option<Duration>, ApiError> {
-    /// Longer ones are none; so that adding it to a time cannot overflow.
+    /// Longer limits count as none, so that adding one to a time cannot overflow.
     const MOST_MS: u64 = 7 * 24 * 3600 * 1000;
     let most = (!most.is_zero()).then_some(most);
     let Some(given) = headers.get(&TIMEOUT) else { return Ok(most) };
@@ -101,13 +102,13 @@ fn request_timeout(headers: &HeaderMap, most: Duration) -> Result<Option<Duratio
     Ok(wanted.into_iter().chain(most).min())
 }
 
-/// The client's own id, if it is plain enough for logs and headers.
+/// Returns the client's own id, if it is plain enough for logs and headers.
 pub(super) fn own_id(headers: &HeaderMap) -> Option<&str> {
     let given = headers.get(&REQUEST_ID).and_then(|id| id.to_str().ok());
     given.filter(|id| is_plain_request_id(id))
 }
 
-/// The conversation that a request belongs to, as vLLM's clients name it.
+/// Returns the conversation that a request belongs to, from the session header of vLLM's clients.
 fn session_of(headers: &HeaderMap) -> Option<u64> {
     let name = headers.get(&SESSION)?.as_bytes();
     let letters: Vec<u32> = name.iter().map(|&letter| u32::from(letter)).collect();
@@ -168,7 +169,7 @@ impl RequestContext {
         Ok(())
     }
 
-    /// Finds out whose it is and counts it among theirs; refused when too many are inside.
+    /// Identifies the client and charges the request to it; refuses when too many requests are inside.
     pub(super) fn identify(
         &mut self,
         headers: &HeaderMap,
@@ -183,7 +184,8 @@ impl RequestContext {
             Some(grant) => grant,
             None => self.gateway.access.identify(&Caller::at_api(headers, peer))?,
         };
-        // The request and its place among those of its key count from here on: a body that never comes holds both.
+        // The request counts from here on, also among those of its key: a body that never comes holds both
+        // places.
         self.charge_request()
     }
 
@@ -205,7 +207,8 @@ impl RequestContext {
         }
     }
 
-    /// Whether the model that a request names may be asked for; before it waits for anything.
+    /// Checks that the client may ask for the model that a request names; called before the request waits
+    /// for anything.
     pub(crate) fn allow(&mut self, asked: Option<&str>) -> Result<(), ApiError> {
         let Some(model) = asked else { return Ok(()) };
         self.record.model = Some(model.to_owned());
@@ -216,7 +219,7 @@ impl RequestContext {
         Err(ApiError::new(StatusCode::FORBIDDEN, message, "model_not_allowed"))
     }
 
-    /// The same of a request that names none, once it is known which is meant.
+    /// Does the same for a request that names no model, once its target is known.
     pub(crate) fn allow_target(&mut self, asked: Option<&str>, target: &Target) -> Result<(), ApiError> {
         match asked {
             Some(_) => Ok(()),
@@ -224,7 +227,7 @@ impl RequestContext {
         }
     }
 
-    /// Charges limits and waits for a place, when the size of the request is known.
+    /// Charges limits and waits for a place at the gate, when the size of the request is known.
     pub(crate) async fn admit(
         &mut self,
         gate: &Arc<Gate>,
@@ -289,12 +292,12 @@ impl RequestContext {
         }
     }
 
-    /// A proxy sends it and does not show the body of the answer.
+    /// Whether a proxy sends the request and does not show the body of the answer.
     pub(crate) fn is_answer_unseen(&self) -> bool {
         self.handover.as_ref().is_some_and(|handover| !handover.shows_answers())
     }
 
-    /// A generation for this request, with the parts that all of them have.
+    /// Creates a generation for this request, with the parts that all generations have.
     pub(crate) fn generation(&self, target: Target, path: &'static str) -> Generation {
         Generation {
             gateway: Arc::clone(&self.gateway),
@@ -316,10 +319,10 @@ impl RequestContext {
         }
     }
 
-    /// Lets another request into the engines: they have done what they do for this one.
+    /// Releases the place at the gate: the engines have finished with this request.
     pub(crate) fn leave_gate(&mut self) {
         let Some(permit) = self.permit.take() else { return };
-        // How fast requests go is learned from those that went through.
+        // The gate learns its rate only from requests that were served.
         match self.is_settled && self.is_served() {
             true => permit.release(self.gateway.access.now()),
             false => drop(permit),
@@ -334,7 +337,7 @@ impl RequestContext {
         self.is_good() && (self.is_settled || self.pieces > 0)
     }
 
-    /// What an engine says that it did.
+    /// Records the token usage that an engine reported.
     pub(crate) fn record_usage(&mut self, usage: &Usage) {
         self.record.usage = *usage;
         self.is_settled = true;
@@ -344,28 +347,29 @@ impl RequestContext {
         }
     }
 
-    /// The engine does not say what it did: it counts as what was expected of the prompt.
+    /// Records the estimated prompt as usage, for an engine that reports none.
     pub(crate) fn record_estimate(&mut self) {
         self.record_usage(&Usage { prompt: self.prompt_tokens as usize, ..Usage::default() });
     }
 
-    /// An answer that a proxy does not show: what it took is not known, so what was reserved for it stays charged.
+    /// Records an answer that a proxy does not show: its usage is unknown, so the reserved tokens stay
+    /// charged.
     pub(crate) fn record_unseen(&mut self) {
         self.record.usage = Usage { prompt: self.prompt_tokens as usize, ..Usage::default() };
         self.is_settled = true;
     }
 
-    /// The memory that it holds from now on; whether there is so much.
+    /// Changes the memory charged to the request; returns whether so much is available.
     pub(crate) fn resize_memory_charge(&self, bytes: usize) -> bool {
         self.footprint.resize(bytes)
     }
 
-    /// So many events, or tokens, have gone to the client.
+    /// Counts events, or tokens, that were sent to the client.
     pub(crate) fn count_events(&mut self, pieces: usize) {
         self.pieces += pieces as u64;
     }
 
-    /// The first token is here; further calls say nothing.
+    /// Records the time of the first token; further calls do nothing.
     pub(crate) fn first_token(&mut self) {
         if self.record.first_token.is_none() {
             let took = self.started.elapsed();
@@ -377,15 +381,15 @@ impl RequestContext {
         }
     }
 
-    /// How it was answered.
+    /// Records the status and reason of the answer.
     pub(crate) fn answered(&mut self, status: StatusCode, reason: Option<&'static str>) {
         self.record.status = status.as_u16();
         self.record.reason = reason;
     }
 
-    /// Notes that the answer is an error.
+    /// Records that the answer is an error.
     pub(crate) fn refused(&mut self, error: &ApiError) {
-        // What was given up because its time is over was computed for its client.
+        // A request that ran out of time is accounted as abandoned, since it was computed for its client.
         if error.code != Some(DEADLINE_EXCEEDED) {
             self.answered(error.status, error.code);
         }
@@ -452,7 +456,8 @@ impl Drop for RequestContext {
         let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let is_abandoned = self.record.status == 0;
         if is_abandoned {
-            // Nobody has said how it was answered: it was given up on the way. 499 is what nginx says of such clients.
+            // No status was recorded: the request was abandoned. 499 is nginx's status for a client that
+            // disconnected.
             let (status, reason) = if is_late { (504, "deadline_exceeded") } else { (499, "client_gone") };
             self.record.status = status;
             self.record.reason = Some(reason);
@@ -466,7 +471,7 @@ impl Drop for RequestContext {
         let gateway = &self.gateway;
         let now = gateway.access.now();
         match self.charge.take() {
-            // The client has gone before the end: what it got is what it is charged, and its prompt.
+            // The client disconnected early: it is charged for its prompt and for the events it got.
             Some(mut charge) if (is_served || owes_prompt) && !self.is_settled => {
                 charge.settle(self.prompt_tokens + self.pieces, now);
                 self.record.usage = Usage {
@@ -483,7 +488,7 @@ impl Drop for RequestContext {
             Some(mut charge) if !is_served && !self.is_settled => charge.settle(0, now),
             _ => {}
         }
-        // What an engine did counts also when its answer was blocked.
+        // An engine's usage counts also when its answer was blocked.
         if is_served || self.is_settled {
             gateway.account(&self.record.usage);
         }
@@ -510,7 +515,7 @@ impl Drop for RequestContext {
             "request"
         );
         let Some(audit) = &gateway.access.audit else { return };
-        // A full queue counts what it drops.
+        // A full queue counts the records that it drops.
         let _dropped = audit.log(&AuditRecord {
             time_unix_ns: record.arrived_unix_ns,
             request_id: &self.request_id,

@@ -1,4 +1,4 @@
-//! How many tokens a message has; nothing is generated.
+//! Counts the tokens of a message; nothing is generated.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -71,9 +71,9 @@ async fn count(context: &mut RequestContext, bytes: Bytes) -> Result<usize, ApiE
     count_at_engine(&target, &chat.to_bytes(), &message.to_bytes()).await
 }
 
-/// Asks engines until one counts: those of one make answer the same.
+/// Asks engines until one returns a count: all engines of one make return the same.
 async fn count_at_engine(target: &Target, chat: &Bytes, message: &Bytes) -> Result<usize, ApiError> {
-    /// An engine that is slower is given up.
+    /// Longest time for an engine's count.
     const WITHIN: Duration = Duration::from_secs(10);
     const ENGINES_ASKED_MAX: usize = 3;
     let roster = Arc::clone(&target.model.pool.roster());
@@ -89,7 +89,7 @@ async fn count_at_engine(target: &Target, chat: &Bytes, message: &Bytes) -> Resu
         let asked = rank.worker.client.count_tokens(how, body.clone());
         match tokio::time::timeout(WITHIN, asked).await {
             Ok(Ok(count)) => return Ok(count),
-            // A release without that path.
+            // This engine's release lacks the path.
             Ok(Err(EngineError::Refused(error))) if error.status == StatusCode::NOT_FOUND => {}
             Ok(Err(EngineError::Refused(error))) if error.status.is_client_error() => return Err(error),
             Ok(Err(error)) => failure = Some(error.to_string()),

@@ -1,4 +1,5 @@
-//! Reads forms with a recording: their fields become those of a body, so that they are screened and changed as those of JSON are.
+//! Reads forms with a recording: form fields become fields of a body, so that they are screened and changed
+//! like those of JSON.
 
 use std::iter;
 
@@ -18,7 +19,7 @@ const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Longest name of a field, and of a file.
 const NAME_BYTES_MAX: usize = 256;
 
-/// The boundary of the form that a request brings, from its `content-type`.
+/// Returns the boundary of a request's form, from its `content-type`.
 pub(crate) fn boundary_of(headers: &HeaderMap) -> Result<String, ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     multer::parse_boundary(kind).map_err(|_| {
@@ -33,7 +34,7 @@ fn malformed(error: impl std::fmt::Display) -> ApiError {
 
 /// Parses a form.
 pub(super) fn parse(bytes: Bytes, boundary: String) -> Result<RawBody, ApiError> {
-    // All of it is there, so it is never waited for.
+    // All bytes are in memory, so the parser never waits.
     let parsed = read(bytes, boundary).now_or_never();
     parsed.unwrap_or_else(|| Err(ApiError::internal("The form could not be read.")))
 }
@@ -103,7 +104,7 @@ fn put(fields: &mut Map<String, Value>, name: String, bytes: &[u8]) -> Result<()
     if fields.contains_key(&name) {
         return Err(ApiError::invalid(&name, format!("`{name}` occurs twice.")));
     }
-    // Flags that the gateway looks at, in the spellings that pydantic takes.
+    // Flags that the gateway reads, in the spellings that pydantic accepts.
     let flag = match text.to_ascii_lowercase().as_str() {
         _ if !matches!(&*name, "stream" | FORM_USAGE) => None,
         "true" | "1" | "t" | "yes" | "y" | "on" => Some(true),
@@ -160,7 +161,7 @@ mod tests {
         assert_eq!(body.text("model").expect("a text").as_deref(), Some("whisper"));
         assert_eq!(body.flag("stream").expect("a flag"), Some(true));
         assert_eq!(body.get("timestamp_granularities[]"), Some(r#"["word","segment"]"#));
-        // What is written is read again as the same.
+        // Parsing the serialized form gives the same fields.
         let kind = body.content_type();
         let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, kind)]);
         let again = parse(body.to_bytes(), boundary_of(&headers).expect("a boundary")).expect("a form");

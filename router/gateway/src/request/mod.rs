@@ -1,8 +1,8 @@
 //! From an HTTP request to its answer.
 //!
-//! `stages` takes a request from one stage to the next; what all of them share, and what is written down at the end, is the
-//! `context`. `body` reads and bounds what clients send, `form` parses forms, `prompt` says what a prompt looks like to the index, `count` only
-//! counts tokens.
+//! `stages` takes a request from one stage to the next; `context` holds what all stages share and writes
+//! the records at the end. `body` reads and bounds what clients send, `form` parses forms, `prompt` turns a
+//! prompt into tokens for the index, `count` only counts tokens.
 
 mod body;
 mod context;
@@ -42,7 +42,7 @@ pub(crate) async fn serve(gateway: Arc<Gateway>, request: Request, surface: Surf
     let answered = match context.begin(request.headers()) {
         Ok(()) => {
             let deadline = context.deadline;
-            // In its place from the start: it is too large to be handed around.
+            // Pinned here because the future is too large to be moved.
             within_deadline(&gateway, deadline, pin!(run_stages(&mut context, request))).await
         }
         Err(error) => Err(error),
@@ -64,7 +64,7 @@ async fn run_stages(
     admitted.answer(context).await
 }
 
-/// An answer, or that its time is over; then everything that was done for it is dropped.
+/// Returns the result, or the deadline error once the request's time is over; the work is dropped then.
 pub(crate) async fn within_deadline<T>(
     gateway: &Gateway,
     deadline: Option<Instant>,
@@ -80,7 +80,8 @@ pub(crate) async fn within_deadline<T>(
     }
 }
 
-/// The response to a request, in the form of its surface and with its name. The context ends with its last byte.
+/// Returns the response to a request, in the format of its API and with its id. The context ends with its
+/// last byte.
 async fn respond(
     mut context: Box<RequestContext>,
     answered: Result<(Answer, Option<ResponseAdapter>), ApiError>,
@@ -103,7 +104,7 @@ async fn respond(
     response
 }
 
-/// An answer with the name of a request that got no further.
+/// Adds a request id to the response of a request that was refused before a context existed.
 pub(crate) fn named(headers: &HeaderMap, mut response: Response) -> Response {
     name(&mut response, &context::own_id(headers).map_or_else(fresh_id, str::to_owned), false);
     response

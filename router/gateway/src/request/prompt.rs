@@ -1,4 +1,5 @@
-//! What a prompt looks like to the index: its tokens, or a stand-in when the engine alone can make them.
+//! The prompt's representation in the index: its tokens, or pseudo tokens when only the engine can tokenize
+//! it.
 
 use router_openai::ApiError;
 use router_openai::RawBody;
@@ -14,13 +15,14 @@ use crate::service::Gateway;
 #[derive(Debug, Default)]
 pub(crate) struct PromptTokens {
     pub(crate) tokens: Vec<u32>,
-    /// The tokens are the engine's own, as far as the gateway can tell.
+    /// Whether the tokens equal the engine's, as far as the gateway can tell.
     pub(crate) is_exact: bool,
-    /// How many prompts the request has, about as long as this one.
+    /// Number of prompts in the request, all assumed as long as this one.
     pub(crate) prompts: u64,
 }
 
-/// Without the model's tokenizer four bytes of the request stand for a token: prefixes stay prefixes.
+/// Without the model's tokenizer every four bytes of the request become a token: common prefixes stay
+/// common.
 fn pseudo_tokens(text: &str) -> PromptTokens {
     let (words, rest) = text.as_bytes().as_chunks::<4>();
     let mut tokens = Vec::with_capacity(words.len() + 1);
@@ -33,7 +35,7 @@ fn pseudo_tokens(text: &str) -> PromptTokens {
     PromptTokens { tokens, is_exact: false, prompts: 1 }
 }
 
-/// Fields of a chat that are variables of the template.
+/// Returns the fields of a chat that are variables of the template.
 fn template_extras(body: &RawBody) -> Map<String, Value> {
     let mut extras = match body.value("chat_template_kwargs") {
         Some(Value::Object(extras)) => extras,
@@ -47,7 +49,7 @@ fn template_extras(body: &RawBody) -> Map<String, Value> {
     extras
 }
 
-/// What makes tokens of a prompt.
+/// Tokenizes prompts.
 #[derive(Debug, Clone)]
 struct Reader {
     text: ModelText,
@@ -96,7 +98,7 @@ impl Reader {
         }
     }
 
-    /// Ids, or several prompts.
+    /// Reads a list: token ids, or several prompts.
     fn list(&self, raw: &str) -> PromptTokens {
         if let Ok(tokens) = serde_json::from_str::<Vec<u32>>(raw) {
             return PromptTokens { tokens, is_exact: self.has_tokenizer, prompts: 1 };
@@ -124,7 +126,8 @@ impl Reader {
     }
 }
 
-/// The prompt of a chat. What cannot be rendered here is left to the engine to judge: the request is routed without it.
+/// Returns the prompt of a chat. A chat that cannot be rendered here is routed without tokens; the engine
+/// accepts or refuses it.
 pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Result<PromptTokens, ApiError> {
     let reader = Reader::of(model);
     if work.is_inline() {
@@ -134,7 +137,7 @@ pub(crate) async fn of_chat(model: &Model, body: &RawBody, work: &Work) -> Resul
     work.run(move |is_cancelled| reader.chat(&body, is_cancelled)).await
 }
 
-/// The prompt of a completion: a text, ids, or the longest of several.
+/// Returns the prompt of a completion: a text, ids, or the longest of several.
 pub(crate) async fn of_completion(
     model: &Model,
     body: &RawBody,
@@ -148,7 +151,7 @@ pub(crate) async fn of_completion(
     work.run(move |is_cancelled| reader.completion(&body, is_cancelled)).await
 }
 
-/// The prompt that a text is.
+/// Returns the prompt that consists of a text.
 pub(crate) async fn of_text(
     gateway: &Gateway,
     model: &Model,

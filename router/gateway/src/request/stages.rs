@@ -1,6 +1,7 @@
-//! The stages of a request, each a type that only the stage before can make: `Received`, `Identified` (the caller is known),
-//! `Loaded` (the body is in memory that was charged), `Resolved` (the model is known), `Tokenized`, `Admitted` (the gate let it
-//! in). Routing and answering follow in `upstream` and `answer`.
+//! The stages of a request, each a type that only the previous stage can make: `Received`, `Identified`
+//! (the caller is known), `Loaded` (the body is in charged memory), `Resolved` (the model is known),
+//! `Tokenized`, `Admitted` (the gate admitted the request). Routing and answering follow in `upstream` and
+//! `answer`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -34,9 +35,10 @@ use crate::stored::responses::ResponseRecord;
 use crate::stored::runner::ActsFor;
 use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered, attempt_unseen};
 
-/// Bytes of a body that are taken for a token where the prompt is not known in tokens.
+/// Bytes of a body that count as one token where the prompt's tokens are unknown.
 const BYTES_PER_TOKEN: usize = 4;
-/// The same of a recording: MP3 of 64 kbit/s has 8,000 bytes a second, which count as [`Usage::TOKENS_PER_SECOND`].
+/// Bytes of a recording that count as one token: MP3 of 64 kbit/s has 8,000 bytes a second, which count as
+/// [`Usage::TOKENS_PER_SECOND`].
 const RECORDING_BYTES_PER_TOKEN: usize = 8_000 / Usage::TOKENS_PER_SECOND as usize;
 
 /// The head of the request was read.
@@ -52,7 +54,7 @@ pub(super) struct Loaded {
     boundary: Option<String>,
 }
 
-/// The body was parsed, screened and translated; the model that it asks for is known.
+/// The body was parsed, screened and translated; the model is known.
 pub(super) struct Resolved {
     body: RawBody,
     target: Target,
@@ -65,16 +67,16 @@ pub(super) struct Tokenized {
     adapter: Option<ResponseAdapter>,
 }
 
-/// The admission gate let it in.
+/// The gate admitted the request.
 pub(super) struct Admitted(Tokenized);
 
-/// A request as engines will be asked.
+/// A request in the form that is sent to engines.
 enum Prepared {
     Relayed(Box<RelayedRequest>),
     Generated(Box<TokenRequest>),
 }
 
-/// A request that an engine answers itself.
+/// A request whose answer the engine formats itself.
 struct RelayedRequest {
     target: Target,
     request: Arc<EngineRequest>,
@@ -84,7 +86,7 @@ struct RelayedRequest {
     can_split: bool,
     /// The gateway added `stream_options.include_usage`: the usage event is taken out of the client's stream.
     hides_usage: bool,
-    /// Tokens of all its prompts, choices of each, and the most of an answer.
+    /// Tokens of all prompts, choices of each, and the largest number of tokens of an answer.
     prompt_tokens: usize,
     choices: usize,
     answer_max: Option<usize>,
@@ -121,7 +123,7 @@ impl Loaded {
         let gateway = Arc::clone(&context.gateway);
         let (raw, looks, surface) = (self.bytes.clone(), Arc::clone(&gateway), context.surface);
         let boundary = self.boundary.take();
-        // Before anything is translated, so that complaints name the client's own fields.
+        // Before the translation, so that errors name the client's own fields.
         let screened = move |_: IsCancelled<'_>| {
             let body = match boundary {
                 Some(boundary) => form::parse(raw, boundary)?,
@@ -149,14 +151,15 @@ impl Loaded {
         let target = gateway.target(asked.as_deref(), context.session, patience).await?;
         context.allow_target(asked.as_deref(), &target)?;
         target.name_in(&mut body)?;
-        // An external service gets the client's own field unchanged; the one that was made from `cache_control` is none of its own.
+        // An external service gets the client's own field unchanged; a field made from `cache_control` is
+        // not passed to it.
         if !is_outside(&target) || context.surface == Surface::Messages {
             context.retain_for = take_prompt_cache_retention(&mut body)?;
         }
         Ok(Resolved { body, target, adapter })
     }
 
-    /// A response as a chat, with what it goes on from.
+    /// Translates a request for a response to a chat, with the items from which it continues.
     async fn translate_response(
         self,
         context: &mut RequestContext,
@@ -193,7 +196,8 @@ impl Loaded {
         self.translate(context, bytes, translate).await
     }
 
-    /// A request of another surface as a chat. The client's own bytes are given up. So many bytes come to it from elsewhere.
+    /// Translates a request of another API to a chat. The client's own bytes are dropped; the added bytes
+    /// come from stored items.
     async fn translate(
         self,
         context: &mut RequestContext,
@@ -211,7 +215,7 @@ impl Loaded {
 }
 
 impl Resolved {
-    /// Lets a guardrail see the request, and change it.
+    /// Lets the guardrail check the request and change it.
     pub(super) async fn check(mut self, context: &RequestContext) -> Result<Self, ApiError> {
         if let Some(guardrail) = &context.gateway.guardrail
             && context.surface.is_computed()
@@ -267,16 +271,16 @@ impl RelayedRequest {
         let can_stream = kind.is_some() || context.surface.takes_recording();
         let stream = body.flag("stream")?.unwrap_or(false) && can_stream;
         if stream && context.surface.takes_recording() && is_outside(&target) {
-            // Its events are of another form than engines': they could be neither counted nor checked.
+            // The events have another form than engines' and could be neither counted nor checked.
             let message = "`stream` must be false for this model: the service behind it streams transcriptions in a form of its own.";
             return Err(ApiError::invalid("stream", message));
         }
-        // The time is read for the trace alone.
+        // The time is only measured for the trace.
         let since = context.traced.is_some().then(Instant::now);
         let seen = match kind {
             None => prompt::PromptTokens::default(),
             Some(kind) => {
-                // What it takes is given back before the request waits for its place.
+                // The working memory is released before the request waits at the gate.
                 let work = gateway.work(body.len(), &context.footprint).await?;
                 match kind {
                     Kind::Chat => prompt::of_chat(&target.model, &body, &work).await?,
@@ -289,7 +293,7 @@ impl RelayedRequest {
             traced.span(names::span::TOKENISE, since, Vec::new());
         }
         let hides_usage = stream && !context.is_answer_unseen() && add_usage(&mut body, context.surface)?;
-        // Engines read whole numbers that are written as floats.
+        // Engines accept whole numbers that are written as floats.
         let number = |name: &str| {
             let number = body.option(name)?.as_f64()?;
             (number >= 0.0).then_some(number as u64)
@@ -302,7 +306,7 @@ impl RelayedRequest {
         let answer_max = limits.iter().find_map(|name| number(name)).map(|most| most as usize);
         let choices = number("n").unwrap_or(1).max(number("best_of").unwrap_or(1)).max(1);
         let choices = choices.saturating_mul(seen.prompts.max(1));
-        // What cannot be read counts by its length: nothing is free of limits.
+        // A prompt that cannot be tokenized counts by its length, so that it does not bypass limits.
         let prompt_tokens = match seen.tokens.len() {
             0 if context.surface.takes_recording() => body.len() / RECORDING_BYTES_PER_TOKEN,
             0 if context.surface.is_computed() => body.len() / BYTES_PER_TOKEN,
@@ -360,7 +364,7 @@ impl RelayedRequest {
     }
 }
 
-/// Asks for an answer that is not streamed.
+/// Requests an answer that is not streamed.
 async fn answer_buffered(
     generation: &Arc<Generation>,
     request: &Arc<EngineRequest>,
@@ -385,7 +389,7 @@ async fn answer_buffered(
     Ok(Answer::Buffered(response))
 }
 
-/// Has a proxy send a request, and waits until its answer, which is not shown, is over.
+/// Has a proxy send a request, and waits for the end of its answer, which the proxy does not show.
 async fn answer_unseen(
     generation: &Arc<Generation>,
     request: &Arc<EngineRequest>,
@@ -401,7 +405,7 @@ async fn answer_unseen(
     Ok(Answer::Buffered(Buffered::new(Bytes::new())))
 }
 
-/// The engine's own words to a request that it does not take.
+/// Relays the engine's own response to a request that the engine refused.
 fn refused(response: Buffered, context: &mut RequestContext) -> Result<Answer, ApiError> {
     context.answered(response.status(), Some("refused_by_engine"));
     Ok(Answer::Buffered(response))
@@ -438,7 +442,8 @@ impl Admitted {
     }
 }
 
-/// Has the engine tell its usage at the end of a stream; whether the client has not asked for that.
+/// Makes the engine report its usage at the end of a stream; returns whether the client has not asked for
+/// the usage.
 fn add_usage(body: &mut RawBody, surface: Surface) -> Result<bool, ApiError> {
     if surface.takes_recording() {
         let is_hidden = body.flag(FORM_USAGE)? != Some(true);
@@ -455,7 +460,7 @@ fn add_usage(body: &mut RawBody, surface: Surface) -> Result<bool, ApiError> {
     Ok(true)
 }
 
-/// Whether the model is an outside service's, which takes nothing beyond OpenAI's API.
+/// Whether the model is served by an external service, which accepts only OpenAI's API.
 fn is_outside(target: &Target) -> bool {
     let roster = target.model.pool.roster();
     roster.iter().any(|rank| !rank.run.description.engine.dialect().takes_extensions())
@@ -464,7 +469,7 @@ fn is_outside(target: &Target) -> bool {
 /// Whether the gateway makes the text of this answer.
 fn gateway_detokenizes(gateway: &Gateway, target: &Target, body: &RawBody) -> bool {
     let pool = &target.model.pool;
-    // Adapters have vocabularies and templates that only engines know.
+    // Only engines know an adapter's vocabulary and template.
     if target.adapter.is_some() {
         return false;
     }
@@ -478,8 +483,8 @@ fn gateway_detokenizes(gateway: &Gateway, target: &Target, body: &RawBody) -> bo
     }
 }
 
-/// Whether a request is for text and nothing that only an engine can do: a field that is not known here may mean
-/// something to it.
+/// Whether a request needs only text that the gateway can make: a field unknown here may have a meaning for
+/// the engine.
 fn is_only_text(body: &RawBody) -> bool {
     let is_plain = |name: &str, plain: &[&str]| match body.option(name) {
         None => body.get(name).is_none(),
@@ -493,7 +498,7 @@ fn is_only_text(body: &RawBody) -> bool {
         && !has_media(body)
 }
 
-/// Whether a message of a chat has a part that is no text.
+/// Whether a message of a chat has a part other than text.
 pub(super) fn has_media(body: &RawBody) -> bool {
     let is_media =
         |name: &str| ["image_url", "input_audio", "video_url", "audio_url", "image", "video"].contains(&name);

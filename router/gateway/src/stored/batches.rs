@@ -1,7 +1,8 @@
-//! Batches of requests (`/v1/batches`): the lines of a file are asked one after the other at the lowest priority, and the answers
-//! become another file.
+//! Batches of requests (`/v1/batches`): the requests in the lines of a file are run one after the other at
+//! the lowest priority, and the answers become another file.
 //!
-//! Everything that a batch has done is in the database: a gateway that starts goes on with what it finds (`runner`).
+//! All progress of a batch is in the database: a gateway that starts continues the batches that it finds
+//! (`runner`).
 
 use std::sync::Arc;
 
@@ -18,12 +19,13 @@ use super::responses::{from_document, to_document};
 use super::{BATCHES_MAX, Owner, Paging, Sent, answered, metadata, not_found, refusal};
 use crate::service::{Gateway, fresh_id, unix_time};
 
-/// Seconds that a batch may take: OpenAI's only window.
+/// Longest duration of a batch in seconds: OpenAI's only window.
 const WINDOW_SECONDS: u64 = 24 * 3600;
-/// Lower is earlier: requests of batches come after all others of their key's priority.
+/// Priority of batch requests. A lower value is earlier: they come after all other requests of their key's
+/// priority.
 const PRIORITY: i32 = 1000;
 
-/// How far a batch is.
+/// Status of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BatchStatus {
@@ -38,18 +40,19 @@ pub(crate) enum BatchStatus {
 }
 
 impl BatchStatus {
-    /// Whether something is still to be done.
+    /// Whether the batch is not over.
     pub(crate) fn is_active(self) -> bool {
         matches!(self, Self::Validating | Self::InProgress | Self::Finalizing | Self::Cancelling)
     }
 }
 
-/// Whose key a batch works with. A key of the keys file is looked up by its name each time: a batch ends with its key.
+/// Key whose rights a batch uses. A key of the keys file is looked up by its name each time: a batch ends
+/// when its key does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Principal {
     name: String,
     is_subject: bool,
-    /// The models of a token, which cannot be asked again; `None` is all.
+    /// Models that a token allows, since a token cannot be looked up again; `None` is all.
     models: Option<Vec<String>>,
     priority: i32,
     weight: u32,
@@ -70,7 +73,7 @@ impl Principal {
     }
 }
 
-/// A batch as it is kept.
+/// A batch as it is stored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Batch {
     pub(crate) id: String,
@@ -82,21 +85,21 @@ pub(crate) struct Batch {
     pub(crate) error_file_id: String,
     created_at: u64,
     pub(crate) expires_at: u64,
-    /// Until when it and its files are kept.
+    /// Time until which the batch and its files are kept.
     pub(crate) kept_until: u64,
-    /// Times at which it came to a status, by the names that are told.
+    /// Time of each status change, by the field names of the API.
     times: serde_json::Map<String, Value>,
     pub(crate) total: u64,
     pub(crate) completed: u64,
     pub(crate) failed: u64,
     metadata: Value,
     principal: Principal,
-    /// Bytes and parts of its two files so far.
+    /// Size of each of the two files so far.
     pub(crate) output: Written,
     pub(crate) error: Written,
 }
 
-/// How much of a file there is.
+/// Size of a file.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Written {
     pub(crate) bytes: u64,
@@ -128,7 +131,7 @@ impl Batch {
         })
     }
 
-    /// Comes to a status.
+    /// Changes the status.
     pub(crate) fn enter(&mut self, status: BatchStatus) {
         self.status = status;
         let name = json!(status);
@@ -136,18 +139,18 @@ impl Batch {
         self.times.entry(name).or_insert_with(|| unix_time().into());
     }
 
-    /// Fails, for these reasons.
+    /// Marks the batch failed, with these errors.
     pub(crate) fn fail(&mut self, errors: Vec<Value>) {
         self.errors = errors;
         self.enter(BatchStatus::Failed);
     }
 
-    /// Lines that are answered.
+    /// Returns the number of answered lines.
     pub(crate) fn done(&self) -> u64 {
         self.completed + self.failed
     }
 
-    /// The grant of the batch's requests; `None` when its key is gone.
+    /// Returns the grant of the batch's requests; `None` when its key no longer exists.
     pub(crate) fn grant(&self, gateway: &Gateway, tenant: &Arc<str>) -> Option<Arc<Grant>> {
         let principal = &self.principal;
         let access = &gateway.access;
@@ -174,14 +177,14 @@ impl Batch {
     }
 }
 
-/// The surface of a batch's endpoint, if batches may have it.
+/// Returns the surface of a batch's endpoint, if batches support it.
 pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
     [Surface::Chat, Surface::Completions, Surface::Embeddings, Surface::Responses]
         .into_iter()
         .find(|surface| surface.client_path() == endpoint)
 }
 
-/// Changes a batch and gives it back; `None` when there is none of this id.
+/// Changes a batch and returns it; `None` when there is none of this id.
 pub(crate) fn change(
     transaction: &mut Transaction<'_>,
     key: Key,
@@ -190,7 +193,7 @@ pub(crate) fn change(
     let Some(before) = transaction.get(&key)? else { return Ok(None) };
     let mut batch: Batch = from_document(&before)?;
     change(&mut batch);
-    // Where a tenant has no room left, its batches end all the same.
+    // A batch ends even where its tenant's quota is used up.
     transaction.put_beyond_quota(key, batch.kept_until, to_document(&batch))?;
     Ok(Some(batch))
 }
@@ -270,7 +273,7 @@ pub(crate) async fn list(owner: Owner, Paging(query): Paging) -> Response {
     answered(owner, listed)
 }
 
-/// `POST /v1/batches/{id}/cancel`. What is answered already stays.
+/// `POST /v1/batches/{id}/cancel`. Existing answers are kept.
 pub(crate) async fn cancel(owner: Owner, Path(id): Path<String>) -> Response {
     let key = Batch::key(&owner.tenant, &id);
     let cancelled = owner.stored.database.write(move |transaction| {

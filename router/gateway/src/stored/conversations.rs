@@ -1,6 +1,6 @@
-//! Conversations: items that several responses share (`/v1/conversations`). A conversation is one document, of a size that its changes
-//! can write anew, and is kept for as long
-//! as responses are, counted from its last change.
+//! Conversations: items that several responses share (`/v1/conversations`). A conversation is one document,
+//! small enough to be rewritten with each change. It is kept for as long as responses are, counted from its
+//! last change.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::service::{fresh_id, unix_time};
 /// Items that may be added at a time, as OpenAI allows.
 const ADDED_MAX: usize = 20;
 
-/// A conversation as it is kept.
+/// A conversation as it is stored.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Conversation {
     id: String,
@@ -30,7 +30,7 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// As it is written, if it is not too large.
+    /// Returns the serialized conversation, if it is not too large.
     pub(crate) fn to_document(&self) -> Result<Vec<u8>, Error> {
         let document = to_document(self);
         if document.len() > CONVERSATION_BYTES_MAX {
@@ -58,7 +58,7 @@ fn missing(id: &str) -> ApiError {
     not_found("Conversation", id)
 }
 
-/// The items that a request adds, in the form in which they are told.
+/// Returns the items that a request adds, in the form in which they are shown.
 fn items_of(object: &Map<String, Value>) -> Result<Vec<Value>, ApiError> {
     let items = match object.get("items") {
         None | Some(Value::Null) => return Ok(Vec::new()),
@@ -70,7 +70,7 @@ fn items_of(object: &Map<String, Value>) -> Result<Vec<Value>, ApiError> {
         Some(Value::Array(items)) => items,
         Some(_) => return Err(ApiError::invalid("items", "`items` must be an array.")),
     };
-    // Items that a later response could not take up are refused now.
+    // Items that a later response could not use are refused now.
     to_chat(&json!({ "model": "", "input": items })).map_err(|error| {
         let param = error.param.as_deref().map(|param| param.replacen("input", "items", 1));
         ApiError { message: error.message.replacen("`input", "`items", 1), param, ..error }
@@ -128,7 +128,7 @@ pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
     answered(owner, found)
 }
 
-/// `POST /v1/conversations/{id}` with other metadata.
+/// `POST /v1/conversations/{id}`, which replaces the metadata.
 pub(crate) async fn update(Path(id): Path<String>, Sent { owner, object, .. }: Sent) -> Response {
     let updated = async {
         let metadata = metadata(&object)?;
@@ -143,7 +143,7 @@ pub(crate) async fn update(Path(id): Path<String>, Sent { owner, object, .. }: S
     answered(owner, updated)
 }
 
-/// `DELETE /v1/conversations/{id}`. Responses of it stay.
+/// `DELETE /v1/conversations/{id}`. The conversation's responses are kept.
 pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
     let key = key(&owner, &id);
     let deleted = owner.stored.database.write(move |transaction| transaction.delete(key)).await;

@@ -1,5 +1,5 @@
-//! Files that clients upload, and those that batches write (`/v1/files`). A file is kept in parts, so that none is ever in memory
-//! as a whole.
+//! Files that clients upload, and files that batches write (`/v1/files`). A file is stored in parts, so
+//! that no file is ever in memory as a whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +21,13 @@ use super::{FILES_MAX, Owner, Paging, Stored, Uploader, answered, not_found, ref
 use crate::request::boundary_of;
 use crate::service::{fresh_id, unix_time};
 
-/// Bytes of a file, at most; as many as OpenAI takes for a batch.
+/// Largest file in bytes; OpenAI's limit for a batch.
 const FILE_BYTES_MAX: u64 = 200 << 20;
-/// Bytes of a part. With its name it fits into pages of a power of two.
+/// Bytes of a part. A part with its key fits into pages of a power of two.
 const PART_BYTES: usize = (1 << 20) - (4 << 10);
-/// Bytes of a form that may come before something of the file: its other fields, and the heads of its parts.
+/// Bytes of a form that may arrive without any of the file's: its other fields, and the heads of its parts.
 const BESIDE_BYTES_MAX: u64 = 2 << 20;
-/// An upload must arrive within this time, and a second more for each so many bytes.
+/// Time for an upload, plus one second for every `UPLOAD_BYTES_PER_SECOND` bytes.
 const UPLOAD_WITHIN: Duration = Duration::from_secs(60);
 const UPLOAD_BYTES_PER_SECOND: u64 = 256 << 10;
 /// Longest name of a file and of its purpose.
@@ -59,7 +59,7 @@ impl FileRecord {
         Key::new(tenant, Collection::File, id)
     }
 
-    /// The place of a part. Ids are as long as each other, so that none is the beginning of another.
+    /// Returns the key of a part. All ids have the same length, so that no id is a prefix of another.
     pub(crate) fn part_key(tenant: &Arc<str>, id: &str, part: u32) -> Key {
         Key::new(tenant, Collection::FilePart, format!("{id}/{part:08x}"))
     }
@@ -69,11 +69,12 @@ impl FileRecord {
     }
 }
 
-/// Pauses between attempts to delete what a broken upload left, in a database that is busy: for about two minutes.
+/// Pauses between attempts to delete the rest of a broken upload while the database is busy: for about two
+/// minutes.
 const CLEAN_UP_PAUSE: Duration = Duration::from_millis(100);
 const CLEAN_UP_PAUSE_MAX: Duration = Duration::from_secs(100);
 
-/// A file that is being uploaded. Dropped before its end, it takes its parts with it.
+/// A file that is being uploaded. Dropping an incomplete upload deletes its parts.
 struct Upload {
     stored: Arc<Stored>,
     tenant: Arc<str>,
@@ -101,7 +102,7 @@ impl Upload {
         }
     }
 
-    /// When the next piece must be there.
+    /// Returns the time by which the next piece must arrive.
     fn due(&self) -> tokio::time::Instant {
         let pace = Duration::from_secs(self.bytes / UPLOAD_BYTES_PER_SECOND);
         (self.started + UPLOAD_WITHIN + pace).into()
@@ -165,7 +166,7 @@ impl Drop for Upload {
             loop {
                 let (tenant, record, prefix) = (Arc::clone(&tenant), record.clone(), prefix.clone());
                 let delete = move |transaction: &mut Transaction<'_>| {
-                    // The record too: its write may have been under way when the client left.
+                    // The record too: its write may have been in progress when the client disconnected.
                     transaction.delete(record)?;
                     transaction.delete_all(&tenant, Collection::FilePart, &prefix)
                 };
@@ -191,8 +192,9 @@ fn slow() -> ApiError {
     ApiError::new(StatusCode::REQUEST_TIMEOUT, "The file did not arrive in time.", "body_too_slow")
 }
 
-/// The frames of a body, one at a time: the parser of forms looks at each before it takes the next. It keeps what it does not
-/// understand yet, so that frames end in an error when too much of them has come that was nothing of the file.
+/// Returns the frames of a body, one at a time: the form parser takes the next frame once it has parsed the
+/// one before. The parser keeps bytes that it cannot parse yet, so the stream ends with an error when too
+/// many bytes arrive that are not the file's.
 fn frames(body: Body, taken: Arc<AtomicU64>) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send {
     let (mut data, mut got, mut rests) = (body.into_data_stream(), 0_u64, false);
     stream::poll_fn(move |context| {
@@ -333,7 +335,7 @@ pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Response {
     answered(owner, deleted)
 }
 
-/// The lines of a file, one after the other.
+/// The lines of a file, in order.
 pub(crate) struct Lines {
     stored: Arc<Stored>,
     tenant: Arc<str>,
@@ -344,11 +346,11 @@ pub(crate) struct Lines {
     line_bytes_max: usize,
 }
 
-/// Why a file's next line cannot be had.
+/// Reason why a file's next line cannot be read.
 #[derive(Debug)]
 pub(crate) enum LineError {
     TooLong,
-    /// A part of the file is not there any more.
+    /// A part of the file no longer exists.
     Gone,
     Database(Error),
 }
@@ -364,7 +366,7 @@ impl Lines {
         Self { stored, tenant, record, next_part: 0, buffer: Vec::new(), at: 0, line_bytes_max }
     }
 
-    /// The next line that is not blank, without its end.
+    /// Returns the next line that is not blank, without its line end.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, LineError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.buffer[self.at..]) {

@@ -1,4 +1,5 @@
-//! Items of earlier turns: those of the stored responses that a request goes on from, or of its conversation.
+//! Items of earlier turns: those of the stored responses from which a request continues, or of its
+//! conversation.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use super::{Place, Stored, refusal};
 use crate::request::BodyKind;
 use crate::service::Gateway;
 
-/// Responses that one may go on from, one after the other.
+/// Largest number of responses in the chain from which a request continues.
 const CHAIN_MAX: usize = 1000;
 
-/// What a request goes on from, as it is stored. It becomes trees when there is memory for them.
+/// Stored documents from which a request continues. They are parsed once there is memory for the trees.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// Responses, the latest first, or a conversation.
@@ -26,13 +27,13 @@ pub(crate) struct History {
     is_conversation: bool,
     /// Bytes of the documents.
     pub(crate) bytes: usize,
-    /// Bytes that working on them takes beside them.
+    /// Bytes of working memory for parsing the documents.
     pub(crate) work_bytes: usize,
-    /// Until they are trees, and these are done with.
+    /// Held until the documents are parsed and dropped.
     place: Option<Place>,
 }
 
-/// Documents that are read one after the other, and what they are as trees.
+/// Documents that are read one after the other, and their size as trees.
 struct Measured {
     bytes_max: usize,
     bytes: usize,
@@ -63,7 +64,7 @@ impl Measured {
     }
 }
 
-/// Where a stored response stands; the rest is not read.
+/// References of a stored response to earlier ones; the rest is not parsed.
 #[derive(Deserialize)]
 struct Links {
     previous: Option<String>,
@@ -78,7 +79,8 @@ enum Problem {
 }
 
 impl History {
-    /// What a request of this tenant goes on from; not more than so many bytes. Waits for a place.
+    /// Reads the documents from which a tenant's request continues, at most `bytes_max` bytes. Waits for a
+    /// place.
     pub(crate) async fn read(
         gateway: &Gateway,
         stored: &Stored,
@@ -138,7 +140,7 @@ impl History {
         })
     }
 
-    /// The items, and the place that is held until they are translated.
+    /// Returns the items, and the place that is held until they are translated.
     pub(crate) fn into_items(self) -> Result<(Vec<Value>, Option<Place>), ApiError> {
         let broken = |error| refusal(&error);
         if self.is_conversation {

@@ -1,8 +1,10 @@
-//! Stored responses, conversations, files and batches: documents in the gateway's database, each tenant's apart.
+//! Stored responses, conversations, files and batches: documents in the gateway's database, separate for
+//! each tenant.
 //!
-//! `responses` stores what `POST /v1/responses` answers and tells it again, `conversations` keeps their items together. A request
-//! that goes on from either gets their items in front of its own input (`history`) before it is translated and screened.
-//! `files` keeps what clients upload; `batches` are the requests in such a file, and `runner` runs them.
+//! `responses` stores the answers of `POST /v1/responses` and returns them again, `conversations` keeps
+//! their items together. A request that continues from either gets their items in front of its own input
+//! (`history`) before it is translated and screened. `files` keeps what clients upload; `batches` are the
+//! requests in such a file, and `runner` runs them.
 
 pub(crate) mod batches;
 pub(crate) mod conversations;
@@ -40,34 +42,35 @@ use crate::memory::Footprint;
 use crate::request::{BodyKind, named, read_body};
 use crate::service::Gateway;
 
-/// Requests about stored documents that are inside at a time, each of which may hold a document; and those of one tenant.
+/// Requests about stored documents in flight, each of which may hold a document: of all tenants, and of one
+/// tenant.
 const INSIDE_MAX: usize = 64;
 const TENANT_INSIDE_MAX: usize = 16;
-/// The same for files on their way here.
+/// Uploads in flight: of all tenants, and of one tenant.
 const UPLOADS_MAX: usize = 32;
 const TENANT_UPLOADS_MAX: usize = 8;
-/// Requests that read what they go on from, at a time; others wait.
+/// Requests that read their history at a time: of all tenants, and of one tenant. More wait.
 const HISTORIES_MAX: usize = 8;
 const TENANT_HISTORIES_MAX: usize = 4;
 /// Bytes of a conversation, and of a request about one: each change writes all of it.
 pub(crate) const CONVERSATION_BYTES_MAX: usize = 1 << 20;
-/// Batches that are being run at a time, and those of one tenant. Others wait.
+/// Batches that run at a time: of all tenants, and of one tenant. More wait.
 const BATCHES_RUN_MAX: usize = 32;
 const TENANT_BATCHES_RUN_MAX: usize = 2;
-/// Files of a tenant, and batches: their lists are read as a whole.
+/// Largest number of files and of batches of a tenant: their lists are read as a whole.
 const FILES_MAX: usize = 10_000;
 const BATCHES_MAX: usize = 1_000;
-/// Entries of a list, at most and by default.
+/// Largest and default number of entries of a page.
 const PAGE_MAX: usize = 100;
 const PAGE: usize = 20;
-/// Pairs of an object's metadata, and letters of their names and values.
+/// Largest number of metadata pairs of an object, and largest lengths of a name and a value in characters.
 const METADATA_MAX: usize = 16;
 const METADATA_NAME_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
-/// Bytes of all of it.
+/// Largest size of all metadata of an object.
 const METADATA_BYTES_MAX: usize = 16 << 10;
 
-/// The database, and who is inside because of it.
+/// The database, and the limits on requests that use it.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) database: Database,
@@ -75,25 +78,25 @@ pub(crate) struct Stored {
     uploads: Places,
     histories: Places,
     runs: Places,
-    /// Requests of batches that may be inside.
+    /// Places for requests of batches.
     lines: Places,
-    /// Those of one batch.
+    /// Largest number of requests of one batch in flight.
     batch_lines_max: usize,
-    /// Tells the runner of batches that begin.
+    /// Notifies the runner of batches that begin.
     begun: mpsc::UnboundedSender<BatchName>,
-    /// Batches that are being run, with what stops them.
+    /// Batches that are running, each with the sender that stops it.
     batches: Mutex<HashMap<BatchName, watch::Sender<bool>>>,
 }
 
 impl Stored {
-    /// Opens the database. Batches that begin are told to the receiver.
+    /// Opens the database. The receiver gets the batches that begin.
     pub(crate) fn open(
         config: router_database::Config,
         batch_requests_max: usize,
     ) -> Result<(Self, mpsc::UnboundedReceiver<BatchName>), String> {
         let database = Database::open(config).map_err(|error| error.to_string())?;
         let (begun, receiver) = mpsc::unbounded_channel();
-        // A tenant leaves a quarter to others.
+        // A tenant leaves a quarter of the places to other tenants.
         let batch_lines_max = (batch_requests_max - batch_requests_max / 4).max(1);
         let stored = Self {
             database,
@@ -109,7 +112,7 @@ impl Stored {
         Ok((stored, receiver))
     }
 
-    /// A document, parsed by the thread that reads it.
+    /// Loads a document, which is parsed by the thread that reads it.
     pub(crate) async fn load<T: DeserializeOwned + Send + 'static>(
         &self,
         key: Key,
@@ -121,7 +124,7 @@ impl Stored {
         read.await
     }
 
-    /// All documents of a tenant's collection.
+    /// Loads all documents of a tenant's collection.
     pub(crate) async fn all<T: DeserializeOwned + Send + 'static>(
         &self,
         tenant: &Arc<str>,
@@ -139,7 +142,8 @@ impl Stored {
         read.await
     }
 
-    /// Refuses another document in a collection whose lists are read as a whole, if the tenant has as many as it may.
+    /// Refuses another document in a collection whose lists are read as a whole, if the tenant has reached
+    /// the limit.
     pub(crate) async fn has_room(
         &self,
         tenant: &Arc<str>,
@@ -168,13 +172,14 @@ impl Stored {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a batch begin.
+    /// Tells the runner to start a batch.
     fn begin(&self, tenant: &Arc<str>, id: &str) {
         // The runner ends with the gateway; the next one finds the batch in the database.
         let _ended = self.begun.send((Arc::clone(tenant), id.to_owned()));
     }
 
-    /// A batch is being run from now on; what says that it is to stop. `None` when it is already.
+    /// Marks a batch as running; returns the receiver of its stop signal. `None` when the batch is already
+    /// running.
     fn running(&self, name: &BatchName) -> Option<watch::Receiver<bool>> {
         let mut batches = self.batches();
         if batches.contains_key(name) {
@@ -189,7 +194,7 @@ impl Stored {
         self.batches().remove(name);
     }
 
-    /// Stops a batch that is being run.
+    /// Stops a running batch.
     fn stop(&self, tenant: &Arc<str>, id: &str) {
         if let Some(sender) = self.batches().get(&(Arc::clone(tenant), id.to_owned())) {
             sender.send_replace(true);
@@ -197,7 +202,7 @@ impl Stored {
     }
 }
 
-/// Places for so many, of which one tenant has a part at most.
+/// Semaphore of which one tenant may take only a part.
 #[derive(Debug)]
 struct Places {
     all: Arc<Semaphore>,
@@ -205,7 +210,7 @@ struct Places {
     of_tenants: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
-/// A place that is taken.
+/// A place that is taken; freed on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     _of_all: OwnedSemaphorePermit,
@@ -217,7 +222,7 @@ impl Places {
         Self { all: Arc::new(Semaphore::new(all)), of_tenant_max, of_tenants: Mutex::default() }
     }
 
-    /// The places of a tenant. Those of tenants that have taken none are forgotten.
+    /// Returns the semaphore of a tenant. Those of tenants without a taken place are removed.
     fn of_tenant(&self, tenant: &Arc<str>) -> Arc<Semaphore> {
         let mut of_tenants = self.of_tenants.lock().unwrap_or_else(PoisonError::into_inner);
         of_tenants.retain(|_, places| Arc::strong_count(places) > 1);
@@ -233,7 +238,7 @@ impl Places {
         Some(Place { _of_all: of_all, _of_tenant: of_tenant })
     }
 
-    /// Waits for a place; in line behind the tenant's own before it takes one of all.
+    /// Waits for a place: first for one of the tenant's own, then for one of all tenants.
     async fn take(&self, tenant: &Arc<str>) -> Option<Place> {
         let of_tenant = self.of_tenant(tenant).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
@@ -269,7 +274,7 @@ async fn name_answer(request: Request, next: Next) -> Response {
     named(&headers, next.run(request).await)
 }
 
-/// Whose documents a request is about.
+/// Tenant whose documents a request is about, with the request's charge and place.
 pub(crate) struct Owner {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) stored: Arc<Stored>,
@@ -279,7 +284,7 @@ pub(crate) struct Owner {
     _place: Place,
 }
 
-/// A client that may ask about its documents.
+/// A client that may access its documents.
 struct Client {
     gateway: Arc<Gateway>,
     stored: Arc<Stored>,
@@ -321,7 +326,7 @@ impl FromRequestParts<Arc<Gateway>> for Owner {
     }
 }
 
-/// The owner of a file that is on its way here.
+/// The owner of a file that is being uploaded.
 pub(crate) struct Uploader(pub(crate) Owner);
 
 impl FromRequestParts<Arc<Gateway>> for Uploader {
@@ -332,7 +337,8 @@ impl FromRequestParts<Arc<Gateway>> for Uploader {
     }
 }
 
-/// A client's JSON object. Its owner takes a place when it is here: clients that send slowly keep nobody out.
+/// A client's JSON object. The owner takes its place once the object has arrived: slow senders hold no
+/// place.
 pub(crate) struct Sent {
     pub(crate) owner: Owner,
     pub(crate) object: Map<String, Value>,
@@ -360,7 +366,7 @@ impl FromRequest<Arc<Gateway>> for Sent {
     }
 }
 
-/// Which part of a list a request asks for.
+/// Page of a list that a request asks for.
 pub(crate) struct Paging(pub(crate) PageQuery);
 
 impl FromRequestParts<Arc<Gateway>> for Paging {
@@ -372,7 +378,7 @@ impl FromRequestParts<Arc<Gateway>> for Paging {
     }
 }
 
-/// The metadata of a client's object, if it gives some.
+/// Returns the metadata of a client's object, if there is any.
 fn metadata(object: &Map<String, Value>) -> Result<Option<Value>, ApiError> {
     let refused = |message: &str| Err(ApiError::invalid("metadata", message));
     match object.get("metadata") {
@@ -401,23 +407,23 @@ fn metadata(object: &Map<String, Value>) -> Result<Option<Value>, ApiError> {
     }
 }
 
-/// Which part of a list is wanted.
+/// Query of a page of a list.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct PageQuery {
     limit: Option<usize>,
     order: Option<String>,
     after: Option<String>,
-    /// Of files alone.
+    /// Only used for files.
     pub(crate) purpose: Option<String>,
 }
 
 impl PageQuery {
-    /// A part of a list of objects that is given oldest first.
+    /// Returns a page of a list of objects, given oldest first.
     pub(crate) fn page(&self, all: Vec<Value>) -> Result<Value, ApiError> {
         self.page_of(all, |entry| entry["id"].as_str().unwrap_or_default(), |entry| entry)
     }
 
-    /// The same of what has ids and becomes objects.
+    /// Returns a page of a list of values that have ids and are converted to objects.
     pub(crate) fn page_of<T>(
         &self,
         mut all: Vec<T>,
@@ -455,7 +461,7 @@ impl PageQuery {
     }
 }
 
-/// The error for a client when the database has refused or failed.
+/// Returns the client's error when the database has refused or failed.
 pub(crate) fn refusal(error: &Error) -> ApiError {
     match error {
         Error::Busy => ApiError::unavailable("Too many requests are being stored; try again later."),
@@ -476,7 +482,7 @@ fn not_found(what: &str, id: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("{what} with id {id:?} not found."), "not_found")
 }
 
-/// The response. The owner's place, and the memory of the answer, are held until the client has read it.
+/// Returns the response. The owner's place and the answer's memory are held until the client has read it.
 fn answered(owner: Owner, answer: Result<Value, ApiError>) -> Response {
     let held = answer.and_then(|answer| {
         let answer = json_answer(StatusCode::OK, answer.to_string());
@@ -541,7 +547,7 @@ mod tests {
         let last = places.try_take(&other).expect("the last place");
         assert!(places.try_take(&other).is_none() && places.try_take(&"third".into()).is_none());
         drop(last);
-        // A tenant that waits for a place of its own keeps none from others.
+        // A tenant that waits for a place of its own does not block other tenants.
         let mut waits = std::pin::pin!(places.take(&one));
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
         assert!(places.try_take(&other).is_some());

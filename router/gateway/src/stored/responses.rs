@@ -1,4 +1,4 @@
-//! Responses that are stored: `GET` and `DELETE /v1/responses/{id}`, and their input.
+//! Stored responses: `GET` and `DELETE /v1/responses/{id}`, and their input.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ use super::conversations::Conversation;
 use super::{Owner, Paging, Stored, answered, not_found, refusal};
 use crate::service::Gateway;
 
-/// A response with what later requests need of its own.
+/// A response, with the parts of its request that later requests need.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct StoredResponse {
     response: Value,
-    /// Items of its request, without those that came before.
+    /// Items of its own request, without those of earlier turns.
     input: Vec<Value>,
-    /// The response that it goes on from.
+    /// The response from which it continues.
     pub(crate) previous: Option<String>,
     pub(crate) conversation: Option<String>,
 }
 
 impl StoredResponse {
-    /// The items that the response adds to a conversation.
+    /// Returns the items that the response adds to a conversation.
     pub(crate) fn into_items(mut self) -> impl Iterator<Item = Value> {
         let output = match self.response["output"].take() {
             Value::Array(output) => output,
@@ -37,17 +37,17 @@ impl StoredResponse {
     }
 }
 
-/// Reads a document that was written here.
+/// Parses a document that `to_document` wrote.
 pub(crate) fn from_document<T: DeserializeOwned>(document: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(document).map_err(|error| Error::Storage(format!("a document is broken: {error}")))
 }
 
 pub(crate) fn to_document(document: &impl Serialize) -> Vec<u8> {
-    // Structs of texts and trees have no key that JSON could not write.
+    // Serializing these structs of texts and trees cannot fail.
     serde_json::to_vec(document).unwrap_or_default()
 }
 
-/// A response on its way that is to be stored when it is whole.
+/// A response in progress that is stored when it is complete.
 pub(crate) struct ResponseRecord {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) stored: Arc<Stored>,
@@ -58,13 +58,12 @@ pub(crate) struct ResponseRecord {
 }
 
 impl ResponseRecord {
-    /// Whether this response is to be stored, by what the request says and the gateway can.
+    /// Whether a response is to be stored: the request does not forbid it, and there is a database.
     pub(crate) fn is_wanted(gateway: &Gateway, fields: &StoredFields) -> bool {
         gateway.stored.is_some() && fields.store.unwrap_or(true)
     }
 
-    /// Stores the response, and its items in its conversation. What cannot be stored is said in the response: `store` is false
-    /// then.
+    /// Stores the response, and its items in its conversation. On failure `store` is false in the response.
     pub(crate) async fn save(self, mut response: Value) -> Value {
         let Self { gateway, stored, tenant, id, fields, input } = self;
         let document = StoredResponse {

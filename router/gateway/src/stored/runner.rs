@@ -1,5 +1,5 @@
-//! Runs batches. Answers are written in the order of their lines together with how far the batch is, so that a gateway that is
-//! killed asks again only for what it had not written.
+//! Runs batches. Answers are written in the order of their lines, together with the batch's progress, so
+//! that a gateway that was killed repeats only requests whose answers were not written.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -23,35 +23,35 @@ use super::{Place, Stored};
 use crate::request::serve;
 use crate::service::{Gateway, fresh_id, unix_time};
 
-/// Requests of a batch, as OpenAI takes them.
+/// Largest number of requests of a batch: OpenAI's limit.
 const REQUESTS_MAX: u64 = 50_000;
-/// Mistakes of a file that are told.
+/// Number of a file's errors that are reported.
 const ERRORS_TOLD: usize = 20;
-/// Largest request: as many wait in memory as have places.
+/// Largest request in bytes; one per place may wait in memory.
 const LINE_BYTES_MAX: usize = 1 << 20;
-/// Answers that have come are written at least so often.
+/// Longest time until a received answer is written.
 const WRITTEN_EVERY: Duration = Duration::from_secs(5);
 /// Largest answer of a request.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// Answers are written when there are so many, or so many bytes of them.
+/// Number and bytes of answers at which they are written.
 const TOGETHER_MAX: usize = 64;
 const TOGETHER_BYTES: usize = 1 << 20;
-/// Pauses before a request is tried again that found no place, or a database that was busy.
+/// First and longest pause before a retry, of a request that found no place or of a database that was busy.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Bytes of a client's name for a request.
+/// Longest client's id of a request, in bytes.
 const CUSTOM_ID_MAX: usize = 512;
-/// Letters of it that are shown in a mistake.
+/// Characters of the client's id that are shown in an error.
 const CUSTOM_ID_SHOWN: usize = 64;
 
-/// A batch among all.
+/// Tenant and id of a batch.
 pub(crate) type BatchName = (Arc<str>, String);
 
-/// The grant that a request of a batch works with, in place of a credential. Only the gateway itself puts it into a request.
+/// Grant of a batch's request, in place of a credential. Only the gateway itself adds it to a request.
 #[derive(Debug, Clone)]
 pub(crate) struct ActsFor(pub(crate) Arc<Grant>);
 
-/// Runs the batches of the database that are not over, and those that begin, until the gateway is gone.
+/// Runs the unfinished batches of the database, and those that begin, until the gateway is dropped.
 pub(crate) async fn run(gateway: Weak<Gateway>, mut begun: mpsc::UnboundedReceiver<BatchName>) {
     let Some(stored) = gateway.upgrade().and_then(|gateway| gateway.stored.clone()) else { return };
     let found = stored.database.read(|snapshot| {
@@ -89,7 +89,7 @@ fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
     });
 }
 
-/// A batch may be run again once this is dropped, also by a panic.
+/// Marks a batch as running. Once this is dropped, also by a panic, the batch may be run again.
 struct Running {
     stored: Arc<Stored>,
     name: BatchName,
@@ -107,11 +107,11 @@ struct Run {
     stored: Arc<Stored>,
     tenant: Arc<str>,
     id: String,
-    /// True when its client cancels it.
+    /// True once the client has cancelled the batch.
     stopped: watch::Receiver<bool>,
 }
 
-/// How a batch ends.
+/// End of a batch.
 enum End {
     At(BatchStatus),
     Failed(&'static str),
@@ -120,11 +120,11 @@ enum End {
 const NO_FILE: End = End::Failed("The input file is gone.");
 const NO_ROOM: End = End::Failed("There is no room for its answers.");
 
-/// The answer to a line's request.
+/// The answer to one line.
 struct Answered {
     is_good: bool,
     line: Vec<u8>,
-    /// Held until its turn: answers that wait for an earlier one are as many as there are places.
+    /// Held until the answer is written: so no more answers than places wait for an earlier one.
     _place: Place,
 }
 
@@ -155,9 +155,10 @@ impl Pending {
 }
 
 impl Run {
-    /// Runs the batch. A database that is busy is asked again, and what cannot be written ends it.
+    /// Runs the batch to its end. A busy database is retried; an answer that cannot be written ends the
+    /// batch.
     async fn to_its_end(&self) {
-        // One that is cancelled, or whose time is over, needs no place: it only ends.
+        // A batch that is cancelled or expired needs no place: it only ends.
         let _place = tokio::select! {
             biased;
             () = self.stopped_or_expired() => None,
@@ -186,7 +187,7 @@ impl Run {
         }
     }
 
-    /// Waits until the batch is cancelled, its time is over, or it is gone.
+    /// Waits until the batch is cancelled, expires or is deleted.
     async fn stopped_or_expired(&self) {
         let expires_at = loop {
             match self.batch().await {
@@ -237,8 +238,8 @@ impl Run {
         Ok(record.map(|record| Lines::new(&self.stored, &self.tenant, record, line_bytes_max)))
     }
 
-    /// Reads the whole file once; the batch as it is then, which has failed if the file is not what it should be. `None`: it was
-    /// deleted.
+    /// Reads the whole file once and returns the batch with its new status: failed if the file is invalid.
+    /// `None`: the batch was deleted.
     async fn validated(&self, batch: &Batch) -> Result<Option<Batch>, Error> {
         let mut errors = Vec::new();
         let mut total = 0;
@@ -294,7 +295,7 @@ impl Run {
         changed.await
     }
 
-    /// Asks for what is not answered yet; the status that the batch ends with.
+    /// Runs the requests that are not answered yet; returns the end of the batch.
     async fn asked(&self, batch: &Batch) -> Result<End, Error> {
         let Some(mut lines) = self.lines(batch).await? else { return Ok(NO_FILE) };
         for _ in 0..batch.done() {
@@ -312,7 +313,7 @@ impl Run {
             match lines.next().await {
                 Ok(Some(line)) => Some((Ok((line, place)), Some((lines, stored, tenant)))),
                 Ok(None) => None,
-                // Nothing is read behind it.
+                // Reading stops after an error.
                 Err(error) => Some((Err(error), None)),
             }
         });
@@ -355,8 +356,8 @@ impl Run {
         Ok(end)
     }
 
-    /// Writes answers, and how far the batch is with them. A database that is busy is asked again: what was answered is not
-    /// asked for twice.
+    /// Writes answers together with the batch's progress. A busy database is retried, so that no answered
+    /// request is run twice.
     async fn write(&self, pending: Pending) -> Result<(), Error> {
         if pending.completed + pending.failed == 0 {
             return Ok(());
@@ -391,7 +392,7 @@ impl Run {
         written.await
     }
 
-    /// Makes its files known, and ends it.
+    /// Creates the records of the batch's files, and ends the batch.
     async fn finish(&self, end: End) -> Result<(), Error> {
         let (key, tenant) = (Batch::key(&self.tenant, &self.id), Arc::clone(&self.tenant));
         let finished = self.stored.database.write(move |transaction| {
@@ -420,7 +421,7 @@ impl Run {
                     purpose: "batch_output".to_owned(),
                     parts: file.parts,
                 };
-                // A tenant that is full has its answers all the same: what they take was counted.
+                // A tenant over its quota keeps its answers: their bytes were counted.
                 transaction.put_beyond_quota(FileRecord::key(&tenant, id), expires, to_document(&record))?;
             }
             Ok(())
@@ -428,7 +429,7 @@ impl Run {
         finished.await
     }
 
-    /// Asks for one line; `None` when its key is gone.
+    /// Runs the request of one line; `None` when the batch's key no longer exists.
     async fn answer(&self, batch: &Batch, line: Bytes, place: Place) -> Option<Answered> {
         let line = match BatchLine::parse(line, &batch.endpoint) {
             Ok(line) => line,
@@ -443,7 +444,7 @@ impl Run {
             let grant = batch.grant(&self.gateway, &self.tenant)?;
             let (status, after, request_id, body) = self.ask(surface, &line.body, grant).await;
             if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-                // Until the batch's time is over: whoever waits here is dropped then.
+                // Retries until the batch expires, when this future is dropped.
                 tokio::time::sleep(after.unwrap_or(pause).min(PAUSE_MAX)).await;
                 pause = (pause * 2).min(PAUSE_MAX);
                 continue;
@@ -482,17 +483,17 @@ impl Run {
     }
 }
 
-/// An answer's line: with the body in its place as it came, if it is JSON. A tree of it would be large.
+/// Returns an answer's line, with the body inserted unparsed if it is JSON: a parsed tree would be large.
 fn with_body(answer: &Value, body: &[u8]) -> Vec<u8> {
     const PLACE: &str = "\"body\":null";
     let text = std::str::from_utf8(body).ok();
     let json = text.filter(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
-    // A line has no other ends of lines; within JSON's texts there are none.
+    // The line must have no further line ends; JSON strings have none.
     let in_place = match json {
         Some(json) => json.replace(['\n', '\r'], " "),
         None => Value::from(String::from_utf8_lossy(body)).to_string(),
     };
-    // The last is that of the response: the client's own id is before it, or has its quotes escaped.
+    // The last match is the response's body: the client's own id is before it, or has its quotes escaped.
     let answer = answer.to_string();
     let Some(at) = answer.rfind(PLACE) else { return answer.into_bytes() };
     let (before, after) = (&answer[..at], &answer[at + PLACE.len()..]);
@@ -503,7 +504,7 @@ fn mistake(line: u64, code: &str, message: &str) -> Value {
     json!({ "code": code, "message": message, "line": line, "param": null })
 }
 
-/// Adds to a file.
+/// Appends to a file.
 fn append(
     transaction: &mut Transaction<'_>,
     tenant: &Arc<str>,
@@ -528,7 +529,7 @@ struct BatchLine {
 }
 
 impl BatchLine {
-    /// Reads a line; else a code and what is wrong with it. The body stays as the client wrote it.
+    /// Parses a line; an error is a code and a message. The body stays as the client wrote it.
     fn parse(line: Bytes, endpoint: &str) -> Result<Self, (&'static str, String)> {
         let fields = RawBody::parse(line.clone())
             .map_err(|error| ("invalid_json_line", error.message.replacen("The body", "The line", 1)))?;

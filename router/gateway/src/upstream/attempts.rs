@@ -1,4 +1,4 @@
-//! Attempts: which workers are asked next, and when no further ones are.
+//! Attempts: the workers that are tried next, and the end of the attempts.
 
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -18,25 +18,25 @@ use super::failure::Failure;
 use super::scanner::{GAVE_UP, gave_up};
 use super::{EngineRequest, Generation};
 
-/// First pause of a request that keeps failing.
+/// First pause between attempts of a request that keeps failing.
 const BACKOFF: Duration = Duration::from_millis(5);
 /// Largest answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
-/// What a request has been through.
+/// Failed attempts of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     failed: u32,
-    /// Workers that have just failed it.
+    /// Names of workers that have just failed this request.
     avoid: Vec<String>,
-    /// The prefill leg has failed.
+    /// Whether the prefill leg has failed.
     without_prefill: bool,
-    /// After a failure all further attempts together wait no longer for a worker than one would.
+    /// Deadline for waiting for a worker, shared by all attempts after a failure.
     deadline: Option<Instant>,
 }
 
 impl Attempts {
-    /// Makes attempts until one succeeds; an error when no further one is to be made.
+    /// Makes attempts until one succeeds; an error when no further attempt is made.
     pub(crate) async fn run<T, F>(
         &mut self,
         generation: &Arc<Generation>,
@@ -50,7 +50,7 @@ impl Attempts {
             let routed = self.route(generation, request).await?;
             match self.hedged(generation, request, &attempt, routed).await {
                 Ok(begun) => {
-                    // A later failure has its own time to wait for a worker.
+                    // A later failure gets a new wait for a worker.
                     self.deadline = None;
                     return Ok(begun);
                 }
@@ -59,7 +59,7 @@ impl Attempts {
         }
     }
 
-    /// The next pair of workers. One may be restarting, so it is waited for.
+    /// Returns the next route. Waits for a worker, since one may be restarting.
     async fn route(
         &self,
         generation: &Generation,
@@ -67,7 +67,7 @@ impl Attempts {
     ) -> Result<(Route, Booking), Failure> {
         let gateway = &generation.gateway;
         let wanted = self.wanted(generation, request, &self.avoid);
-        // Other workers than those that a proxy can reach may come; it asks anew then.
+        // A proxy can reach only the listed workers; it asks again when others appear.
         let wait = if wanted.among.is_some() { Duration::ZERO } else { gateway.tuning().worker_wait };
         let deadline = self.deadline.unwrap_or_else(|| Instant::now() + wait);
         let pool = &generation.target.model.pool;
@@ -95,7 +95,8 @@ impl Attempts {
         }
     }
 
-    /// Another worker than the chosen one, if there is one and the budget allows a second attempt.
+    /// Returns a route with another worker than the chosen one, if there is one and the retry budget allows
+    /// a second attempt.
     fn beside(
         &self,
         generation: &Generation,
@@ -109,20 +110,22 @@ impl Attempts {
             let is_alone = run.role != Role::Prefill && !run.needs_prefill();
             is_alone && rank.is_ready() && !avoid.contains(&run.name)
         };
-        // Nothing is decided for an attempt that will not be made.
+        // No routing decision is made for an attempt that will not be made.
         let pool = &generation.target.model.pool;
         if !pool.roster().iter().any(is_other) || !gateway.retries.spend() {
             return None;
         }
         let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, request, &avoid) };
         let routed = gateway.route(pool, &wanted, generation.traced.as_deref())?;
-        // The router chooses a worker that is to be avoided when no other is left; a hedge must not use it, nor a hand-off.
+        // The router chooses a worker on the avoid list when no other is left; a hedge must not use that
+        // worker, nor a hand-off.
         let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.run.name);
         is_fit.then_some(routed)
     }
 
-    /// An attempt, and a second one on another worker beside it when the first takes longer than the operator wants to
-    /// wait. Whichever answers first counts; the other is dropped, and so given up by its engine. A hand-off is not doubled.
+    /// Makes an attempt, and a second one on another worker when the first takes longer than `hedge_after`.
+    /// The first answer counts; the other attempt is dropped, which aborts it at its engine. A hand-off is
+    /// not hedged.
     async fn hedged<T, F>(
         &self,
         generation: &Generation,
@@ -159,7 +162,7 @@ impl Attempts {
         other.await
     }
 
-    /// Notes a failure; an error when there is no further attempt.
+    /// Records a failure; an error when no further attempt is made.
     pub(super) async fn failed(
         &mut self,
         generation: &Generation,
@@ -171,7 +174,7 @@ impl Attempts {
         self.deadline.get_or_insert_with(|| Instant::now() + gateway.tuning().worker_wait);
         failure.blame(route);
         let at_fault = failure.at_fault(route);
-        // A proxy sends a request once; what failed before, as a prefill leg, may be tried again.
+        // A proxy sends a request once; a failure before that, as of a prefill leg, may be retried.
         let is_last = generation.handover.as_ref().is_some_and(Handover::is_used);
         if is_last
             || !failure.is_retryable
@@ -192,7 +195,7 @@ impl Attempts {
         }
         self.avoid.push(at_fault.run.name.clone());
         self.without_prefill |= failure.blames_prefill;
-        // The first retry starts at once, later ones after pauses that double.
+        // The first retry starts immediately, later ones after pauses that double.
         if self.failed > 1 {
             tokio::time::sleep(BACKOFF * (1 << self.failed.min(6))).await;
         }
@@ -208,7 +211,8 @@ pub(crate) struct BufferedReply {
     pub(crate) route: Route,
 }
 
-/// An attempt at an answer that is not streamed. It is taken whole, so that one that breaks off can be asked for again.
+/// Makes an attempt at an answer that is not streamed. The answer is read completely, so that an
+/// interrupted one can be retried.
 pub(crate) async fn attempt_buffered(
     generation: Arc<Generation>,
     request: Arc<EngineRequest>,
@@ -225,7 +229,7 @@ pub(crate) async fn attempt_buffered(
     };
     match answered {
         Ok((body, content_type, usage)) => {
-            // With hedging this may be the second worker that was asked.
+            // With hedging this may be the second worker that was tried.
             generation.last_worker.set(&route.decode.run);
             Ok(BufferedReply { body, content_type, usage, route })
         }
@@ -233,7 +237,8 @@ pub(crate) async fn attempt_buffered(
     }
 }
 
-/// An attempt at an answer that a proxy does not show: its head says how it went, and its end that it is over.
+/// Makes an attempt at an answer that a proxy does not show: its head tells the status, and its end that it
+/// is over.
 pub(crate) async fn attempt_unseen(
     generation: Arc<Generation>,
     request: Arc<EngineRequest>,
@@ -248,7 +253,7 @@ pub(crate) async fn attempt_unseen(
     booking.prompt_done();
     booking.decode_succeeded();
     let LegReply { reply, prefill: _prefill, mut span, .. } = asked;
-    // The proxy does not say why it ended.
+    // The proxy does not tell how the body ended.
     let _whole = reply.into_body().whole(ANSWER_BYTES_MAX).await;
     if let Some(span) = &mut span {
         span.succeeded();
@@ -258,7 +263,8 @@ pub(crate) async fn attempt_unseen(
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 
-/// The usage that an answer tells. The answer itself is the client's to parse: here it must only look like JSON.
+/// Returns the usage in an answer. Parsing the answer is left to the client: it must only look like JSON
+/// here.
 fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     let text = std::str::from_utf8(answer).map_err(|error| error.to_string())?.trim_ascii();
     // SGLang ranks in a list.
@@ -266,20 +272,21 @@ fn usage_of(answer: &[u8]) -> Result<Option<Usage>, String> {
     if !looks_like('{', '}') && !looks_like('[', ']') {
         return Err("neither an object nor a list of JSON".to_owned());
     }
-    // In JSON's strings its quotes would be escaped, so a search of the bytes cannot be misled by what a model writes.
+    // Inside JSON strings the quotes would be escaped, so a search of the bytes cannot be misled by what a
+    // model writes.
     let mut found = USAGE.find_iter(answer);
     let usage = match (found.next(), found.next()) {
         (Some(at), None) => text
             .get(at + b"\"usage\"".len()..)
             .map(|rest| rest.trim_start_matches([':', ' ', '\n', '\r', '\t'])),
         (None, _) => None,
-        // Parts of it have one each: the answer's own counts.
+        // Parts of the answer have a usage each: the top-level one counts.
         _ => {
             let is_usage = |entry: &Entry<'_>| entry.name.as_deref() == Some("usage");
             Entries::of(text).filter(is_usage).last().map(|entry| entry.value)
         }
     };
-    // A usage of another shape counts nothing. What follows the usage is not read.
+    // A usage of another form is ignored. The text after the usage is not read.
     let usage = usage.map(|text| Usage::deserialize(&mut serde_json::Deserializer::from_str(text)));
     Ok(usage.and_then(Result::ok))
 }
@@ -315,7 +322,7 @@ async fn read_buffered_reply(
         return Err(bad(GAVE_UP.to_owned()));
     }
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
-    // Sound and plain texts say nothing of their usage.
+    // Audio and plain text carry no usage.
     let usage = match generation.surface.is_audio() && !content_type.as_ref().is_some_and(is_json) {
         true => None,
         false => usage_of(&body).map_err(|error| bad(format!("its answer: {error}")))?,

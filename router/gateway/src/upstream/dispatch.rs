@@ -1,8 +1,9 @@
-//! Asking workers: one for everything, or one for the prompt and one for the rest.
+//! Sending a request to workers: to one for everything, or to one for the prompt and to one for the rest.
 //!
-//! With two legs, an object that names blocks on the prefill worker is used once and at once: an engine that is given one
-//! whose blocks have been reused meanwhile answers 200 with the wrong text (seen with vLLM 0.32). So an attempt that
-//! failed starts again with a fresh prefill, and the decode leg is never sent twice.
+//! With two legs, an object that names blocks on the prefill worker is used once and immediately: an engine
+//! that is given an object whose blocks have been reused meanwhile answers 200 with the wrong text (seen
+//! with vLLM 0.32). So an attempt that failed starts again with a fresh prefill, and the decode leg is
+//! never sent twice.
 
 use std::borrow::Cow;
 use std::pin::Pin;
@@ -29,17 +30,18 @@ use crate::metrics::Metrics;
 use crate::service::{Gateway, fresh_number};
 use crate::traced::LegSpan;
 
-/// Largest answer of a prefill leg, and largest error that is passed on.
+/// Largest answer of a prefill leg, and largest error that is relayed.
 const LEG_BYTES_MAX: usize = 64 << 20;
 
-/// What the prefill leg said, for the check of the decode leg's answer: tokens must not come from another prompt's KV.
+/// Usage that the prefill leg reported, to check the decode leg's answer: tokens must not come from another
+/// prompt's KV.
 #[derive(Debug)]
 pub(super) struct PrefillUsage {
     prompt_tokens: Option<usize>,
 }
 
 impl PrefillUsage {
-    /// Compares what the decode worker counted with what the prefill worker computed.
+    /// Compares the decode worker's token count with the prefill worker's.
     pub(super) fn check(&self, usage: &Usage) -> Result<(), String> {
         if let Some(promised) = self.prompt_tokens
             && usage.prompt != promised
@@ -60,7 +62,7 @@ impl PrefillUsage {
 pub(super) struct AbortOnDrop<T>(JoinHandle<T>);
 
 impl<T> AbortOnDrop<T> {
-    /// What it ended with, once it has; `None` when it was torn down.
+    /// Returns the task's result once it has ended; `None` when it was torn down.
     pub(super) fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         Pin::new(&mut self.0).poll(context).map(Result::ok)
     }
@@ -72,7 +74,8 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// A prefill leg beside the decode leg; it ends with the tokens that its worker had cached, if that tells them.
+/// A prefill leg beside the decode leg; returns the tokens that its worker had cached, if the worker
+/// reports them.
 pub(super) type PrefillTask = AbortOnDrop<Result<Option<usize>, Failure>>;
 
 /// A decode leg that has begun to answer with 200.
@@ -81,11 +84,11 @@ pub(super) struct LegReply {
     pub(super) sent: Instant,
     pub(super) reply: HttpResponse<ReplyBody>,
     pub(super) promised: Option<PrefillUsage>,
-    /// Tokens that the prefill worker had cached, if it has told them.
+    /// Tokens that the prefill worker had cached, if it has reported them.
     pub(super) prefill_cached: Option<usize>,
-    /// A prefill leg that goes on beside it.
+    /// The prefill leg, if it still runs.
     pub(super) prefill: Option<PrefillTask>,
-    /// Since when blocks are on their way to the decode worker, if they are.
+    /// Start of the transfer of blocks to the decode worker, if there is one.
     pub(super) transfer_started: Option<Instant>,
     pub(super) span: Option<LegSpan>,
 }
@@ -108,7 +111,7 @@ impl LegReply {
     }
 }
 
-/// What to send to a worker, and its span if the request is traced.
+/// Builds the call for a worker, and its span if the request is traced.
 fn call(
     generation: &Generation,
     body: &RawBody,
@@ -126,8 +129,8 @@ fn call(
     };
     call.headers.extend(generation.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
     let name_of_call = HeaderName::from_static("x-request-id");
-    // Both legs of an attempt have one name. An engine may still be busy with giving up the attempt before, and some
-    // refuse a second call of its name.
+    // Both legs of an attempt have one id. An engine may still be aborting the previous attempt, and some
+    // engines refuse a second call with the same id.
     let mut call = match generation.attempts.load(Ordering::Relaxed) {
         ..=1 => call.with(name_of_call, &generation.engine_id),
         more => call.with(name_of_call, &format!("{}-{more}", generation.engine_id)),
@@ -146,7 +149,7 @@ struct Proxy<'a> {
     metrics: &'a Metrics,
 }
 
-/// The proxy that sends the leg that generates, if one does; counted as handed over.
+/// Returns the proxy that sends the generating leg, if there is one, and counts the request as handed over.
 fn handed_over(generation: &Generation) -> Option<Proxy<'_>> {
     let handover = generation.handover.as_ref()?;
     let metrics = &generation.gateway.metrics;
@@ -154,7 +157,7 @@ fn handed_over(generation: &Generation) -> Option<Proxy<'_>> {
     Some(Proxy { handover, metrics })
 }
 
-/// Sends to one worker; its answer's head has a status of success.
+/// Sends a call to one worker; returns the answer only if its status is a success.
 async fn send(
     rank: &RankRef,
     call: &Call,
@@ -184,7 +187,8 @@ async fn send(
             endpoint,
             "the proxy had another endpoint serve a request"
         );
-        // The proxy does not know the picked worker, or holds it for unhealthy: after several in a row others are picked.
+        // The proxy does not know the picked worker or considers it unhealthy: after several such answers
+        // in a row other workers are picked.
         if rank.worker.breaker.failed(Instant::now()) {
             tracing::warn!(worker = rank.run.name, "the proxy sends its requests elsewhere: out for a while");
         }
@@ -203,12 +207,12 @@ async fn send(
     Err(Failure::refused(rank, Refusal { status, content_type, body }).of_elsewhere(is_elsewhere))
 }
 
-/// Asks the workers of a route.
+/// Sends the request to the workers of a route.
 pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) -> Result<LegReply, Failure> {
     generation.attempts.fetch_add(1, Ordering::Relaxed);
     let sent = Instant::now();
     let down = route.decode.worker.given_up(sent);
-    // An engine may wait for blocks of a prefill worker that has frozen for as long as it likes.
+    // A decode engine may wait without limit for the blocks of a prefill worker that has frozen.
     let prefill_down = async {
         match &route.prefill {
             Some(prefill) => {
@@ -218,7 +222,7 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
             None => std::future::pending().await,
         }
     };
-    // Where the request is when time runs out.
+    // Whether the prefill leg is running, to name the late worker when the time limit expires.
     let is_prefilling = AtomicBool::new(false);
     let limit = generation.gateway.tuning().answer_within;
     tokio::select! {
@@ -235,13 +239,13 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
     }
 }
 
-/// How long this engine is to retain the blocks of a request.
+/// Returns the seconds for which this engine is to retain the blocks of a request.
 fn retain_seconds(generation: &Generation, engine: &RankRef) -> Option<u32> {
     let seconds = u32::try_from(generation.retain_for.as_secs()).unwrap_or(u32::MAX);
     Some(seconds).filter(|&seconds| seconds > 0 && engine.run.description.retains_blocks)
 }
 
-/// The body with these parameters of the connector's.
+/// Returns the body with these connector parameters.
 fn told(body: &RawBody, params: ConnectorParams) -> Cow<'_, RawBody> {
     match params.beside(body.get("kv_transfer_params")) {
         None => Cow::Borrowed(body),
@@ -287,7 +291,7 @@ async fn legs(
         Engine::Vllm => Protocol::Nixl,
         Engine::Sglang => Protocol::Bootstrap,
         Engine::TensorRtLlm => Protocol::TensorRtLlm,
-        // No such worker has a part in a hand-off.
+        // A generic OpenAI service takes no part in a hand-off.
         Engine::OpenAi => Protocol::Kvasir,
     });
     let mooncake = match protocol {
@@ -338,7 +342,7 @@ async fn legs(
     let leg = prefill.clone();
     let mut task = AbortOnDrop(tokio::spawn(async move {
         let answer = first_leg(&leg, &prefill_call, prefill_span).await.map_err(Failure::of_prefill)?;
-        // What it generated is not needed, and may be a stream.
+        // The prefill leg's output is not needed, and may be a stream.
         Ok(PrefillAnswer::parse(answer).ok().and_then(|answer| answer.cached_tokens))
     }));
     let transfer_started = Some(Instant::now());
@@ -352,7 +356,7 @@ async fn legs(
                 let prefill_cached = ended.flatten();
                 return Ok(LegReply { sent, reply: reply?, promised: None, prefill_cached, prefill, transfer_started, span });
             }
-            // The decode leg is given up with it, here, by dropping it.
+            // A failed prefill leg also ends the decode leg, which is dropped here.
             over = &mut task.0, if ended.is_none() => match over {
                 Ok(Err(failure)) => return Err(failure),
                 Ok(Ok(cached)) => ended = Some(cached),

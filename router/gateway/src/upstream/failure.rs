@@ -1,4 +1,5 @@
-//! Why an attempt failed, whose fault it is, and what the client is told when there is no further one.
+//! Failures of an attempt: the reason, the worker at fault, and the client's error when no further attempt
+//! is made.
 
 use std::time::{Duration, Instant};
 
@@ -14,20 +15,20 @@ use serde_json::Value;
 use super::Generation;
 use crate::answer::buffered::Buffered;
 
-/// Whether an engine says that it has too much to do, rather than that something is wrong.
+/// Whether an engine reports overload rather than an error.
 fn is_busy(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529)
 }
 
-/// Whether an engine says, in vLLM's words, that it does not serve this model.
+/// Whether an engine reports, in vLLM's words, that it does not serve this model.
 fn lacks_model(body: &[u8], model: &str) -> bool {
     let Ok(answer) = serde_json::from_slice::<Value>(body) else { return false };
-    // Before 0.10 the message was at the top.
+    // vLLM before 0.10 has the message at the top level.
     let message = &answer.get("error").unwrap_or(&answer)["message"];
     message.as_str().is_some_and(|text| text.contains(&format!("The model `{model}` does not exist")))
 }
 
-/// An engine's answer that is no success.
+/// An engine's response with an error status.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
@@ -35,22 +36,22 @@ pub(super) struct Refusal {
     pub(super) body: Bytes,
 }
 
-/// Why an attempt is over.
+/// A failed attempt.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// In words that name the worker.
+    /// Description that names the worker.
     pub(crate) reason: String,
     pub(crate) blames_prefill: bool,
     /// Counts against the worker, for the circuit breaker.
     pub(crate) is_workers: bool,
     /// The worker could not be reached, or its connection broke off.
     pub(crate) is_connection: bool,
-    /// Another worker may do better.
+    /// A retry on another worker may succeed.
     pub(crate) is_retryable: bool,
-    /// The worker does not serve the model that it had when it was last asked: it is another run.
+    /// The worker no longer serves the model that it last reported: it is another run.
     is_other_model: bool,
     refusal: Option<Box<Refusal>>,
-    /// What the client is told, where it is no worker's failure.
+    /// Error for the client, where no worker failed.
     error: Option<Box<ApiError>>,
 }
 
@@ -72,8 +73,8 @@ impl Failure {
         Self { is_connection: true, ..Self::of_worker(error.to_string()) }
     }
 
-    /// A proxy that was to send the request brought no answer, or no more of it. The reason may be its client, so no worker is
-    /// blamed.
+    /// A proxy that was to send the request returned no answer, or only part of it. The cause may be the
+    /// proxy's client, so no worker is blamed.
     pub(super) fn of_proxy(reason: String) -> Self {
         Self { is_workers: false, is_retryable: false, ..Self::of_worker(reason) }
     }
@@ -91,8 +92,9 @@ impl Failure {
         Self { is_connection: true, ..Self::protocol(rank, reason) }
     }
 
-    /// No first token in time, of a request that was sent to the worker at `sent`. A queue is no fault of an engine, and what
-    /// waits in it may still be computed there: only a worker that reports no request at all has lost this one.
+    /// No first token in time for a request that was sent to the worker at `sent`. A queue is not the
+    /// engine's fault, and a queued request may still be computed: only a worker that reports no request at
+    /// all has lost this one.
     pub(super) fn late(rank: &RankRef, limit: Duration, sent: Instant) -> Self {
         let is_lost = rank.run.reported.is_idle_since(sent);
         let reason = format!("no answer within {} ms", limit.as_millis());
@@ -105,16 +107,17 @@ impl Failure {
         Self { is_connection: true, ..Self::protocol(prefill, reason) }.of_prefill()
     }
 
-    /// The engine says no. What is wrong with the request stays wrong elsewhere.
+    /// The engine refused the request. A fault in the request remains on any other worker.
     pub(super) fn refused(rank: &RankRef, refusal: Refusal) -> Self {
         let (busy, status) = (is_busy(refusal.status), refusal.status);
         let failed = Self::protocol(rank, format!("it answered {status}"));
-        // The key is the gateway's, not the client's: neither a matter of its request nor for its eyes.
+        // The key is the gateway's, not the client's: the client cannot correct it and must not see it.
         if status == StatusCode::UNAUTHORIZED || status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return failed;
         }
-        // The worker has said that it serves its pool's model, and is another run since: its answer is none for a client. An
-        // adapter that was unloaded is the client's matter, as is what a service outside the cluster says.
+        // The worker reported that it serves its pool's model, and has been restarted since: its answer is
+        // not relayed. An adapter that was unloaded is the client's concern, as is an error of a service
+        // outside the cluster.
         let is_own = rank.run.description.engine != Engine::OpenAi;
         let model = rank.worker.pool.model();
         if status == StatusCode::NOT_FOUND && is_own && lacks_model(&refusal.body, &model) {
@@ -129,13 +132,13 @@ impl Failure {
         }
     }
 
-    /// An answer of more bytes than are taken. It would be as large elsewhere.
+    /// The answer exceeds the size limit. It would be as large on another worker.
     pub(super) fn too_large(rank: &RankRef, bytes_max: usize) -> Self {
         let reason = format!("an answer of more than {bytes_max} bytes");
         Self { is_workers: false, is_retryable: false, ..Self::protocol(rank, reason) }
     }
 
-    /// No worker could be asked.
+    /// No worker was available.
     pub(super) fn without_worker(error: ApiError) -> Self {
         let reason = error.message.clone();
         Self {
@@ -172,7 +175,7 @@ impl Failure {
         }
     }
 
-    /// Whose failure it is.
+    /// Returns the worker at fault.
     pub(super) fn at_fault<'a>(&self, route: &'a Route) -> &'a RankRef {
         match &route.prefill {
             Some(prefill) if self.blames_prefill => prefill,
@@ -180,7 +183,7 @@ impl Failure {
         }
     }
 
-    /// Counts it against the worker that made it.
+    /// Counts the failure against the worker at fault.
     pub(super) fn blame(&self, route: &Route) {
         if self.is_other_model {
             self.at_fault(route).worker.doubt();
@@ -197,7 +200,7 @@ impl Failure {
         }
     }
 
-    /// As the answer, in the engine's own words if it had some.
+    /// Converts the failure into the client's answer, with the engine's own response if it sent one.
     pub(crate) fn into_answer(self, generation: &Generation) -> Result<Buffered, ApiError> {
         let Some(refusal) = self.refusal.filter(|refusal| !refusal.body.is_empty()) else {
             return Err(self.error.map_or_else(|| generation.workers_failed(&self.reason), |error| *error));
@@ -213,7 +216,7 @@ impl Failure {
         Ok(response)
     }
 
-    /// As an error of the gateway.
+    /// Converts the failure into an error of the gateway.
     pub(crate) fn into_error(self, generation: &Generation) -> ApiError {
         match (self.refusal, self.error) {
             (Some(refused), _) => refusal(refused.status, &refused.body),

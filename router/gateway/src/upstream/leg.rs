@@ -1,7 +1,8 @@
-//! A leg that generates: its events as they come, and how long nothing may come.
+//! A leg that generates: its events, and the limits on silence.
 //!
-//! Hot path, once for each frame. One timer watches for stalls; it is not set anew with each frame but looks, when it rings,
-//! at when the last one came. Waiting for the first token is no stall, and has a patience of its own.
+//! Hot path, once per frame. One timer detects stalls; it is not reset with each frame but compares, when
+//! it fires, the time of the last frame. Waiting for the first token is not a stall and has a limit of its
+//! own.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,38 +24,38 @@ use super::scanner::{EventBatch, Scanner};
 use super::{EngineRequest, Generation};
 use crate::traced::LegSpan;
 
-/// How long the end of an engine's body is waited for, to use its connection again.
+/// Longest wait for the end of an engine's body, after which its connection can be used again.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// Most that an engine may say before it says something.
+/// Largest number of bytes that an engine may send before its first output.
 const OPENING_BYTES_MAX: usize = 64 << 10;
 
-/// A worker's answer on its way.
+/// A worker's answer in progress.
 pub(super) struct Leg {
     reply: ReplyBody,
     pub(super) route: Route,
     pub(super) booking: Booking,
     pub(super) promised: Option<PrefillUsage>,
     prefill: Option<PrefillTask>,
-    /// Tokens that the prefill worker had cached, until somebody is told.
+    /// Tokens that the prefill worker had cached, until they are reported.
     pub(super) prefill_cached: Option<usize>,
     scanner: Scanner,
-    /// Resolves when the worker is given up although its connection is open.
+    /// Resolves when the worker is declared down although its connection is open.
     down: BoxFuture<'static, ()>,
     stalled: Pin<Box<Sleep>>,
-    /// How long nothing may come before the first token.
+    /// Longest time from the request to the first token.
     answer_within: Duration,
-    /// How long nothing may come after it.
+    /// Longest time between two frames after the first token.
     stall: Duration,
     /// When the request was sent.
     sent: Instant,
-    /// When the last frame came; before that, when the request was sent.
+    /// Time of the last frame; before the first frame, the time at which the request was sent.
     last: Instant,
     /// The worker has sent something.
     has_begun: bool,
-    /// A proxy shows the answer, at the pace of its client.
+    /// A proxy relays the answer, at the pace of its client.
     is_behind_proxy: bool,
-    /// Since when blocks are on their way to it, until its first token.
+    /// Start of the transfer of blocks to the worker; cleared at its first token.
     transfer_started: Option<Instant>,
     span: Option<LegSpan>,
 }
@@ -65,8 +66,8 @@ fn next_give_up(worker: &Arc<Worker>) -> BoxFuture<'static, ()> {
     async move { worker.down.notified().await }.boxed()
 }
 
-/// Asks the workers of a route and waits for the first output, so that an earlier failure can be tried again elsewhere or be
-/// answered with an error status.
+/// Sends the request to the workers of a route and waits for the first output, so that an earlier failure
+/// can be retried on another worker or be answered with an error status.
 pub(super) async fn begin(
     generation: Arc<Generation>,
     request: Arc<EngineRequest>,
@@ -81,7 +82,7 @@ pub(super) async fn begin(
     let mut leg = Leg::new(&generation, asked, scanner, booking, route);
     match leg.first_words_or_failure().await {
         Ok(first) => {
-            // With hedging this may be the second worker that was asked.
+            // With hedging this may be the second worker that was tried.
             generation.last_worker.set(&leg.route.decode.run);
             Ok((leg, first))
         }
@@ -159,12 +160,12 @@ impl Leg {
             was_notified = true;
             self.down = next_give_up(&self.route.decode.worker);
         }
-        // A slow health check does not end a stream that flows.
+        // A slow health check does not end a stream that makes progress.
         if was_notified && self.route.decode.worker.is_silent_since(self.last) {
             return Poll::Ready(Some(Err(Failure::hung(&self.route.decode))));
         }
         while self.stalled.as_mut().poll(context).is_ready() {
-            // What only keeps the connection open is no answer.
+            // Frames that only keep the connection open do not count as an answer.
             let (since, patience) = match self.has_begun {
                 true => (self.last, self.stall),
                 false => (self.sent, self.answer_within),
@@ -178,8 +179,8 @@ impl Leg {
         Poll::Pending
     }
 
-    /// Follows the prefill leg. Until something has come, the decode worker may be waiting for one that has failed; then it has
-    /// what it needs, or computes the rest.
+    /// Polls the prefill leg. Before the first output the decode worker may be waiting for a prefill leg
+    /// that has failed; after it the decode worker has the blocks or computes the rest.
     fn poll_prefill(&mut self, context: &mut Context<'_>) -> Poll<Failure> {
         let Some(prefill) = &mut self.prefill else { return Poll::Pending };
         let Poll::Ready(ended) = prefill.poll_end(context) else { return Poll::Pending };
@@ -201,7 +202,7 @@ impl Leg {
         }
     }
 
-    /// Nothing came for too long.
+    /// Returns the failure for a worker that was silent for too long.
     fn silent(&self) -> Failure {
         let failure = match self.has_begun {
             true => {
@@ -213,12 +214,12 @@ impl Leg {
         failure.behind_proxy(self.is_behind_proxy)
     }
 
-    /// When the last frame came.
+    /// Returns the time of the last frame.
     pub(super) fn last_came(&self) -> Instant {
         self.last
     }
 
-    /// The engine says that it failed, in these words.
+    /// Returns the failure for an engine that reports an error, with the engine's message.
     pub(super) fn engine_error(&self, words: &str) -> Failure {
         Failure::protocol(&self.route.decode, format!("it failed: {words}"))
     }
@@ -236,13 +237,13 @@ impl Leg {
         if first.is_done || !is_only_role(&first.out) {
             return Ok(first);
         }
-        // Some engines open an answer before they know whether they can give one.
+        // Some engines begin an answer before they know whether they can serve the request.
         let mut opening = BytesMut::from(first.out);
         let mut events = first.events;
         loop {
             let next = self.first_batch().await?;
             let is_output = next.is_done || !is_only_role(&next.out);
-            // A comment has done what it was for.
+            // A comment has kept the connection open and is dropped.
             if next.events > 0 || is_output {
                 opening.extend_from_slice(&next.out);
                 events += next.events;
@@ -258,7 +259,7 @@ impl Leg {
     }
 
     async fn first_words_or_failure(&mut self) -> Result<EventBatch, Failure> {
-        // An engine that fetches blocks from a worker that died meanwhile may say nothing for as long as it likes.
+        // An engine that fetches blocks from a worker that died meanwhile may stay silent without limit.
         let Some(prefill) = self.route.prefill.clone().filter(|_| self.transfer_started.is_some()) else {
             return self.first_words().await;
         };
@@ -269,8 +270,8 @@ impl Leg {
         }
     }
 
-    /// Marks the first output: from here on stalls are watched for, and the worker counts as well. Returns when the transfer of
-    /// blocks began, the first time, if there was one.
+    /// Marks the first output: stalls are detected from here on, and the worker counts as healthy. Returns
+    /// when the transfer of blocks began, at the first call, if there was a transfer.
     pub(super) fn mark_first_output(&mut self) -> Option<Instant> {
         if std::mem::replace(&mut self.has_begun, true) {
             return None;
@@ -281,7 +282,7 @@ impl Leg {
         self.transfer_started.take()
     }
 
-    /// The engine has said its last word.
+    /// Records that the engine has completed its answer.
     pub(super) fn succeeded(&mut self) {
         if let Some(mut span) = self.span.take() {
             span.succeeded();
@@ -294,7 +295,8 @@ impl Leg {
         }
     }
 
-    /// Reads the rest of the body, which is its end alone, beside the client, so that the connection can be used again.
+    /// Reads the end of the body, in a task of its own if it has yet to arrive, so that the connection can
+    /// be used again.
     pub(super) fn end(mut self, context: &mut Context<'_>) {
         if Pin::new(&mut self.reply).poll_frame(context).is_pending() {
             tokio::spawn(tokio::time::timeout(END_WITHIN, self.reply.whole(0)));
@@ -302,7 +304,7 @@ impl Leg {
     }
 }
 
-/// Whether events say nothing but who speaks, or nothing at all.
+/// Whether the events hold only the role of the message, or nothing.
 fn is_only_role(events: &[u8]) -> bool {
     sse::events(events).all(|event| {
         let data = sse::data_of(event);

@@ -1,14 +1,16 @@
-//! From a request that is ready to the events of its answer, over as many workers as that takes.
+//! From a request that is ready to be sent to the events of its answer, over as many workers as needed.
 //!
-//! A [`Generation`] is asked for in attempts. Each attempt chooses workers (a [`Route`](router_fleet::Route)), asks one for
-//! everything, or one for the prompt and one for the rest (legs), and follows the events of the leg that generates. Before the
-//! first event has gone to the client a failed attempt starts over elsewhere; after it the answer goes on elsewhere, if its
-//! [`Output`] can say how. All engines go this way; what their events are and how an answer is continued is the `Output`'s:
-//! the engine's own events (`answer::relayed`), or token ids of which the text is made here (`answer::token_output`).
+//! A [`Generation`] is sent in attempts. Each attempt chooses workers (a [`Route`](router_fleet::Route)),
+//! sends one worker the whole request, or one the prompt and one the rest (legs), and follows the events of
+//! the leg that generates. Before the first event was sent to the client, a failed attempt starts over on
+//! another worker; after it the answer continues on another worker, if its [`Output`] can build the
+//! continuation. All engines use this path; the `Output` defines the events and the continuation: the
+//! engine's own events (`answer::relayed`), or token ids of which the gateway makes the text
+//! (`answer::token_output`).
 //!
-//! Reading order: `attempts` (routes, retries, hedges), `dispatch` (asking workers), `leg` and `scanner` (what comes), `stream`
-//! (following it over failures), `failure`. Everything runs in the task of the client's connection, so a client that goes away
-//! drops it all, connections to engines included.
+//! Reading order: `attempts` (routes, retries, hedges), `dispatch` (sending to workers), `leg` and
+//! `scanner` (events), `stream` (events across failures), `failure`. Everything runs in the task of the
+//! client's connection, so a client that disconnects drops it all, connections to engines included.
 
 mod attempts;
 mod dispatch;
@@ -34,7 +36,8 @@ use crate::models::Target;
 use crate::service::Gateway;
 use crate::traced::Tracing;
 
-/// The worker that a request was sent to last. One request's tasks alone look at it, so nobody waits for the lock.
+/// The worker that a request was sent to last. Only the tasks of one request use the lock, so it is not
+/// contended.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastWorker(Arc<Mutex<Option<Arc<WorkerRun>>>>);
 
@@ -48,24 +51,25 @@ impl LastWorker {
     }
 }
 
-/// What all attempts at an answer have in common.
+/// State that all attempts at an answer share.
 pub(crate) struct Generation {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) target: Target,
     pub(crate) surface: Surface,
-    /// Where engines are asked.
+    /// URL path of the request at engines.
     pub(crate) path: &'static str,
-    /// For logs.
+    /// The client's id of the request, for logs.
     pub(crate) request_id: String,
-    /// Engines' name for it.
+    /// The request id that engines see.
     pub(crate) engine_id: String,
-    /// The client is told which workers it met.
+    /// Whether the client is told which workers served the request.
     pub(crate) explains: bool,
-    /// For the engine.
+    /// Headers for the engine.
     pub(crate) headers: HeaderMap,
     pub(crate) session: Option<u64>,
     pub(crate) salt: Option<String>,
-    /// How long the blocks of the prompt are to be retained; zero: as long as those of any other.
+    /// Time for which the blocks of the prompt are to be retained; zero: as long as those of any other
+    /// request.
     pub(crate) retain_for: Duration,
     /// A prefill worker may compute the prompt: there is one prompt and one choice.
     pub(crate) can_split: bool,
@@ -77,18 +81,19 @@ pub(crate) struct Generation {
     pub(crate) attempts: AtomicU32,
 }
 
-/// What engines are asked for: all of an answer, or what is still to come of it.
+/// Request to engines: for a whole answer, or for the rest of one.
 #[derive(Debug)]
 pub(crate) struct EngineRequest {
     pub(crate) body: RawBody,
-    /// What the prompt looks like to the index; possibly empty.
+    /// Tokens of the prompt for the index; possibly empty.
     pub(crate) tokens: Arc<Vec<u32>>,
     /// `tokens` equal the engine's, so the cached tokens that it reports can be compared with the index.
     pub(crate) tokens_are_exact: bool,
 }
 
 impl Generation {
-    /// The workers failed. Which of them, and how, is for those who may know the fleet; else it is in the log.
+    /// Returns the error for failed workers. Only clients that may know the fleet are told which worker
+    /// failed and how; the log has it in any case.
     fn workers_failed(&self, reason: &str) -> ApiError {
         if self.explains {
             return ApiError::unavailable(format!("The workers failed: {reason}"));
@@ -97,7 +102,7 @@ impl Generation {
         ApiError::unavailable("The workers failed.")
     }
 
-    /// What is told of a route.
+    /// Returns the header that explains a route, if the client may have it.
     pub(crate) fn explained(&self, route: &Route) -> Option<HeaderValue> {
         let text = self.explains.then(|| route.explain())?;
         HeaderValue::from_maybe_shared(Bytes::from(text)).ok()

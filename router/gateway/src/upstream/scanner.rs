@@ -1,8 +1,9 @@
-//! An engine's events as they come: passed on as they are, or read for their token ids.
+//! Scanner of an engine's events: relays them unchanged, or leaves them to be parsed for their token ids.
 //!
-//! Only whole events leave, so that a stream can be continued after any of them, and only JSON. An event is looked into
-//! when the letters of a usage are in it: inside JSON's strings their quotes would be escaped, so a search of the bytes
-//! cannot be misled by what a model writes. Hot path: a frame is not copied as long as frames end where events end.
+//! Only whole events leave, so that a stream can be continued after any of them, and only JSON. An event is
+//! parsed only when it contains the bytes of a usage field: inside JSON strings the quotes would be
+//! escaped, so a search of the bytes cannot be misled by what a model writes. Hot path: a frame is not
+//! copied as long as frames end where events end.
 
 use std::sync::LazyLock;
 
@@ -15,28 +16,29 @@ use serde::Deserialize;
 /// Largest single event; an engine that sends more is broken.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 
-/// What a frame was made of.
+/// Events that a frame completed.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct EventBatch {
-    /// For the client; empty when nothing is whole yet.
+    /// Events for the client; empty when none is complete yet.
     pub(crate) out: Bytes,
-    /// How many of them have data, the engine's own end aside; about as many tokens.
+    /// Number of events in `out` with data, without the engine's `[DONE]`; about as many as tokens.
     pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
-    /// `usage` came in an event of its own, as that of a whole answer does; before the end engines tell that of one choice.
+    /// `usage` came in an event of its own, so it is that of the whole answer; engines report one choice's
+    /// usage before the end.
     pub(crate) is_usage_last: bool,
-    /// The engine's own end of the stream was among them.
+    /// Whether `[DONE]` was among the events.
     pub(crate) is_done: bool,
-    /// The engine says that it failed, in its words; nothing behind it counts.
+    /// Error message of an engine that reports a failure; later events are ignored.
     pub(crate) failure: Option<String>,
 }
 
-/// What is done with the events.
+/// Use of the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// The client gets them. The usage at the end may be the gateway's wish alone.
+    /// The events are relayed to the client. The usage at the end may be requested by the gateway alone.
     PassOn { hides_usage: bool },
-    /// The `Output` parses each; only `[DONE]` is looked for here.
+    /// The `Output` parses each event; the scanner only looks for `[DONE]`.
     Read,
 }
 
@@ -53,12 +55,13 @@ impl Scanner {
         Self { buffer: EventBuffer::new(EVENT_BYTES_MAX), purpose, usage: memmem::Finder::new(b"\"usage\":") }
     }
 
-    /// For events that the client gets; without the usage if the client has not asked for it.
+    /// Creates a scanner whose events are relayed to the client; without the usage if the client has not
+    /// asked for it.
     pub(crate) fn passing_on(hides_usage: bool) -> Self {
         Self::new(Purpose::PassOn { hides_usage })
     }
 
-    /// For events that are read by whoever takes them: only their end is looked for.
+    /// Creates a scanner whose events the `Output` parses: the scanner only looks for the end.
     pub(crate) fn reading() -> Self {
         Self::new(Purpose::Read)
     }
@@ -82,7 +85,7 @@ impl Scanner {
 
     fn scan(&self, whole: Bytes) -> EventBatch {
         let mut batch = EventBatch::default();
-        // Where an event is left out, if one is.
+        // The events without the hidden ones, if any is hidden.
         let mut kept: Option<BytesMut> = None;
         let mut at = 0;
         for event in events(&whole) {
@@ -114,7 +117,7 @@ impl Scanner {
         batch
     }
 
-    /// Whether an event is hidden; an error says why nothing behind it counts.
+    /// Returns whether an event is hidden; an error is the reason why later events are ignored.
     fn classify_event(&self, data: &[u8], batch: &mut EventBatch) -> Result<bool, String> {
         let Purpose::PassOn { hides_usage } = self.purpose else { return Ok(false) };
         if data.is_empty() {
@@ -135,14 +138,16 @@ impl Scanner {
         }
         let Event { usage, choices } = serde_json::from_slice(data).map_err(bad)?;
         batch.usage = usage.or(batch.usage);
-        // A last event that has nothing but the usage. One without `choices` is of another kind: it may have all of the text.
+        // The last event holds nothing but the usage. An event without `choices` is of another kind: it may
+        // hold all of the text.
         let is_usage_alone = usage.is_some() && choices.is_some_and(|choices| choices.is_empty());
         batch.is_usage_last |= is_usage_alone;
         Ok(hides_usage && is_usage_alone)
     }
 }
 
-/// What is said of an engine that ended an answer before its end, as vLLM and SGLang do when they are paused or go to sleep.
+/// Failure reason for an engine that ended an answer early, as vLLM and SGLang do when they are paused or
+/// go to sleep.
 pub(super) const GAVE_UP: &str = "it gave the request up";
 
 /// Whether an answer or an event says that the engine gave the request up: its finish reason is `abort`. In JSON's strings the

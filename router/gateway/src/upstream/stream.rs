@@ -1,4 +1,4 @@
-//! The events of an answer, from whichever worker goes on with it.
+//! The events of an answer, also when it continues on another worker.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -16,46 +16,46 @@ use super::leg::{Leg, begin};
 use super::scanner::{EventBatch, Scanner};
 use super::{Attempts, EngineRequest, Generation};
 
-/// What becomes of an engine's events, and how the answer goes on with another worker.
+/// Processing of an engine's events, and the continuation of the answer on another worker.
 pub(crate) trait Output: Unpin + Send + 'static {
-    /// What comes of events, for the client.
+    /// Item made of events, for the client.
     type Item: Send + Unpin;
 
-    /// How the events of a leg are read.
+    /// Returns the scanner for the events of a leg.
     fn scanner(&self) -> Scanner;
 
-    /// A leg has begun, over this route.
+    /// Called when a leg has begun, over this route.
     fn began(&mut self, _route: &Route) {}
 
-    /// The prefill worker had so many tokens of the prompt.
+    /// Reports the number of prompt tokens that the prefill worker had cached.
     fn prefill_cached(&mut self, _tokens: usize) {}
 
-    /// Takes whole events.
+    /// Takes a batch of whole events.
     fn take(&mut self, batch: EventBatch) -> OutputStep<Self::Item>;
 
-    /// The engine has ended its answer as it should; an error says why that is not so.
+    /// Called when the engine has ended its answer; an error says why the answer is not complete.
     fn finish(&mut self) -> Result<Option<Self::Item>, String>;
 
-    /// What to request the next worker for, after a failure.
+    /// Returns the request for the next worker after a failure.
     fn continuation(&mut self) -> Continuation<Self::Item>;
 }
 
-/// What came of events.
+/// Result of a batch of events.
 pub(crate) struct OutputStep<T> {
     pub(crate) item: Option<T>,
-    /// What the engine says that it did.
+    /// Token usage that the engine reported.
     pub(crate) usage: Option<Usage>,
-    /// Nothing more is wanted of the engine.
+    /// Nothing more is needed from the engine.
     pub(crate) is_complete: bool,
-    /// The attempt has failed, in these words.
+    /// Reason why the attempt has failed.
     pub(crate) failure: Option<String>,
 }
 
-/// How an answer goes on after a failure.
+/// Continuation of an answer after a failure.
 pub(crate) enum Continuation<T> {
     /// With another worker.
     Request(Arc<EngineRequest>),
-    /// Everything was delivered but the end of the stream.
+    /// Everything but the end of the stream was delivered.
     Complete(Option<T>),
     /// The answer cannot be continued, for this reason.
     Impossible(&'static str),
@@ -65,7 +65,7 @@ pub(crate) enum Continuation<T> {
 #[derive(Debug)]
 pub(crate) struct BrokenAnswer {
     pub(crate) failure: Failure,
-    /// Why no other worker could go on with it.
+    /// Reason why no other worker could continue the answer.
     pub(crate) not_resumable: Option<String>,
 }
 
@@ -86,12 +86,12 @@ pub(crate) struct EventStream<O: Output> {
     output: O,
     state: State,
     attempts: Attempts,
-    /// What is ready to go.
+    /// Items that are ready to be sent.
     ready: VecDeque<Result<O::Item, BrokenAnswer>>,
-    /// Something has come of it.
+    /// Whether an item was produced.
     has_begun: bool,
     last_piece: Option<Instant>,
-    /// Of the first worker that answered.
+    /// Route of the first worker that answered.
     route: Option<Route>,
 }
 
@@ -113,7 +113,7 @@ async fn start(
 }
 
 impl<O: Output> EventStream<O> {
-    /// The answer to this; it is asked for when the stream is first polled.
+    /// Creates the stream of the answer to `request`, which is sent when the stream is first polled.
     pub(crate) fn new(generation: &Arc<Generation>, request: Arc<EngineRequest>, output: O) -> Self {
         let mut this = Self {
             generation: Arc::clone(generation),
@@ -146,7 +146,7 @@ impl<O: Output> EventStream<O> {
         self.state = State::Starting(started.boxed());
     }
 
-    /// Takes events of the present worker.
+    /// Takes events of the current worker.
     fn take(&mut self, mut batch: EventBatch) {
         let State::Live(leg) = &mut self.state else { return };
         let metrics = &self.generation.gateway.metrics;
@@ -174,7 +174,7 @@ impl<O: Output> EventStream<O> {
             }
         }
         if let Some(reason) = broken {
-            // The client has tokens already; what can be done is to say that they are not to be trusted.
+            // The client already has tokens; the only remedy is to report that they cannot be trusted.
             let failure = Failure::protocol(&leg.route.decode, &reason);
             let failure = failure.of_elsewhere(leg.booking.is_served_elsewhere());
             leg.failed();
@@ -189,7 +189,7 @@ impl<O: Output> EventStream<O> {
             return self.fail_over(failure);
         }
         if taken.is_complete {
-            // What the engine would still say is not wanted: its connection is closed.
+            // The rest of the engine's output is not needed: its connection is closed.
             leg.succeeded();
             self.state = State::Over;
         } else if is_done {
@@ -213,7 +213,7 @@ impl<O: Output> EventStream<O> {
         self.ready.push_back(Err(BrokenAnswer { failure, not_resumable }));
     }
 
-    /// The present worker failed: another one goes on, if it can.
+    /// Handles a failure of the current worker: continues on another one, if possible.
     fn fail_over(&mut self, failure: Failure) {
         let State::Live(mut leg) = std::mem::replace(&mut self.state, State::Over) else { return };
         leg.failed();

@@ -1,4 +1,4 @@
-//! A backend whose behaviour the model's name chooses, and a client of a service in front of it.
+//! A backend whose behaviour depends on the model's name, and a client of a service in front of it.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -27,15 +27,15 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tonic::transport::{Channel, Endpoint};
 
-/// What the fake saw, and how it is.
+/// A fake backend: its state, and the calls that it received.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) is_ready: AtomicBool,
     pub(crate) calls: Mutex<Vec<(HeaderMap, Value)>>,
-    /// Requests that are inside: begun, and neither answered nor dropped.
+    /// Requests that have begun and were neither answered nor dropped.
     pub(crate) inside: AtomicUsize,
     pub(crate) inside_most: AtomicUsize,
-    /// Lets one answer of the model `gated` go.
+    /// Releases one answer of the model `gated`.
     pub(crate) gate: Notify,
 }
 
@@ -51,10 +51,10 @@ impl Default for Fake {
     }
 }
 
-/// One request inside.
+/// Counts one request in progress.
 struct Inside(Arc<Fake>);
 
-/// The fake as the service owns it.
+/// Handle by which the service owns the fake.
 pub(crate) struct FakeHandle(pub(crate) Arc<Fake>);
 
 impl Drop for Inside {
@@ -72,7 +72,7 @@ impl Fake {
         self.inside.load(Ordering::SeqCst)
     }
 
-    /// Waits until so many requests are inside.
+    /// Waits until `count` requests are in progress.
     pub(crate) async fn until_inside(&self, count: usize) {
         for _ in 0..500 {
             if self.inside() == count {
@@ -222,7 +222,7 @@ pub(crate) async fn rig_with(config: Config) -> Rig {
 }
 
 impl Rig {
-    /// A client that keeps no clock of its own: tonic's channel ends a call with a `grpc-timeout` by itself.
+    /// Returns a client without timers: tonic's channel itself ends a call with a `grpc-timeout`.
     pub(crate) fn clockless(
         &self,
     ) -> GrpcInferenceServiceClient<LegacyClient<HttpConnector, tonic::body::Body>> {
@@ -249,7 +249,7 @@ fn tensor(name: &str, datatype: &str, shape: &[i64]) -> InferInputTensor {
 pub(crate) struct Asking(pub(crate) ModelInferRequest);
 
 impl Asking {
-    /// Typed, with the prompt `hello`.
+    /// Creates a typed request with the prompt `hello`.
     pub(crate) fn of(model: &str) -> Self {
         Self::empty(model).typed_text("text_input", &[1], &["hello"])
     }

@@ -1,22 +1,22 @@
-//! From a whole chat completion to a message.
+//! Converts a whole chat completion to a message.
 
 use serde_json::{Map, Value, json};
 
 use crate::{Usage, chat};
 
-/// What an answer needs to know of its request.
+/// Fields of a request that its answer repeats or depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// The model as the client named it.
     pub model: String,
-    /// Tokens of the prompt, if known before the answer: a stream tells them at its start. 0 if not.
+    /// Tokens of the prompt, which a stream reports at its start; 0 if not known before the answer.
     pub prompt_tokens: usize,
     /// Whether the client wants to see the model's thinking.
     pub shows_thinking: bool,
 }
 
 impl Facts {
-    /// The facts of a request that [`super::to_chat`] has accepted.
+    /// Reads the facts of a request that [`super::to_chat`] has accepted.
     #[must_use]
     pub fn of(request: &Value) -> Self {
         let thinking = &request["thinking"];
@@ -29,7 +29,7 @@ impl Facts {
     }
 }
 
-/// The message that a whole chat completion says.
+/// Converts a whole chat completion to a message.
 #[must_use]
 pub fn from_chat(answer: &Value, facts: &Facts) -> Value {
     let choice = &answer["choices"][0];
@@ -68,13 +68,13 @@ fn content(answer: &Value, message: &Value, facts: &Facts) -> Vec<Value> {
         json!({ "type": "tool_use", "id": call_id(answer, call, index), "name": name, "input": input })
     }));
     if blocks.is_empty() {
-        // Clients look at the first block unasked.
+        // Clients read the first block without checking that it exists.
         blocks.push(json!({ "type": "text", "text": "" }));
     }
     blocks
 }
 
-/// A call's arguments. They must be an object: what is not (a call cut off by the token limit) is given as its text.
+/// Parses a call's arguments, which must be an object; other text (a call cut off by the token limit) is returned as text.
 fn input(arguments: &str) -> Value {
     if arguments.trim().is_empty() {
         return Value::Object(Map::new());
@@ -95,13 +95,13 @@ pub(super) fn call_id(answer: &Value, call: &Value, index: usize) -> String {
     given.map_or_else(|| format!("toolu_{}_{index}", chat::bare_id(answer)), str::to_owned)
 }
 
-/// Why a choice ended, and the stop sequence that ended it.
+/// Stop reason of a choice, and the stop sequence that ended it.
 pub(super) fn stop(choice: &Value, has_calls: bool) -> (&'static str, Option<&str>) {
     match choice["finish_reason"].as_str() {
         Some("length") => ("max_tokens", None),
         Some("content_filter") => ("refusal", None),
         Some("tool_calls" | "function_call") => ("tool_use", None),
-        // A call that was forced by its name ends with `stop`.
+        // A call that `tool_choice` forced by name ends with `stop`.
         _ if has_calls => ("tool_use", None),
         _ => match chat::stop_string(choice) {
             Some(matched) => ("stop_sequence", Some(matched)),
@@ -110,7 +110,7 @@ pub(super) fn stop(choice: &Value, has_calls: bool) -> (&'static str, Option<&st
     }
 }
 
-/// Here the prompt is the sum of three counts: read from a cache, written to one, and neither.
+/// Splits the prompt's tokens into three counts: read from a cache, written to one, and neither.
 pub(super) fn usage(usage: Usage) -> Value {
     let (cached, written) = (usage.cached.unwrap_or(0), usage.cache_written.unwrap_or(0));
     let mut counts = json!({

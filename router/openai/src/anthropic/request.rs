@@ -1,8 +1,8 @@
-//! From a Messages request to a chat completion request.
+//! Converts a Messages request to a chat completion request.
 //!
-//! Fields of the Messages API are translated or, where they have no meaning here (billing), dropped.
-//! What would change the answer and cannot be done is refused. Fields of neither kind go to the engine as they are,
-//! but a translated field always wins over one of the same name.
+//! Fields of the Messages API are translated or, if they have no meaning here (billing), dropped. Fields that would change
+//! the answer and are not supported are refused. Other fields go to the engine unchanged, but a translated field always
+//! wins over one of the same name.
 
 use serde_json::{Map, Value, json};
 
@@ -45,11 +45,11 @@ const KNOWN: &[&str] = &[
     "n",
 ];
 
-/// The chat completion that answers a Messages request.
+/// Converts a Messages request to a chat completion request.
 ///
 /// # Errors
 ///
-/// The first field that is missing, of the wrong type, or asks for what cannot be done.
+/// The first field that is missing, of the wrong type, or asks for an unsupported feature.
 pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
     let fields = NestedFields::of_body(request)?;
     let mut chat = prompt(request, &fields)?;
@@ -74,7 +74,7 @@ pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(chat))
 }
 
-/// The chat completion whose prompt a request to `count_tokens` asks about. It is for counting, not for running.
+/// Converts a `count_tokens` request to a chat completion request with the same prompt, for counting only.
 ///
 /// # Errors
 ///
@@ -84,7 +84,7 @@ pub fn to_chat_for_count(request: &Value) -> Result<Value, ApiError> {
     prompt(request, &fields).map(Value::Object)
 }
 
-/// Everything that decides the prompt, and the fields that pass through.
+/// Converts the fields that decide the prompt, and copies the fields that pass through.
 fn prompt(request: &Value, fields: &NestedFields<'_>) -> Result<Map<String, Value>, ApiError> {
     refuse(fields)?;
     let mut chat = pass_through(request, KNOWN);
@@ -120,7 +120,7 @@ fn stop_sequences(fields: &NestedFields<'_>) -> Result<Option<Value>, ApiError> 
     Ok((!stops.is_empty()).then(|| Value::from(stops)))
 }
 
-/// `thinking` is a variable of the chat template; what the client set there itself stays.
+/// Converts `thinking` to a variable of the chat template; a value that the client set there itself stays.
 fn template_kwargs(fields: &NestedFields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let mut variables = match fields.get("chat_template_kwargs") {
         None => Map::new(),
@@ -144,11 +144,11 @@ fn template_kwargs(fields: &NestedFields<'_>, chat: &mut Map<String, Value>) -> 
     Ok(())
 }
 
-/// The effort and the format of `output_config`, and the format's older name.
+/// Converts the effort and the format of `output_config`, and the format's older name.
 fn output(fields: &NestedFields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let config = fields.object("output_config")?;
     if let Some(effort) = config.as_ref().map(|config| config.text("effort")).transpose()?.flatten() {
-        // Engines agree on three levels only.
+        // Engines support only three levels.
         let effort = if matches!(effort, "xhigh" | "max") { "high" } else { effort };
         chat.insert("reasoning_effort".to_owned(), effort.into());
     }

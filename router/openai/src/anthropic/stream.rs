@@ -1,8 +1,8 @@
-//! From the pieces of a chat completion to the events of a message.
+//! Converts the pieces of a chat completion to the events of a message.
 //!
 //! Blocks follow each other: a piece of another kind than the open block closes it and opens the next. Engines finish
-//! one tool call before they begin another, so a call is a block like any other. The reason of the end and the counts
-//! come in separate pieces and are told together when the chat stream has ended. Only text goes through the JSON
+//! one tool call before they begin another, so a call is a block like any other. The stop reason and the token counts
+//! come in separate pieces and are sent together when the chat stream has ended. Only text goes through the JSON
 //! writer; the rest of a delta is constant.
 //!
 //! Source: <https://docs.anthropic.com/en/api/messages-streaming>.
@@ -17,7 +17,7 @@ use super::error::error_body;
 use crate::sse;
 use crate::{Usage, chat};
 
-/// What the open block holds.
+/// Content of the open block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Block {
     Thinking,
@@ -26,16 +26,16 @@ enum Block {
     Call(u64),
 }
 
-/// One answer on its way.
+/// One streamed answer.
 #[derive(Debug)]
 pub struct Stream {
     facts: Facts,
     open: Option<Block>,
     /// Blocks begun so far; the open one is the last.
     blocks: usize,
-    /// The latest tool call begun.
+    /// Index of the latest tool call.
     call: Option<u64>,
-    /// The choice that told why it ended.
+    /// The choice with the finish reason.
     ended: Option<Value>,
     usage: Usage,
     is_begun: bool,
@@ -43,7 +43,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The answer to a request.
+    /// Starts the answer to a request.
     #[must_use]
     pub fn new(facts: Facts) -> Self {
         let usage = Usage { prompt: facts.prompt_tokens, ..Usage::default() };
@@ -81,7 +81,7 @@ impl Stream {
         }
     }
 
-    /// Appends the events of the end; to be called when the chat stream says `[DONE]`.
+    /// Appends the final events; must be called at the chat stream's `[DONE]`.
     pub fn end(&mut self, out: &mut String) {
         if self.is_over {
             return;
@@ -103,8 +103,8 @@ impl Stream {
         self.is_over = true;
     }
 
-    /// Appends the event of a failure, after which there is nothing more. Takes what an engine or the gateway sends in
-    /// the stream: `{"error": {...}}`.
+    /// Appends an error event, which is the last one. `error` is the object that an engine or the gateway sends in the stream:
+    /// `{"error": {...}}`.
     pub fn error(&mut self, error: &Value, out: &mut String) {
         if self.is_over {
             return;

@@ -1,4 +1,4 @@
-//! From a whole chat completion to a response.
+//! Converts a whole chat completion to a response.
 
 use serde_json::Value;
 
@@ -6,13 +6,13 @@ use super::facts::{Facts, State};
 use super::items;
 use crate::{Usage, chat};
 
-/// The response that a whole chat completion gives.
+/// Converts a whole chat completion to a response.
 #[must_use]
 pub fn from_chat(answer: &Value, facts: &Facts) -> Value {
     let choice = &answer["choices"][0];
     let state = State::of(choice, Usage::read(&answer["usage"]));
     let mut output = output(answer, choice);
-    // What was cut short is the last item.
+    // In an incomplete response the last item was cut short.
     if let (State::Incomplete(..), Some(last)) = (state, output.last_mut()) {
         last["status"] = "incomplete".into();
     }

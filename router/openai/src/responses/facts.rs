@@ -1,19 +1,19 @@
-//! The response object without an answer: what it repeats of its request.
+//! The response object without an answer: the fields that it repeats from its request.
 
 use serde_json::{Map, Value, json};
 
 use crate::{Usage, chat};
 
-/// What an answer needs to know of its request.
+/// Fields of a request that its answer repeats.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
     /// Fields of the response that the request decides.
     echoed: Map<String, Value>,
-    /// The response's id, if it is not made from the chat's.
+    /// Id of the response, if it is not derived from the chat's.
     id: Option<String>,
 }
 
-/// Fields that are repeated as they came, with what stands for them when absent.
+/// Fields that are copied from the request, with their values when absent.
 const ECHOED: &[(&str, Value)] = &[
     ("instructions", Value::Null),
     ("max_output_tokens", Value::Null),
@@ -29,7 +29,7 @@ const ECHOED: &[(&str, Value)] = &[
 ];
 
 impl Facts {
-    /// The facts of a request that [`super::to_chat`] has accepted.
+    /// Reads the facts of a request that [`super::to_chat`] has accepted.
     #[must_use]
     pub fn of(request: &Value) -> Self {
         let given = |name: &str| request.get(name).filter(|value| !value.is_null()).cloned();
@@ -58,7 +58,7 @@ impl Facts {
         Self { echoed, id: None }
     }
 
-    /// The same of a response that is stored under this id.
+    /// Sets the id under which the response is stored.
     #[must_use]
     pub fn stored(mut self, id: &str, previous: Option<&str>, conversation: Option<&str>) -> Self {
         self.echoed.insert("store".to_owned(), true.into());
@@ -69,14 +69,14 @@ impl Facts {
         self
     }
 
-    /// The same of a response that goes on from a stored one.
+    /// Sets the stored response that this one continues.
     #[must_use]
     pub fn going_on_from(mut self, previous: Option<&str>) -> Self {
         self.echoed.insert("previous_response_id".to_owned(), previous.into());
         self
     }
 
-    /// A response in this state. `chat` is the chat completion, or any piece of it, and gives id and time.
+    /// Builds a response in this state. `chat` is the chat completion, or any piece of it, and gives id and time.
     pub(super) fn response(&self, chat: &Value, state: State<'_>, output: Vec<Value>) -> Value {
         let mut response = Map::new();
         let mut put = |name: &str, value: Value| drop(response.insert(name.to_owned(), value));
@@ -94,14 +94,14 @@ impl Facts {
     }
 }
 
-/// How far a response has come.
+/// State of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State<'a> {
-    /// It is being made.
+    /// The response is being generated.
     InProgress,
-    /// All of it is there.
+    /// The response is complete.
     Completed(Usage),
-    /// It was cut short, and this is why.
+    /// The response was cut short, for this reason.
     Incomplete(&'static str, Usage),
     /// The engine failed with this message.
     Failed(&'a str),
@@ -149,7 +149,7 @@ impl State<'_> {
     }
 }
 
-/// A tool as the response shows it, with the fields that a request may leave out.
+/// Returns a tool as the response shows it, with defaults for the fields that a request may leave out.
 fn tool(tool: &Value) -> Value {
     let mut shown = tool.clone();
     if let Value::Object(fields) = &mut shown {

@@ -1,16 +1,16 @@
-//! The item of a streamed response that is still growing.
+//! The open item of a streamed response.
 
 use serde_json::{Value, json};
 
 use super::items;
 
-/// What an item is.
+/// Kind of an item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Reasoning,
     Message,
     Call {
-        /// Its index among the chat's tool calls.
+        /// Index among the chat's tool calls.
         index: u64,
         call_id: String,
         name: String,
@@ -18,7 +18,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The events that tell of its text, without `.delta` and `.done`.
+    /// Prefix of the events with the item's text, without `.delta` and `.done`.
     pub(super) fn event(&self) -> &'static str {
         match self {
             Self::Reasoning => "response.reasoning_text",
@@ -27,7 +27,7 @@ impl Kind {
         }
     }
 
-    /// The field that holds the whole text in the event at its end.
+    /// Field of the final event that holds the whole text.
     pub(super) fn text_field(&self) -> &'static str {
         if matches!(self, Self::Call { .. }) { "arguments" } else { "text" }
     }
@@ -41,20 +41,20 @@ impl Kind {
     }
 }
 
-/// An item and what was said of it so far.
+/// An item and its text so far.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) kind: Kind,
     pub(super) text: String,
     pub(super) logprobs: Vec<Value>,
-    /// The beginning of the JSON of its deltas, the same in each.
+    /// Constant beginning of the JSON of its deltas.
     pub(super) delta_head: String,
     id: String,
     place: usize,
 }
 
 impl Open {
-    /// An empty item at this place of the output.
+    /// Starts an empty item at this place of the output.
     pub(super) fn new(kind: Kind, chat: &Value, place: usize) -> Self {
         let id = items::id(kind.prefix(), chat, place);
         let mut open =
@@ -66,12 +66,12 @@ impl Open {
         open
     }
 
-    /// Whether it is the call with this index.
+    /// Whether the item is the call with this index.
     pub(super) fn is_call(&self, wanted: u64) -> bool {
         matches!(self.kind, Kind::Call { index, .. } if index == wanted)
     }
 
-    /// The fields that say where the item's text is.
+    /// Fields that locate the item's text in the output.
     pub(super) fn place(&self) -> Value {
         match self.kind {
             Kind::Call { .. } => json!({ "item_id": self.id, "output_index": self.place }),
@@ -79,7 +79,7 @@ impl Open {
         }
     }
 
-    /// The one content part with this text; a call has none.
+    /// Returns the one content part with this text; `None` for a call.
     pub(super) fn part(&self, text: &str, logprobs: &[Value]) -> Option<Value> {
         match self.kind {
             Kind::Reasoning => Some(items::reasoning_part(text)),
@@ -88,7 +88,7 @@ impl Open {
         }
     }
 
-    /// The item with this content.
+    /// Returns the item with this content.
     pub(super) fn item(&self, content: &[Value], status: items::Status) -> Value {
         match &self.kind {
             Kind::Reasoning => items::reasoning(&self.id, content, status),

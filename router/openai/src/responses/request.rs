@@ -1,8 +1,7 @@
-//! From a Responses request to a chat completion request.
+//! Converts a Responses request to a chat completion request.
 //!
-//! Fields of the Responses API are translated, only echoed in the answer, or refused when they ask for what needs a
-//! memory of earlier requests. Fields of neither kind go to the engine as they are, but a translated field always wins
-//! over one of the same name.
+//! Fields of the Responses API are translated, only echoed in the answer, or refused when they need stored earlier
+//! requests. Other fields go to the engine unchanged, but a translated field always wins over one of the same name.
 
 use serde_json::{Map, Value, json};
 
@@ -49,11 +48,11 @@ const KNOWN: &[&str] = &[
     "n",
 ];
 
-/// The chat completion that answers a Responses request.
+/// Converts a Responses request to a chat completion request.
 ///
 /// # Errors
 ///
-/// The first field that is missing, of the wrong type, or asks for what cannot be done.
+/// The first field that is missing, of the wrong type, or asks for an unsupported feature.
 pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
     let fields = NestedFields::of_body(request)?;
     refuse(&fields)?;
@@ -84,7 +83,7 @@ pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(chat))
 }
 
-/// What needs a memory of earlier requests, or servers of OpenAI.
+/// Refuses fields that need stored earlier requests, or OpenAI's servers.
 fn refuse(fields: &NestedFields<'_>) -> Result<(), ApiError> {
     refuse_several(fields)?;
     if fields.flag("store")?.unwrap_or(false) {
@@ -111,7 +110,7 @@ fn refuse(fields: &NestedFields<'_>) -> Result<(), ApiError> {
     }
 }
 
-/// What is only echoed must still have the type that clients expect back.
+/// Checks the types of fields that are only echoed, since clients expect them back.
 fn check_echoed(fields: &NestedFields<'_>) -> Result<(), ApiError> {
     fields.object("metadata")?;
     for name in ["user", "service_tier", "truncation", "prompt_cache_key", "safety_identifier"] {
@@ -148,7 +147,7 @@ fn response_format(fields: &NestedFields<'_>) -> Result<Option<Value>, ApiError>
     }
 }
 
-/// Log-probabilities are asked for by name, and `top_logprobs` says how many alternatives come along.
+/// Converts the request for log-probabilities: `include` enables them, `top_logprobs` is the number of alternatives.
 fn logprobs(fields: &NestedFields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let included = fields.array("include")?.unwrap_or_default();
     let is_wanted = included.iter().any(|name| name == "message.output_text.logprobs");

@@ -1,17 +1,17 @@
-//! What every family's table shares: an example is parsed whole, in every division into two pieces and
-//! character by character, and each time gives the expected result.
+//! Harness of the families' tables: an example is parsed whole, in every division into two pieces and character by character,
+//! and each time gives the expected result.
 
 use router_parsers::{CallIds, Output, Parser, ReasoningFormat, Tool, ToolFormat};
 use serde_json::json;
 
-/// What an output is expected to say, pieces joined.
+/// Expected output, with adjacent pieces joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Say {
     R(String),
     C(String),
     /// A complete call: name and arguments.
     T(String, String),
-    /// An incomplete one.
+    /// An incomplete call: name and arguments.
     Cut(String, String),
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn parse<'a>(
     join(out)
 }
 
-/// Joins neighbouring pieces of one kind.
+/// Joins adjacent pieces of one kind.
 fn join(out: Vec<Output>) -> Vec<Output> {
     let mut joined: Vec<Output> = Vec::new();
     for piece in out {
@@ -118,7 +118,7 @@ pub(crate) fn say(out: &[Output]) -> Vec<Say> {
     said
 }
 
-/// One row of a table: the model's text and what it says.
+/// One row of a table: the model's text and the expected output.
 pub(crate) type Example<'a> = (&'a str, Vec<Say>);
 
 /// Checks a table without reasoning.

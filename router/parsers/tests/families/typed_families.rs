@@ -24,7 +24,7 @@ fn qwen_coder() {
                     r#"{"ratio": 0.50, "detailed": true, "tags": ["a", "b"], "place": {"lat": 1}, "limit": null, "unknown": "7"}"#,
                 )],
             ),
-            // A text that is null, one that only begins so, and numbers that are none.
+            // A text that is null, one that only begins with "null", and numbers that are invalid.
             (
                 "<tool_call><function=get_weather><parameter=note>null</parameter><parameter=days>many</parameter></function></tool_call>",
                 vec![t("get_weather", r#"{"note": null, "days": "many"}"#)],
@@ -33,7 +33,7 @@ fn qwen_coder() {
                 "<tool_call><function=get_weather><parameter=note>\nnullable\n</parameter></function></tool_call>",
                 vec![t("get_weather", r#"{"note": "nullable"}"#)],
             ),
-            // What is forgiven: no opening tag, no closing tags.
+            // Tolerated deviations: no opening tag, no closing tags.
             (
                 "<function=get_time>\n<parameter=zone>\nUTC\n</parameter>\n</tool_call>",
                 vec![t("get_time", r#"{"zone": "UTC"}"#)],

@@ -1,4 +1,4 @@
-//! A gateway of a few routes behind the exchange, and a proxy that sends messages by hand.
+//! A gateway of a few routes behind the exchange, and a proxy whose messages the test sends.
 
 use axum::extract::{Path, Request};
 use axum::http::HeaderValue;
@@ -14,7 +14,7 @@ use crate::proto::ext_proc::{
     HeaderMap as Headers, HeaderValue as Header, HttpBody as BodyPiece, HttpTrailers, ProtocolConfiguration,
 };
 
-/// Hands the request over to `http://10.0.0.1:8000` with its body doubled, and answers with what the engine says, in capitals.
+/// Hands the request over to `http://10.0.0.1:8000` with its body doubled, and returns the engine's answer in capitals.
 async fn relay(request: Request) -> Response {
     let handover = request.extensions().get::<Handover>().cloned().expect("a proxy");
     let body = request.into_body().collect().await.expect("no error").to_bytes();
@@ -41,7 +41,7 @@ fn routes() -> Router {
         .route("/relay", post(relay))
         .route("/known/{name}", get(async |Path(name): Path<String>| format!("known {name}")))
         .route("/slow", post(async || tokio::time::sleep(Duration::from_secs(3600)).await))
-        // It does not wait for the end of the body.
+        // Returns without waiting for the end of the body.
         .route(
             "/slow_end",
             post(async |request: Request| {
@@ -50,7 +50,7 @@ fn routes() -> Router {
                 let _reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
             }),
         )
-        // The first words alone, as with a stop string.
+        // Returns the first words only, as with a stop string.
         .route(
             "/cut",
             post(async |request: Request| {
@@ -152,7 +152,7 @@ impl Proxy {
         answer.expect("in time").map(|message| message.response.expect("a response"))
     }
 
-    /// The next message as text.
+    /// Receives the next message as text.
     async fn told(&mut self) -> String {
         let body = |response: Option<crate::proto::ext_proc::CommonResponse>| {
             use crate::proto::ext_proc::body_mutation::Mutation;
@@ -393,7 +393,7 @@ async fn a_proxy_that_goes_takes_the_request_with_it() {
     drop(std::mem::replace(&mut proxy.sender, closed));
     assert_eq!(proxy.told().await, "over");
     assert_eq!(proxy.ended().await, Ok(()));
-    // In the middle of an answer: the client must not take it for whole.
+    // In the middle of an answer: the client must not take it for complete.
     let mut proxy = Proxy::start("POST", "/relay", false, DUPLEX);
     proxy.request_body("a", true);
     proxy.told().await;

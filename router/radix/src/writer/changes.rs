@@ -1,4 +1,4 @@
-//! What members store, remove and move.
+//! Storing, removing and moving of members' blocks.
 
 use std::iter::zip;
 
@@ -33,7 +33,7 @@ impl Writer {
         blocks: &[u64],
     ) -> Outcome {
         let mut outcome = Outcome::default();
-        // Taken out while it is worked on, so that the tree can be changed beside it.
+        // Taken out of the list meanwhile, so that the tree can be borrowed as well.
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
             return Outcome { refused: keys.len() as u64, ..outcome };
         };
@@ -54,7 +54,7 @@ impl Writer {
                 }
             }
         }
-        // Blocks that waited for those that came, and blocks that waited for them: a chain of any length, a step at a time.
+        // Places blocks that waited for the new ones, and blocks that waited for those: a chain of any length, one step at a time.
         while let Some(parent) = state.awaited.pop() {
             self.place_parked(&mut state, parent, &mut outcome);
         }
@@ -63,8 +63,8 @@ impl Writer {
         outcome
     }
 
-    /// Keys are those of `source` for blocks that it holds. What could not be placed goes to `unplaced`: blocks that it does not
-    /// hold, and at the memory bound new ones.
+    /// Keys are those of `source`. Keys that could not be placed are appended to `unplaced`: blocks that `source` does not hold,
+    /// and at the memory limit new ones.
     pub(crate) fn stored_as(
         &mut self,
         (member, tier): (Member, Tier),
@@ -97,7 +97,7 @@ impl Writer {
                 // A key either has a place or waits for its parent.
                 for (tier, copies) in zip(Tier::ALL, state.parked.forget(key)) {
                     for _ in 0..copies {
-                        // The copy before may have split the node.
+                        // The previous copy may have split the node.
                         let Some(place) = self.place_of(&state, key) else { break };
                         self.place_again(&mut state, tier, place, key, &mut outcome);
                     }
@@ -117,7 +117,7 @@ impl Writer {
         outcome
     }
 
-    /// One copy of a block that is in the tree already.
+    /// Adds one copy of a block that is in the tree already.
     fn place_again(
         &mut self,
         state: &mut MemberState,
@@ -131,8 +131,8 @@ impl Writer {
         self.place_run(state, tier, after, &[key], &[block], outcome);
     }
 
-    /// At the bound nothing new comes in; but one more copy of what is there must be counted, or the next removal would
-    /// take the block away while the engine still has it.
+    /// At the memory limit no new block is added; but one more copy of a present block must be counted, or the next removal would
+    /// remove the block while the engine still has it.
     pub(super) fn count_known(
         &mut self,
         state: &mut MemberState,
@@ -152,7 +152,7 @@ impl Writer {
         }
     }
 
-    /// Puts a run of blocks after slot `next - 1` of a node, in as few steps as it touches nodes.
+    /// Places a run of blocks after slot `next - 1` of a node, in one step per node.
     pub(super) fn place_run(
         &mut self,
         state: &mut MemberState,
@@ -170,9 +170,9 @@ impl Writer {
                 outcome.refused += (blocks.len() - done) as u64;
                 return;
             };
-            // What the member held of it before, in each tier.
+            // Slots of the node that the member held before, in each tier.
             let before = if is_new { [0; 4] } else { Tier::ALL.map(|tier| self.mask(at, state.id, tier)) };
-            // Before anything else is touched: a node without holders could be taken for unused.
+            // First of all: a node without holders could be taken for unused.
             self.set_bits(at, state.id, tier, bits(from, from + count));
             let mut renamed = Vec::new();
             for (offset, &key) in keys[done..done + count].iter().enumerate() {
@@ -184,7 +184,7 @@ impl Writer {
                 let held = tiers.fold(0_u8, |held, tier| held | 1 << tier as u8);
                 match state.keys.insert(&mut self.pool, key, place) {
                     Some(old) if old != place && self.resolved(old) != self.resolved(place) => {
-                        // The engine uses the name for another block now: the newer one counts.
+                        // The engine now uses the name for another block: the newer one counts.
                         renamed.push((key, old));
                         self.add_name(state, place, key, tier, held, outcome);
                     }
@@ -207,7 +207,7 @@ impl Writer {
             done += count;
             (node, next) = (at, from + count);
             if self.node(at).shape().end() < next {
-                // Splitting a ragged node, or forgetting another block, has moved the node's end.
+                // Splitting a ragged node, or removing another block, has moved the node's end.
                 let Some((resolved, slot)) = self.resolved(Place::new(at, from + count - 1)) else {
                     outcome.refused += (blocks.len() - done) as u64;
                     return;
@@ -217,7 +217,7 @@ impl Writer {
         }
     }
 
-    /// A block of a run whose beginning has an unknown parent.
+    /// Places a block of a run whose parent is unknown.
     pub(super) fn place_orphan(
         &mut self,
         state: &mut MemberState,
@@ -227,7 +227,7 @@ impl Writer {
         block: u64,
         outcome: &mut Outcome,
     ) {
-        // Its own parent may be known, or the block itself: then there is a place to go on from.
+        // The block's own parent may be known, or the block itself: then placing continues from there.
         let before = match self.place_of(state, parent) {
             Some(place) => Some(place),
             None => self.place_of(state, key).and_then(|place| self.before(place)),
@@ -268,7 +268,7 @@ impl Writer {
         };
         let bytes_before = state.bytes();
         keys.iter().take(AHEAD).for_each(|&key| state.keys.prefetch(&self.pool, key));
-        // Neighbours are removed together: slots of one node are gathered and cleared at once.
+        // Adjacent blocks are removed together: slots of one node are gathered and cleared at once.
         let mut gathered = (ROOT, 0_u32);
         for (at, &key) in keys.iter().enumerate() {
             if let Some(&ahead) = keys.get(at + AHEAD) {
@@ -316,7 +316,7 @@ impl Writer {
                 outcome.unknown += 1;
                 continue;
             };
-            // There before it is gone here. A reader that looks in between the wrong way round may find it nowhere, once.
+            // Added to the new tier before it is removed from the old one. A reader that loads them in the other order may miss it, once.
             let was_there = self.mask(node, id, to) >> slot & 1;
             self.set_bits(node, id, to, 1 << slot);
             let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {

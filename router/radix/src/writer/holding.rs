@@ -1,9 +1,9 @@
-//! Who holds what, and what becomes of nodes that nobody holds.
+//! Holders of blocks, and removal of nodes without holders.
 
 use super::*;
 
 impl Writer {
-    /// The slots of a node that a number holds in a tier.
+    /// Slots of a node that an internal number holds in a tier.
     pub(super) fn mask(&self, id: NodeId, member: u16, tier: Tier) -> u32 {
         let node = self.node(id);
         let all = node.shape().mask();
@@ -15,7 +15,7 @@ impl Writer {
         }
     }
 
-    /// Publishes who holds a node; what spoke for it before waits for its grace period.
+    /// Publishes a node's holders; the previous ones are freed after their grace period.
     pub(super) fn set_ext(&mut self, id: NodeId, ext: Option<Box<Ext>>) {
         let new = ext.map_or(std::ptr::null_mut(), |ext| {
             self.ext_bytes += ext.bytes();
@@ -28,7 +28,7 @@ impl Writer {
         }
     }
 
-    /// The node's holders as an [`Ext`], made from its list if need be.
+    /// Returns the node's holders as an [`Ext`], made from its list if necessary.
     pub(super) fn ext_of(&mut self, id: NodeId, member: u16, tier: Tier) -> &Ext {
         let node = self.node(id);
         if node.ext.load(Ordering::Relaxed).is_null() {
@@ -47,7 +47,7 @@ impl Writer {
         unsafe { &*self.node(id).ext.load(Ordering::Relaxed) }
     }
 
-    /// A number now holds these slots too.
+    /// Adds slots to those that an internal number holds.
     pub(super) fn set_bits(&mut self, id: NodeId, member: u16, tier: Tier, new: u32) {
         let held = self.mask(id, member, tier);
         if held & new == new {
@@ -77,8 +77,7 @@ impl Writer {
         }
     }
 
-    /// When many hold only the beginning of a node, it is cut where most of them end: afterwards each of them
-    /// is a bit.
+    /// If many members hold only the beginning of a node, splits it where most of them end: afterwards each of them is one bit.
     pub(super) fn split_if_ragged(&mut self, id: NodeId) {
         let shape = self.node(id).shape();
         // SAFETY: linked, so not freed; only the writer frees.
@@ -95,12 +94,12 @@ impl Writer {
         }
         let most = (0..ends.len()).max_by_key(|&end| ends[end]).filter(|&end| ends[end] > 1);
         if let Some(at) = most {
-            // Without a node to spare it stays ragged: slower, not wrong.
+            // Without a free node it stays ragged: slower, but correct.
             let _split = self.split(id, at);
         }
     }
 
-    /// A number no longer holds these slots.
+    /// Removes slots from those that an internal number holds.
     pub(super) fn clear_bits(&mut self, id: NodeId, member: u16, tier: Tier, gone: u32) {
         let held = self.mask(id, member, tier);
         self.blocks_held[usize::from(member)][tier as usize] -= (held & gone).count_ones();
@@ -116,7 +115,7 @@ impl Writer {
                 return;
             }
             if list.len() == 1 && is_beginning && shape.children() == Children::None {
-                // Nobody has the last blocks any more.
+                // The last blocks have no holder any more.
                 node.publish(shape.with_len(left.count_ones() as usize));
                 return;
             }
@@ -125,7 +124,7 @@ impl Writer {
         self.tidy(id);
     }
 
-    /// Makes a node's holders a list again when that can say it, and frees what nobody holds.
+    /// Converts a node's holders to a list if that can represent them, and frees a node without holders.
     pub(super) fn tidy(&mut self, id: NodeId) {
         let node = self.node(id);
         let shape = node.shape();
@@ -143,7 +142,7 @@ impl Writer {
         }
         let held = &held[..len];
         if held.iter().all(|&(_, tier, mask)| tier == Tier::Device && mask == shape.mask()) {
-            // The list before the extension goes: readers look at the extension first.
+            // Stores the list before removing the extension: readers load the extension first.
             node.list.store(List::of(held.iter().map(|pair| pair.0)).0, Ordering::Release);
             self.set_ext(id, None);
             self.free_if_unused(id);
@@ -151,15 +150,15 @@ impl Writer {
             && shape.children() == Children::None
             && mask == bits(shape.base(), shape.base() + mask.count_ones() as usize)
         {
-            // One member is left, with the beginning: the rest is gone. The shape first, so that no reader
-            // takes the member for a holder of the old length.
+            // One member is left, with the beginning: the rest of the node is removed. The shape comes first, so that no reader takes the
+            // member for a holder of the old length.
             node.publish(shape.with_len(mask.count_ones() as usize));
             node.list.store(List::of([member].into_iter()).0, Ordering::Release);
             self.set_ext(id, None);
         }
     }
 
-    /// Unlinks a node that nobody holds and that nothing follows, and then perhaps the one before it.
+    /// Unlinks a node without holders and children, and then perhaps the one before it.
     pub(super) fn free_if_unused(&mut self, mut id: NodeId) {
         while id != ROOT {
             let node = self.node(id);
@@ -182,7 +181,7 @@ impl Writer {
             if before.next_part.load(Ordering::Relaxed) == id {
                 before.next_part.store(0, Ordering::Relaxed);
             }
-            // No length: whoever holds on to the number sees that it is gone.
+            // Length 0: a stale reference to the number finds the node empty.
             let gone = self.node(id);
             gone.publish(gone.shape().with_len(0));
             gone.next_part.store(ROOT, Ordering::Relaxed);

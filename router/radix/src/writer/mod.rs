@@ -1,8 +1,8 @@
-//! The writer: applies what members store and remove, one change at a time, under the eyes of readers.
+//! The writer: applies the changes of members, one at a time, while readers walk the tree.
 //!
-//! Each step leaves the tree in a state that is right for every reader at every moment. New nodes are complete
-//! before they are linked; a node's last slots go to a new node in one store of its shape; who holds what
-//! changes after the blocks are there and before they go. What is unlinked waits for its grace period.
+//! Each step leaves the tree in a state that is valid for every reader at every moment. New nodes are complete before they are
+//! linked; a node's last slots move to a new node in one store of its shape; holders are added after the blocks are stored and
+//! removed before them. Unlinked memory waits for its grace period.
 
 mod changes;
 mod holding;
@@ -26,17 +26,17 @@ use crate::parked::Parked;
 use crate::pool::Pool;
 use crate::sync::{Ordering, fence};
 
-/// Blocks of one event that are applied between two looks at the memory bound.
+/// Blocks of one event that are applied between two checks of the memory limit.
 const CHUNK: usize = 512;
-/// Unlinked things that are worth a look at every reader's cell.
+/// Number of unlinked items from which every reader's cell is checked.
 const COLLECT_AT: usize = if cfg!(loom) { 1 } else { 256 };
-/// Keys looked ahead for.
+/// Number of keys that are prefetched ahead.
 const AHEAD: usize = 16;
 
 /// Copies beyond the first, by block and tier.
 type Copies = HashMap<(EngineHash, Tier), u32, BuildHasherDefault<Mixed>>;
 
-/// For keys that are hashes already: what an engine's numbers lack in spread, a multiplication adds (Knuth, 6.4).
+/// Hasher for keys that are hashes already: a multiplication improves the spread of an engine's numbers (Knuth, 6.4).
 #[derive(Debug, Default)]
 struct Mixed(u64);
 
@@ -69,15 +69,15 @@ struct MemberState {
     keys: Keys,
     /// Copies beyond the first.
     extra_copies: Copies,
-    /// Blocks that the engine has more than one name for.
+    /// Blocks for which the engine has more than one name.
     aliases: Aliases,
     parked: Parked,
-    /// Blocks that have come and that others may be waiting for. Empty between changes.
+    /// Placed blocks whose children may be waiting. Empty between changes.
     awaited: Vec<EngineHash>,
 }
 
 impl MemberState {
-    /// Bytes beside the pool's pieces.
+    /// Bytes in addition to the pool's pieces.
     fn bytes(&self) -> usize {
         self.keys.directory_bytes()
             + self.extra_copies.capacity() * 32
@@ -85,7 +85,7 @@ impl MemberState {
             + self.aliases.bytes()
     }
 
-    /// Gives back what empty maps keep.
+    /// Frees the capacity of empty maps.
     fn shrink(&mut self) {
         if self.extra_copies.is_empty() {
             self.extra_copies = Copies::default();
@@ -105,7 +105,7 @@ struct Fork {
     children: u32,
 }
 
-/// Unlinked, and waiting for its grace period.
+/// Unlinked memory that waits for its grace period.
 #[derive(Debug)]
 pub(crate) enum Garbage {
     Node(NodeId),
@@ -114,7 +114,7 @@ pub(crate) enum Garbage {
     Replaced(Replaced),
 }
 
-// SAFETY: the pointers are owned: nobody but the holder of the garbage frees them, on whatever thread.
+// SAFETY: the pointers are owned: only the owner of the garbage frees them, on any thread.
 unsafe impl Send for Garbage {}
 
 #[derive(Debug)]
@@ -126,23 +126,23 @@ pub(crate) struct Writer {
     free_forks: Vec<ForkId>,
     members: Vec<Option<Box<MemberState>>>,
     free_ids: std::collections::BTreeSet<u16>,
-    /// Numbers that are being swept, and what is left of their blocks.
+    /// Numbers that are being swept, and the rest of their blocks.
     sweeping: VecDeque<(u16, Keys)>,
     garbage: VecDeque<(u64, Garbage)>,
     replaced: Vec<Replaced>,
-    /// Splits so far.
+    /// Number of splits so far.
     splits: u64,
-    /// Of the members' key tables.
+    /// Random seed of the members' key tables.
     seed: u64,
     ext_bytes: usize,
     pool: Pool,
     members_bytes: usize,
-    /// Blocks that each number holds, by tier.
+    /// Number of blocks that each number holds, by tier.
     blocks_held: Vec<[u32; 4]>,
-    /// Children in the table, and its pieces.
+    /// Number of children in the table, and of its pieces.
     table_live: usize,
     table_pieces: usize,
-    /// The table is worth another try when so few children are in it.
+    /// Number of children below which shrinking the table is tried again.
     shrink_below: usize,
 }
 
@@ -206,7 +206,7 @@ impl Writer {
         Some(member)
     }
 
-    /// A number that no block knows. Sweeps until there is one: there are twice as many as members.
+    /// Returns a free number. Sweeps until there is one: there are twice as many as members.
     fn free_id(&mut self) -> Option<u16> {
         while self.free_ids.is_empty() && self.sweep_some(SWEEP_STEP) {}
         self.free_ids.pop_first()
@@ -265,7 +265,7 @@ impl Writer {
         more || !self.garbage.is_empty()
     }
 
-    /// Forgets up to about `most` blocks of retired numbers. Returns whether some are left.
+    /// Removes up to about `most` blocks of retired numbers. Returns whether some are left.
     fn sweep_some(&mut self, most: usize) -> bool {
         let mut done = 0;
         while done < most {
@@ -277,7 +277,7 @@ impl Writer {
                 Some(blocks) => {
                     done += blocks.len();
                     for (_, place) in blocks {
-                        // Of several names for one block the first did it.
+                        // For a block with several names the first one removed it.
                         if let Some((node, _)) = self.resolved(place) {
                             self.forget_node(node, id);
                         }
@@ -293,14 +293,14 @@ impl Writer {
         !self.sweeping.is_empty()
     }
 
-    /// A number no longer holds anything of a node.
+    /// Removes a number from the holders of a node.
     fn forget_node(&mut self, node: NodeId, id: u16) {
         for tier in Tier::ALL {
             let held = self.mask(node, id, tier);
             if held != 0 {
                 self.clear_bits(node, id, tier, held);
             }
-            // Only the device is known without an extension; and a node that is gone holds nothing.
+            // Without an extension there is only the device; and a node that is gone has no holders.
             if self.node(node).ext.load(Ordering::Relaxed).is_null() {
                 return;
             }
@@ -309,11 +309,11 @@ impl Writer {
 
     // ---- memory
 
-    /// Frees what no reader can see any more.
+    /// Frees memory that no reader can see any more.
     fn collect(&mut self, at_least: usize) {
         let is_sparse = self.table_live * 8 < self.table_pieces * crate::limits::TABLE_SLOTS;
         if self.table_pieces > 1 && is_sparse && self.table_live < self.shrink_below {
-            // If it does not work out, not again before half of the rest is gone.
+            // If this fails, it is not tried again before half of the children are gone.
             self.shrink_below = self.table_live / 2;
             let shared = Arc::clone(&self.shared);
             shared.children.shrink(&shared.arena, self.table_live, &mut self.replaced);
@@ -340,7 +340,7 @@ impl Writer {
         }
     }
 
-    /// Whether `blocks` more can be stored within the bound, whatever they are.
+    /// Whether any `blocks` further blocks can be stored within the memory limit.
     fn has_room(&self, blocks: usize) -> bool {
         let free_nodes = self.nodes.allocated * SEGMENT_NODES - self.nodes.nodes;
         let segments = (blocks / NODE_BLOCKS + 4).saturating_sub(free_nodes).div_ceil(SEGMENT_NODES);
@@ -372,17 +372,17 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // A reader may be in the middle of a look-up: what it may see goes with the last of them.
+        // A reader may be in the middle of a look-up: memory that it may see is freed with the last reader.
         let left = self.garbage.drain(..).map(|(_, garbage)| garbage);
         self.shared.leftovers.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
     }
 }
 
 impl Garbage {
-    /// Frees it. No reader may be left.
+    /// Frees the memory. No reader may be left.
     pub(crate) fn free_at_last(self) {
         match self {
-            // SAFETY: made by `Box::into_raw` and unlinked, and nobody is left who could see it.
+            // SAFETY: made by `Box::into_raw` and unlinked, and no reader is left that could see it.
             Self::Ext(ext) => drop(unsafe { Box::from_raw(ext) }),
             Self::Replaced(replaced) => replaced.free(),
             Self::Node(_) | Self::Fork(_) => {}

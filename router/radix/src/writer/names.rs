@@ -3,12 +3,12 @@
 use super::*;
 
 impl Writer {
-    /// Places as they are after the splits since.
+    /// Updates the places after splits.
     pub(super) fn refresh_aliases(&self, state: &mut MemberState) {
         state.aliases.refresh(self.splits, |node, slot| self.resolved(Place::new(node, slot)));
     }
 
-    /// A name that was not known, or named another block, now names a block that the member holds in the tiers `held`.
+    /// Adds a name, which was unknown or named another block, to a block that the member holds in the tiers `held`.
     pub(super) fn add_name(
         &mut self,
         state: &mut MemberState,
@@ -28,14 +28,14 @@ impl Writer {
             *(if held >> tier as u8 & 1 == 1 { &mut outcome.copies } else { &mut outcome.changed }) += 1;
             return;
         }
-        // Too many names: this one is not known. Its blocks are those of the others.
+        // Too many names: this one is not stored. Its blocks count for the other names.
         if let Some(found) = state.keys.locate(&self.pool, key) {
             state.keys.remove(&mut self.pool, found);
         }
         outcome.refused += 1;
     }
 
-    /// A known name stores its block once more.
+    /// Stores a block once more under a known name.
     pub(super) fn store_name(
         &mut self,
         state: &mut MemberState,
@@ -65,7 +65,7 @@ impl Writer {
         }
     }
 
-    /// A name of a block with several names is removed from a tier.
+    /// Removes a name of a block with several names from a tier.
     pub(super) fn remove_name(
         &mut self,
         state: &mut MemberState,
@@ -94,7 +94,7 @@ impl Writer {
         }
     }
 
-    /// A name no longer stands for a block in any tier.
+    /// Removes a name that no longer stands for a block in any tier.
     pub(super) fn drop_name(&mut self, state: &mut MemberState, place: (NodeId, usize), key: EngineHash) {
         self.refresh_aliases(state);
         let left = state.aliases.names_mut(place).map_or(0, |names| {
@@ -110,7 +110,7 @@ impl Writer {
         }
     }
 
-    /// A name goes from one tier to another; whether nothing else names the block in the first.
+    /// Moves a name from one tier to another; returns whether no other name holds the block in the first.
     pub(super) fn move_name(
         &mut self,
         state: &mut MemberState,

@@ -1,4 +1,4 @@
-//! What the writer knows and readers do not ask.
+//! Queries that only the writer answers.
 
 use super::*;
 
@@ -31,7 +31,7 @@ impl Writer {
         let mut is_broken = std::collections::HashSet::new();
         let mut chain = Vec::new();
         for &start in by_place.keys() {
-            // Up to a block that is out already, or to the root; down again from there.
+            // Walks up to a block that was written already, or to the root, and down again from there.
             let mut at = Some(start);
             while let Some(place) = at {
                 if is_out.contains(&place) || is_broken.contains(&place) || !by_place.contains_key(&place) {

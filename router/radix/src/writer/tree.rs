@@ -3,7 +3,7 @@
 use super::*;
 
 impl Writer {
-    /// Where a place is now: splits may have handed the slot on. `None` when the block is gone.
+    /// Current position of a place: splits may have moved the slot. `None` when the block is gone.
     pub(super) fn resolved(&self, place: Place) -> Option<(NodeId, usize)> {
         let (mut node, slot) = (place.node(), place.slot());
         loop {
@@ -19,14 +19,13 @@ impl Writer {
         }
     }
 
-    /// Where the block of a name is.
+    /// Position of the block with this name.
     pub(super) fn place_of(&self, state: &MemberState, key: EngineHash) -> Option<(NodeId, usize)> {
         self.resolved(state.keys.find(&self.pool, key)?)
     }
 
-    /// Finds or makes the slots for the first of `blocks`, after slot `next - 1` of `node`, and for as many of
-    /// the following as come in the same node: (node, first slot, count, whether they were made for it). `None` when there
-    /// are no more nodes.
+    /// Finds or makes the slots for the first of `blocks`, after slot `next - 1` of `node`, and for as many of the following as fit
+    /// the same node: (node, first slot, count, whether they were made). `None` when there are no more nodes.
     pub(super) fn advance(
         &mut self,
         id: u16,
@@ -71,7 +70,7 @@ impl Writer {
         }
     }
 
-    /// Adds blocks to a node that this member alone holds and that nothing follows: (first slot, count).
+    /// Adds blocks to a node that this member alone holds and that has no children: (first slot, count).
     pub(super) fn append(
         &mut self,
         id: NodeId,
@@ -88,13 +87,13 @@ impl Writer {
             return None;
         }
         let count = free.min(blocks.len());
-        // The slots may have been in use before a truncation: who still sees the old hashes' shape must not see these.
+        // The slots may have been in use before a truncation: a reader that still sees the old shape must not see the new hashes.
         // Pairs with the fence in `Walk::look`.
         fence(Ordering::Release);
         for (slot, &hash) in (shape.end()..).zip(&blocks[..count]) {
             node.set_hash(slot, hash);
         }
-        // From here on the member holds them: it is on the list of those that hold everything.
+        // From here on the member holds the new blocks: it is on the list of holders of the whole node.
         node.publish(shape.with_len(shape.len() + count));
         self.blocks_held[usize::from(member)][tier as usize] += count as u32;
         Some((shape.end(), count))
@@ -129,7 +128,7 @@ impl Writer {
         Some((child, count))
     }
 
-    /// Makes a finished node visible below its parent.
+    /// Links a complete node below its parent.
     pub(super) fn link(&mut self, parent: NodeId, child: NodeId, first: u64) {
         let shape = self.node(parent).shape();
         match shape.children() {
@@ -186,7 +185,7 @@ impl Writer {
         self.garbage.extend(self.replaced.drain(..).map(|replaced| (stamp, Garbage::Replaced(replaced))));
     }
 
-    /// Cuts a node before slot `at`: the rest goes to a new node, which becomes its only child.
+    /// Splits a node before slot `at`: the rest moves to a new node, which becomes its only child.
     pub(super) fn split(&mut self, id: NodeId, at: usize) -> Option<()> {
         let lower_id = self.nodes.allocate(&self.shared.arena)?;
         let (upper, lower) = (self.shared.arena.node(id), self.shared.arena.node(lower_id));
@@ -224,7 +223,7 @@ impl Writer {
         self.splits += 1;
         // SAFETY: as above.
         if let Some(ext) = unsafe { ext.as_ref() } {
-            // Who held only the beginning now holds all of it. The old copy speaks of the old slots.
+            // A holder of only the beginning now holds all of it. The old copy refers to the old slots.
             let copy = ext.copied_for(kept.mask());
             self.set_ext(id, Some(copy));
             self.tidy(id);

@@ -1,4 +1,4 @@
-//! The client side: which servers it believes.
+//! Tests of the client side: the servers that it trusts.
 
 use axum::serve::Listener;
 use router_tls::{
@@ -108,7 +108,7 @@ async fn a_plain_listener_serves_the_same_handlers() {
     assert_eq!(Link::over(stream).await.expect("HTTP").ask().await.as_deref(), Ok("nobody"));
 }
 
-/// A protocol version alone, by rustls's own client: what an old but honest client would do.
+/// One protocol version only, by rustls's own client, as an old client would offer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_versions_are_spoken() {
     use rustls::version::{TLS12, TLS13};

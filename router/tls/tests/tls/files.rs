@@ -1,4 +1,4 @@
-//! What files may hold, and what is said of those that do not.
+//! Accepted contents of files, and the errors for all others.
 
 use base64::Engine as _;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PKCS_RSA_SHA256};
@@ -25,7 +25,7 @@ async fn keys_of_all_forms_are_taken() {
     for (label, algorithm, is_inner) in forms {
         let key = KeyPair::generate_for(algorithm).expect("key");
         let pkcs8 = key.serialize_der();
-        // PKCS#1 and SEC1 are what PKCS#8 wraps in its OCTET STRING, from the second SEQUENCE on.
+        // PKCS#1 and SEC1 keys are the contents of PKCS#8's OCTET STRING, from the second SEQUENCE on.
         let from = if is_inner { second_sequence(&pkcs8) } else { 0 };
         let pair = house.authority.sign_with("gateway", &["localhost"], 4_000_000_000, key);
         house.folder.write("server.pem", &format!("a line of text\n{}", pair.certificate));
@@ -35,7 +35,7 @@ async fn keys_of_all_forms_are_taken() {
     }
 }
 
-/// Where the contents of the OCTET STRING of a PKCS#8 key begin.
+/// Returns the offset of the contents of the OCTET STRING of a PKCS#8 key.
 fn second_sequence(pkcs8: &[u8]) -> usize {
     let header =
         |at: usize| if pkcs8[at + 1] & 0x80 == 0 { 2 } else { 2 + usize::from(pkcs8[at + 1] & 0x7f) };

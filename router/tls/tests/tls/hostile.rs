@@ -1,4 +1,4 @@
-//! Clients that do not speak TLS, or nothing at all.
+//! Clients that do not speak TLS, or send nothing.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use crate::support::{House, ask, serve, until};
 
-/// What the server answers to these bytes until it closes; a reset is an end as well.
+/// Sends bytes and returns the server's answer until it closes; a reset also counts as the end.
 async fn send(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(addr).await.expect("connected");
     stream.write_all(bytes).await.expect("written");

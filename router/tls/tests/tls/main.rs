@@ -1,4 +1,5 @@
-//! TLS over loopback with certificates made for each test: who gets in, who does not, and what a reload changes.
+//! TLS over loopback with certificates made for each test: accepted and refused peers, and the effects of a
+//! reload.
 
 mod client;
 mod files;

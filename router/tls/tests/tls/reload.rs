@@ -23,7 +23,7 @@ async fn an_open_connection_goes_on_and_a_new_one_sees_the_new_certificate() {
     let before = Link::open(&client, addr).await.expect("connected");
     assert_eq!(before.server, old, "nothing changes before the reload");
     tls.reload().expect("reloaded");
-    // The client kept tickets of the old session, which are no longer good.
+    // The client kept tickets of the old session, which are no longer valid.
     let mut after = Link::open(&client, addr).await.expect("connected");
     assert_eq!((&after.server, after.is_resumed), (&new.der, false));
     assert_eq!(after.ask().await.as_deref(), Ok("nobody"));
@@ -78,7 +78,7 @@ async fn a_watched_pair_is_taken_when_both_halves_are_there() {
     watch.abort();
 }
 
-/// As the kubelet does it: `tls.crt` → `..data/tls.crt`, and `..data` → a folder that is replaced as a whole.
+/// As the kubelet does: `tls.crt` → `..data/tls.crt`, and `..data` → a folder that is replaced as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swapped_link_on_the_way_is_seen() {
     let house = House::new();

@@ -1,4 +1,4 @@
-//! An authority, certificates of it in a folder of one's own, a gateway-like server, and a client.
+//! An authority, its certificates in a folder of their own, a gateway-like server, and a client.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use router_tls::{
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
-/// A folder that goes when this is dropped.
+/// A folder that is removed on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -50,7 +50,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A folder that stays is the system's to clean.
+        // Errors are ignored: the system cleans its folder for temporary files.
         let _left = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -71,7 +71,8 @@ pub(crate) struct Pair {
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut parameters = CertificateParams::new(Vec::<String>::new()).expect("parameters");
-        // Each has a name of its own: one that only looks like the right one is refused for its signature.
+        // Each authority has a name of its own; with equal names a wrong one would only be refused for its
+        // signature.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test authority {}", NEXT.fetch_add(1, Ordering::Relaxed));
         parameters.distinguished_name.push(DnType::CommonName, name);
@@ -82,7 +83,7 @@ impl Authority {
         Self { issuer: Issuer::new(parameters, key), pem }
     }
 
-    /// A certificate with these names; those with a scheme are URIs.
+    /// Signs a certificate with these names; those with a scheme are URIs.
     pub(crate) fn sign(&self, common_name: &str, names: &[&str]) -> Pair {
         self.sign_with(common_name, names, 4_000_000_000, KeyPair::generate().expect("key"))
     }
@@ -109,7 +110,7 @@ impl Authority {
     }
 }
 
-/// An authority whose server certificate for `localhost` and 127.0.0.1 lies in a folder.
+/// A folder with an authority's server certificate for `localhost` and 127.0.0.1.
 pub(crate) struct House {
     pub(crate) folder: Folder,
     pub(crate) authority: Authority,
@@ -166,7 +167,7 @@ pub(crate) fn certificate_of(path: &Path) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(lines).expect("base64")
 }
 
-/// Starts a server that answers `/` with who asks.
+/// Starts a server that answers `/` with the caller's identity.
 pub(crate) async fn serve(config: &ServerTlsConfig, limits: HandshakeLimits) -> (Arc<ServerTls>, SocketAddr) {
     let tls = ServerTls::load(config).expect("loaded");
     let tcp = TcpListener::bind("127.0.0.1:0").await.expect("bound");
@@ -176,7 +177,7 @@ pub(crate) async fn serve(config: &ServerTlsConfig, limits: HandshakeLimits) -> 
     (tls, addr)
 }
 
-/// The service that both kinds of listeners have.
+/// Returns the service of both kinds of listeners.
 pub(crate) fn router() -> IntoMakeServiceWithConnectInfo<Router, PeerAddr> {
     Router::new().route("/", get(who)).into_make_service_with_connect_info()
 }
@@ -195,7 +196,7 @@ async fn who(ConnectInfo(peer): ConnectInfo<PeerAddr>) -> String {
     }
 }
 
-/// One HTTP connection of a client.
+/// An HTTP connection of a client.
 pub(crate) struct Link {
     sender: SendRequest<Empty<Bytes>>,
     /// The server's certificate.
@@ -204,7 +205,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects and makes the handshake; the error is what a caller would log.
+    /// Connects and makes the handshake; the error is the text that a caller would log.
     pub(crate) async fn open(tls: &ClientTls, addr: SocketAddr) -> Result<Self, String> {
         let tcp = TcpStream::connect(addr).await.map_err(|error| error.to_string())?;
         let stream = tls.connect("localhost", tcp).await.map_err(|error| error.to_string())?;
@@ -216,14 +217,14 @@ impl Link {
         Ok(Self { server, is_resumed, ..Self::over(stream).await? })
     }
 
-    /// HTTP over a connection that is there.
+    /// Starts HTTP over an existing connection.
     pub(crate) async fn over(stream: ClientStream) -> Result<Self, String> {
         let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
         tokio::spawn(driver);
         Ok(Self { sender, server: Vec::new(), is_resumed: false })
     }
 
-    /// The answer to `GET /`.
+    /// Returns the answer to `GET /`.
     pub(crate) async fn ask(&mut self) -> Result<String, String> {
         let request =
             hyper::Request::get("/").header("host", "localhost").body(Empty::new()).expect("a request");
@@ -239,7 +240,7 @@ pub(crate) async fn ask(config: &ClientTlsConfig, addr: SocketAddr) -> Result<St
     Link::open(&ClientTls::load(config).expect("loaded"), addr).await?.ask().await
 }
 
-/// Why the server refuses this client: in the handshake, or at the first read.
+/// Returns the error by which the server refuses this client: in the handshake, or at the first read.
 pub(crate) async fn refusal(tls: &ClientTls, addr: SocketAddr) -> String {
     let tcp = TcpStream::connect(addr).await.expect("connected");
     match tls.connect("localhost", tcp).await {
@@ -251,7 +252,7 @@ pub(crate) async fn refusal(tls: &ClientTls, addr: SocketAddr) -> String {
     }
 }
 
-/// Waits until this holds, for at most 5 s.
+/// Waits until the condition holds, for at most 5 s.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..500 {
         if holds() {

@@ -1,3 +1,5 @@
+//! Tests of recorded spans.
+
 use std::time::Duration;
 
 use super::*;

@@ -1,4 +1,4 @@
-//! A collector in this process: keeps what it is sent, or behaves badly.
+//! A collector in this process that stores received batches, or misbehaves.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -26,12 +26,12 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-/// What the collector does with a batch.
+/// The collector's reaction to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Takes it.
+    /// Accepts the batch.
     Takes,
-    /// Refuses it.
+    /// Refuses the batch.
     Refuses,
     /// Never answers.
     Hangs,
@@ -130,7 +130,7 @@ impl Collector {
     }
 }
 
-/// Waits until something holds.
+/// Waits until `holds` returns true.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

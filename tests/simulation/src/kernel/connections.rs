@@ -1,7 +1,7 @@
-//! The two ends of a connection and what is on its way between them.
+//! The two ends of a connection and the packets between them.
 //!
-//! Bytes arrive in order, as over TCP: a lost packet is a late one. A connection ends by a close, a reset, or without
-//! anybody hearing of it.
+//! Bytes arrive in order, as over TCP: a lost packet is a late one. A connection ends by a close, by a reset,
+//! or silently.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -10,37 +10,37 @@ use super::network::HostId;
 use super::objects::{Kind, ObjectId};
 use super::sockets::{Address, Socket, SocketState, UNACKNOWLEDGED_MAX};
 use super::{Due, Kernel, Nanos, SECOND};
-/// Bytes that fit between a sender and a reader.
+/// Most bytes between a sender and a reader.
 const WINDOW: usize = 256 << 10;
 
 /// One end of a connection.
 #[derive(Debug)]
 pub(super) struct End {
-    /// The other end, while it is there.
+    /// The other end, if it exists.
     pub(super) peer: Option<ObjectId>,
     pub(super) peer_host: HostId,
-    /// The other end is gone, and nothing tells.
+    /// Reason for which this end is not notified that the other end is gone; `None`: it is notified.
     pub(super) desertion: Option<Desertion>,
     /// Bytes that were sent to an end that is gone.
     pub(super) sent_in_vain: usize,
     pub(super) inbox: VecDeque<u8>,
-    /// Packets on their way to this end.
+    /// Packets in flight to this end, with their arrival times.
     pub(super) flight: VecDeque<(Nanos, Packet)>,
     pub(super) flight_bytes: usize,
     pub(super) has_end: bool,
     pub(super) is_reset: bool,
     pub(super) write_shut: bool,
     pub(super) read_shut: bool,
-    /// When the last byte that this end has sent will have left it.
+    /// Time at which the link has transmitted the last byte that this end sent.
     pub(super) busy_until: Nanos,
 }
 
-/// Why nothing tells that the other end is gone.
+/// Reason for which the end of a peer is not notified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Desertion {
-    /// The peer's machine lost its power: once that is back it answers with a reset.
+    /// The peer's machine lost power: after its restart it answers with a reset.
     Power,
-    /// Something between has forgotten the connection.
+    /// A device between the ends has dropped the connection's state.
     Forgotten,
 }
 
@@ -69,7 +69,7 @@ impl End {
         }
     }
 
-    /// Is over from now on; returns the other end, if it is there.
+    /// Marks the end as closed; returns the other end, if it exists.
     pub(super) fn abort(&mut self) -> Option<ObjectId> {
         self.is_reset = true;
         self.inbox.clear();
@@ -82,13 +82,14 @@ impl End {
 }
 
 impl Kernel {
-    /// A connection whose other end is silent for good is given up when its options say so.
+    /// Schedules the failure of a connection whose other end stays silent, according to its options.
     pub(super) fn await_sign(&mut self, id: ObjectId) {
         let now = self.now;
         let Some(socket) = self.socket(id) else { return };
         let (keep_alive, limit) = (socket.keep_alive, socket.user_timeout);
         if keep_alive.is_on && matches!(&socket.state, SocketState::Open(end) if end.desertion.is_some()) {
-            // With a user timeout Linux gives up at the first unanswered probe behind it (`tcp_keepalive_timer`).
+            // With a user timeout, Linux gives up at the first unanswered probe after it
+            // (`tcp_keepalive_timer`).
             let silent = match limit {
                 UNACKNOWLEDGED_MAX => keep_alive.idle + keep_alive.interval * keep_alive.probes,
                 limit => {
@@ -100,7 +101,7 @@ impl Kernel {
         }
     }
 
-    /// A connection has been without a sign of its peer for too long.
+    /// Fails a connection that had no sign of its peer for too long.
     pub(super) fn give_up(&mut self, id: ObjectId) {
         let now = self.now;
         let Some(socket) = self.socket(id) else { return };
@@ -125,7 +126,7 @@ impl Kernel {
         }
     }
 
-    /// Bytes that an end may send now.
+    /// Returns the bytes that an end may send now.
     pub(super) fn room_towards(&self, end: &End) -> usize {
         let Some(peer) = end.peer else { return WINDOW.saturating_sub(end.sent_in_vain) };
         match self.objects.get(&peer).map(|object| &object.kind) {
@@ -137,7 +138,7 @@ impl Kernel {
         }
     }
 
-    /// Reads what has arrived; 0 bytes are the end.
+    /// Reads bytes that have arrived; 0 bytes mean the end of the stream.
     pub(super) fn receive(
         &mut self,
         id: ObjectId,
@@ -180,7 +181,7 @@ impl Kernel {
         Ok(count)
     }
 
-    /// Sends as much as there is room for.
+    /// Sends as many bytes as the window allows.
     pub(super) fn transmit(&mut self, id: ObjectId, parts: &[&[u8]]) -> Result<usize, c_int> {
         let now = self.now;
         let Some(socket) = self.socket(id) else { return Err(libc::ENOTSOCK) };
@@ -223,8 +224,8 @@ impl Kernel {
             end.busy_until = leaves;
         }
         self.trace.step("send", now, u64::from(host.0) << 16 | u64::from(peer_host.0), count as u64);
-        // Split bytes arrive in parts, each a packet of its own. A reader always gets all that has arrived, and a writer fills
-        // all the room: event loops rely on it.
+        // Split bytes arrive in several packets. A reader always gets all bytes that have arrived, and a
+        // writer fills the whole window: event loops rely on this.
         while bytes.len() > 1 && self.random.one_in(link.split_one_in) {
             let rest = bytes.split_off(self.random.between(1, bytes.len() as u64 - 1) as usize);
             let at = leaves + self.draw_delay(host, peer_host);
@@ -275,7 +276,7 @@ impl Kernel {
         Ok(count)
     }
 
-    /// Sends a reset to an end, which has no other end any more.
+    /// Sends a reset to an end whose other end no longer exists.
     pub(super) fn send_reset(&mut self, to: ObjectId, now: Nanos, host: HostId, peer_host: HostId) {
         let at = now + self.draw_delay(host, peer_host);
         if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(to) {
@@ -284,7 +285,7 @@ impl Kernel {
         self.send_packet(to, at, Packet::Reset);
     }
 
-    /// Puts a packet on its way to an end; none overtakes another.
+    /// Sends a packet to an end; packets are never reordered.
     fn send_packet(&mut self, to: ObjectId, at: Nanos, packet: Packet) {
         let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(to) else { return };
         let at = end.flight.back().map_or(at, |(last, _)| at.max(*last));
@@ -325,7 +326,7 @@ impl Kernel {
         }
     }
 
-    /// Ends a direction of a connection, or both.
+    /// Shuts down one direction of a connection, or both.
     pub(super) fn shut(&mut self, id: ObjectId, reads: bool, writes: bool) -> Result<(), c_int> {
         let now = self.now;
         let Some(Socket { state: SocketState::Open(end), host, .. }) = self.socket(id) else {
@@ -343,7 +344,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// A socket is closed by its last descriptor.
+    /// Closes a socket when its last descriptor is closed.
     pub(super) fn hang_up(&mut self, id: ObjectId, silently: bool) {
         let now = self.now;
         let Some(socket) = self.socket(id) else { return };
@@ -390,7 +391,7 @@ impl Kernel {
         }
     }
 
-    /// Bytes that were sent and have not arrived.
+    /// Returns the bytes that were sent and have not arrived.
     pub(super) fn in_flight_to_peer(&mut self, id: ObjectId) -> usize {
         let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(id) else { return 0 };
         let Some(peer) = end.peer else { return 0 };
@@ -400,7 +401,7 @@ impl Kernel {
         }
     }
 
-    /// Bytes that can be read at once.
+    /// Returns the bytes that can be read at once.
     pub(super) fn unread(&mut self, id: ObjectId) -> usize {
         match self.socket(id) {
             Some(Socket { state: SocketState::Open(end), .. }) => end.inbox.len(),

@@ -1,14 +1,15 @@
-//! Disks: real files, whose reads and writes take time, fail, rot, and are lost with the power.
+//! Disks: real files whose reads and writes take time, fail, return wrong bits, and are lost on a power
+//! failure.
 //!
-//! Writes that are not on stable storage are remembered with the bytes that they replaced. When a machine loses its power,
-//! some of it is undone, a part of a write included.
+//! Unsynced writes are recorded with the bytes that they replaced. When a machine loses power, some of them
+//! are undone, including parts of a write.
 
 use std::ffi::c_int;
 
 use super::threads::ProcessId;
 use super::{Kernel, MICROSECOND, Nanos, real};
 
-/// Units in which a disk writes.
+/// Unit of a disk write, in bytes.
 const SECTOR: usize = 512;
 
 /// Faults of a host's disks.
@@ -16,18 +17,18 @@ const SECTOR: usize = 512;
 pub(crate) struct DiskFaults {
     /// Additional time of every operation.
     pub(crate) slow: Nanos,
-    /// One operation in so many fails; 0 is none.
+    /// One operation in this many fails; 0: none.
     pub(crate) fail_one_in: u64,
-    /// One read in so many brings a wrong bit; 0 is none.
+    /// One read in this many returns a wrong bit; 0: none.
     pub(crate) rot_one_in: u64,
 }
 
-/// How often disks did something wrong.
+/// Number of faults that disks have shown.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DiskCounts {
     pub(crate) failed: u64,
     pub(crate) rotten: u64,
-    /// Writes that a loss of power undid, in part or wholly.
+    /// Writes that a power failure undid, in part or completely.
     pub(crate) undone: u64,
 }
 
@@ -41,7 +42,7 @@ pub(super) struct Unsynced {
 }
 
 impl Kernel {
-    /// How long an operation of this process's disk takes.
+    /// Returns the time that an operation of this process's disk takes.
     pub(super) fn disk_delay(&mut self) -> Nanos {
         let slow = self.hosts[self.host().index()].disk.slow;
         slow + self.random.between(60 * MICROSECOND, 400 * MICROSECOND)
@@ -58,7 +59,7 @@ impl Kernel {
         fails
     }
 
-    /// Reads from a file; bytes read, or an error below 0.
+    /// Reads from a file; returns the bytes read, or an error below 0.
     pub(super) fn read_file(&mut self, owner: ProcessId, file: c_int, room: &mut [u8], offset: i64) -> i32 {
         if self.disk_fails(owner) {
             return -libc::EIO;
@@ -74,7 +75,7 @@ impl Kernel {
         count
     }
 
-    /// Writes to a file; bytes written, or an error below 0.
+    /// Writes to a file; returns the bytes written, or an error below 0.
     pub(super) fn write_file(&mut self, owner: ProcessId, file: c_int, content: &[u8], offset: i64) -> i32 {
         if self.disk_fails(owner) {
             return -libc::EIO;
@@ -85,7 +86,7 @@ impl Kernel {
         really_write(file, content, offset)
     }
 
-    /// Puts writes to a file on stable storage, unless the disk fails.
+    /// Puts the writes to a file on stable storage, unless the disk fails.
     pub(super) fn sync(&mut self, owner: ProcessId, file: c_int) -> Result<(), c_int> {
         if self.disk_fails(owner) {
             return Err(libc::EIO);
@@ -94,7 +95,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// A process has lost its machine's power: undoes some of what it had written.
+    /// Undoes some of a process's unsynced writes if its machine lost power.
     pub(super) fn lose_unsynced(&mut self, process: ProcessId, with_power: bool) {
         let (mut lost, kept) =
             std::mem::take(&mut self.unsynced).into_iter().partition(|written| written.owner == process);
@@ -107,7 +108,7 @@ impl Kernel {
             let sectors = written.before.len() / SECTOR;
             let undone = match self.random.below(3) {
                 0 => written.before.len(),
-                // A part of it got there.
+                // A prefix of the write has reached the disk.
                 1 if sectors > 1 => self.random.below(sectors as u64) as usize * SECTOR,
                 _ => 0,
             };
@@ -117,7 +118,7 @@ impl Kernel {
         }
     }
 
-    /// A file is closed: its number may be another one's next.
+    /// Drops the records of a closed file, whose number may be reused.
     pub(super) fn forget_unsynced(&mut self, file: c_int) {
         self.unsynced.retain(|written| written.file != file);
     }

@@ -1,18 +1,19 @@
 //! A simulated kernel beneath unmodified programs.
 //!
-//! Programs reach the world through the C library: threads, locks that wait, time, randomness, sockets, descriptors that are
-//! waited for. Those functions are defined by this executable (`calls`), and the linker prefers an executable's own definition.
-//! On a simulated thread they answer from the state kept here; on any other thread they call the C library's function.
+//! Programs call the system through the C library: threads, blocking locks, time, randomness, sockets, polled
+//! descriptors. This executable defines these functions (`calls`), and the linker prefers an executable's own
+//! definition. On a simulated thread they answer from the state in this module; on any other thread they call
+//! the C library's function.
 //!
-//! * One thread runs at a time. A thread gives the turn away where it would sleep, and now and then where it could be
-//!   preempted; who is next is drawn from the seed.
-//! * Time stands still while a thread runs, but for a small price of each call. When no thread can run, it jumps to the next
-//!   thing that is due.
-//! * Everything that is drawn comes from the seed, and every step goes into a hash ([`mod@trace`]).
+//! * One thread runs at a time. A thread yields where it would block, and sometimes where it could be
+//!   preempted; the next thread is drawn from the seed.
+//! * Time stands still while a thread runs, except for a small cost of each call. If no thread can run, it
+//!   jumps to the next due event.
+//! * All random choices come from the seed, and every step goes into a hash ([`mod@trace`]).
 //!
-//! Files are real ones, in a folder of the run's own; operations of rings on them, and fsync, have faults (`disks`). Not simulated:
-//! memory, and whatever reaches the kernel without the C library. Interleavings within lock-free code are not explored, since a turn
-//! ends in calls only: loom's models do that.
+//! Files are real ones, in the run's own folder; ring operations on them, and fsync, have faults (`disks`).
+//! Not simulated: memory, and system calls that bypass the C library. Interleavings within lock-free code are
+//! not explored, since threads switch only in calls: loom's models do that.
 
 mod calls;
 mod connections;
@@ -52,29 +53,29 @@ pub(crate) const SECOND: Nanos = 1_000_000_000;
 
 /// Simulated time of one call.
 const CALL: Nanos = 200;
-/// Simulated time of a turn of a thread at least.
+/// Shortest simulated time of a thread's turn.
 const TURN: Nanos = 2 * MICROSECOND;
-/// Wall clock time at the beginning: 2026-01-01.
+/// Wall-clock time at the start: 2026-01-01.
 const EPOCH: Nanos = 1_767_225_600 * SECOND;
-/// One call in so many, of those that are preemption points, ends a turn.
+/// One preemption point in this many ends a turn.
 const PREEMPT_ONE_IN: u64 = 16;
-/// Turns without which nothing real takes longer: a program that runs around in circles.
+/// Turns after which a run counts as a livelock; no valid run takes as many.
 const TURNS_MAX: u64 = 30_000_000;
 
 /// An event that is due at a time.
 #[derive(Debug)]
 enum Due {
-    /// A thread has waited long enough, if it is still in this wait.
+    /// The wait of a thread times out, if the thread is still in this wait.
     Timeout(ThreadId, u64),
-    /// Something arrives at an end of a connection.
+    /// A packet arrives at an end of a connection.
     Arrival(ObjectId),
-    /// A timer fires, if it was not set anew since.
+    /// A timer fires, unless it was set again since.
     Timer(ObjectId, u64),
-    /// An attempt to connect reaches its target.
+    /// A connection attempt reaches its target.
     Connect(ObjectId),
-    /// A connection has had no sign of its peer for too long.
+    /// A connection had no sign of its peer for too long.
     GiveUp(ObjectId),
-    /// An operation of a ring on a file takes effect.
+    /// A ring operation on a file takes effect.
     File(Box<FileOperation>),
 }
 
@@ -105,18 +106,18 @@ impl Ord for Scheduled {
     }
 }
 
-/// How a simulation begins.
+/// Initial configuration of a simulation.
 #[derive(Debug, Clone)]
 pub(crate) struct KernelConfig {
     pub(crate) seed: u64,
     pub(crate) prints_trace: bool,
 }
 
-/// The whole state. Only the thread whose turn it is touches it.
+/// The whole state. Only the thread whose turn it is accesses it.
 struct Kernel {
     now: Nanos,
     random: Random,
-    /// Random bytes for programs.
+    /// Source of random bytes for programs.
     entropy: Random,
     threads: Vec<Thread>,
     processes: Vec<Process>,
@@ -125,12 +126,12 @@ struct Kernel {
     turns: u64,
     scheduled: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
-    /// Threads that wait for a word of memory, by its address.
+    /// Threads that wait on a futex, by its address.
     futexes: HashMap<usize, VecDeque<ThreadId>>,
     objects: BTreeMap<ObjectId, Object>,
     next_object: u32,
     descriptors: BTreeMap<c_int, (ObjectId, ProcessId)>,
-    /// Real files that a simulated process has open.
+    /// Real files that simulated processes have open.
     files: BTreeMap<c_int, ProcessId>,
     unsynced: Vec<Unsynced>,
     pub(crate) disk_counts: DiskCounts,
@@ -141,7 +142,7 @@ struct Kernel {
 
 static KERNEL: Mutex<Option<Kernel>> = Mutex::new(None);
 
-/// Works on the state. Never calls anything that is simulated: the state is locked.
+/// Runs `work` on the state. `work` must not call a simulated function: the state is locked.
 fn with<R>(work: impl FnOnce(&mut Kernel) -> R) -> R {
     match KERNEL.try_lock() {
         Ok(mut kernel) => match kernel.as_mut() {
@@ -189,7 +190,7 @@ pub(crate) fn begin(config: &KernelConfig) {
 }
 
 impl Kernel {
-    /// The price of a call.
+    /// Advances time by the cost of a call.
     fn call(&mut self) {
         self.now += CALL;
     }
@@ -199,7 +200,7 @@ impl Kernel {
         self.scheduled.push(Reverse(Scheduled { at, order: self.order, due }));
     }
 
-    /// Does what is due by now.
+    /// Processes all events that are due.
     fn catch_up(&mut self) {
         while self.scheduled.peek().is_some_and(|Reverse(next)| next.at <= self.now) {
             if let Some(Reverse(next)) = self.scheduled.pop() {
@@ -219,7 +220,7 @@ impl Kernel {
         }
     }
 
-    /// The thread whose turn is next; time passes until there is one.
+    /// Returns the next thread to run; time passes until there is one.
     fn next_thread(&mut self) -> ThreadId {
         self.now += TURN;
         self.turns += 1;
@@ -242,17 +243,17 @@ impl Kernel {
     }
 }
 
-/// Time since the beginning.
+/// Returns the time since the start.
 pub(crate) fn now() -> Nanos {
     with(|kernel| kernel.now)
 }
 
-/// Hash and steps of the trace so far, and turns of threads.
+/// Returns the hash and the number of steps of the trace so far, and the number of turns.
 pub(crate) fn trace() -> (u64, u64, u64) {
     with(|kernel| (kernel.trace.hash(), kernel.trace.steps(), kernel.turns))
 }
 
-/// Takes a fact of the scenario into the trace.
+/// Adds a fact of the scenario to the trace.
 pub(crate) fn note(kind: &'static str, first: u64, second: u64) {
     with(|kernel| {
         let now = kernel.now;
@@ -265,20 +266,20 @@ pub(crate) fn add_host(name: &str) -> HostId {
     with(|kernel| kernel.add_host(name))
 }
 
-/// Starts a process on a host: a thread of its own, and all threads that come from it.
+/// Starts a process on a host: a new thread, and all threads that it starts.
 pub(crate) fn start_process(host: HostId, name: &str, main: impl FnOnce() + Send + 'static) -> ProcessId {
     let process = with(|kernel| kernel.add_process(host, name));
     threads::start_in(process, name, main);
     process
 }
 
-/// Ends a process as SIGKILL does: its threads never run again, its sockets are closed. With `silently`, as when its machine
-/// loses power: its peers hear nothing.
+/// Ends a process as SIGKILL does: its threads never run again, its sockets are closed. With `silently`, as
+/// when its machine loses power: its peers are not notified.
 pub(crate) fn kill(process: ProcessId, silently: bool) {
     with(|kernel| kernel.kill(process, silently));
 }
 
-/// Ends the process that calls it, as exit does.
+/// Ends the calling process, as exit does.
 pub(crate) fn exit() -> ! {
     with(|kernel| kernel.kill(kernel.process(), false));
     loop {
@@ -286,12 +287,12 @@ pub(crate) fn exit() -> ! {
     }
 }
 
-/// Whether threads of a process are left.
+/// Whether a process has threads left.
 pub(crate) fn is_alive(process: ProcessId) -> bool {
     with(|kernel| kernel.processes.get(process.index()).is_some_and(|process| process.is_alive))
 }
 
-/// Stops the threads of a process, as SIGSTOP does, or lets them go on.
+/// Stops the threads of a process, as SIGSTOP does, or continues them.
 pub(crate) fn freeze(process: ProcessId, is_frozen: bool) {
     with(|kernel| kernel.freeze(process, is_frozen));
 }
@@ -321,12 +322,12 @@ pub(crate) fn disk_counts() -> DiskCounts {
     with(|kernel| kernel.disk_counts)
 }
 
-/// The wall clock of a host jumps.
+/// Shifts the wall clock of a host.
 pub(crate) fn jump_clock(host: HostId, nanos: i64) {
     with(|kernel| kernel.hosts[host.index()].clock_offset += nanos);
 }
 
-/// Sockets that a process has open, as text: what to look at when something is left over.
+/// Returns the open sockets of a process, as text for diagnosing leaks.
 pub(crate) fn open_sockets(process: ProcessId) -> Vec<String> {
     with(|kernel| kernel.open_sockets(process))
 }

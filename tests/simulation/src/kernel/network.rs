@@ -1,4 +1,4 @@
-//! Hosts and the links between them. A link has a delay, a rate, and may hold everything back.
+//! Hosts and the links between them. A link has a delay and a rate, and may hold all packets back.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -13,7 +13,7 @@ use super::{Due, Kernel, MICROSECOND, Nanos};
 pub(crate) struct HostId(pub(super) u16);
 
 impl HostId {
-    /// The host on which a simulation begins.
+    /// The host on which a simulation starts.
     pub(crate) const WORLD: Self = Self(0);
 
     pub(super) fn index(self) -> usize {
@@ -21,19 +21,19 @@ impl HostId {
     }
 }
 
-/// The address of a host.
+/// Returns the address of a host.
 pub(crate) fn host_address(host: HostId) -> Ipv4Addr {
     Ipv4Addr::from(BASE + u32::from(host.0) + 1)
 }
 
-/// The host of an address; `None` for one that nobody has.
+/// Returns the host of an address; `None` if no host has it.
 pub(super) fn host_of(address: Ipv4Addr) -> Option<HostId> {
     u32::from(address).checked_sub(BASE + 1).and_then(|number| u16::try_from(number).ok()).map(HostId)
 }
 
 /// 10.0.0.0.
 const BASE: u32 = 0x0A00_0000;
-/// First port that is given to a socket without one.
+/// First port for sockets without an explicit one.
 pub(super) const EPHEMERAL: u16 = 32_768;
 /// Delay within a host.
 const LOCAL_DELAY: Nanos = 10 * MICROSECOND;
@@ -44,7 +44,7 @@ pub(super) struct Host {
     /// Offset of the host's wall clock.
     pub(super) clock_offset: i64,
     pub(super) next_port: u16,
-    /// The host has no power: nothing answers, not even with a refusal.
+    /// Whether the host has no power: it answers nothing, not even with a refusal.
     pub(super) is_dark: bool,
     pub(super) disk: DiskFaults,
 }
@@ -54,14 +54,14 @@ pub(super) struct Host {
 pub(crate) struct LinkFaults {
     /// Shortest and longest delay.
     pub(crate) delay: (Nanos, Nanos),
-    /// One packet in so many is lost and comes `lost_delay` later; 0 is none.
+    /// One packet in this many is lost and arrives `lost_delay` later; 0: none.
     pub(crate) lose_one_in: u64,
     pub(crate) lost_delay: Nanos,
-    /// Bytes per second; 0 is without end.
+    /// Bytes per second; 0: unlimited.
     pub(crate) rate: u64,
-    /// One write in so many arrives in parts; 0 is none.
+    /// One write in this many arrives in parts; 0: none.
     pub(crate) split_one_in: u64,
-    /// Nothing gets through.
+    /// Whether no packet gets through.
     pub(crate) is_down: bool,
 }
 
@@ -78,12 +78,12 @@ impl Default for LinkFaults {
     }
 }
 
-/// How connections end before their time.
+/// Ways in which connections are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Both ends get a reset.
     Reset,
-    /// Neither end hears of it.
+    /// Neither end is notified.
     Silently,
 }
 
@@ -125,7 +125,7 @@ impl Kernel {
         }
     }
 
-    /// Ends of open connections between two hosts.
+    /// Returns the ends of open connections between two hosts.
     pub(super) fn between(&self, a: HostId, b: HostId) -> Vec<ObjectId> {
         let joins = |socket: &Socket, end: &End| {
             (socket.host, end.peer_host) == (a, b) || (socket.host, end.peer_host) == (b, a)

@@ -16,11 +16,11 @@ pub(super) struct Object {
     pub(super) kind: Kind,
     references: u32,
     pub(super) is_nonblocking: bool,
-    /// Threads that wait for a change of it.
+    /// Threads that wait for a change of the object.
     pub(super) waiters: Vec<ThreadId>,
-    /// Epoll instances that watch it, and by which descriptor.
+    /// Epoll instances that watch the object, with the watched descriptor.
     watchers: Vec<(ObjectId, c_int)>,
-    /// Rings with an operation that waits for it.
+    /// Rings with an operation that waits for the object.
     pub(super) rings: Vec<ObjectId>,
 }
 
@@ -71,7 +71,7 @@ impl Kernel {
         id
     }
 
-    /// A descriptor for an object: one of the real system, so that no other has its number.
+    /// Creates a descriptor for an object: a descriptor of the real system, so that its number is unique.
     pub(super) fn add_descriptor(&mut self, object: ObjectId) -> c_int {
         let function = real::OPEN.get();
         // SAFETY: the path ends with a zero byte.
@@ -83,7 +83,7 @@ impl Kernel {
         descriptor
     }
 
-    /// Has a descriptor of the real system stand for an object.
+    /// Makes a descriptor of the real system refer to an object.
     pub(super) fn adopt_descriptor(&mut self, descriptor: c_int, object: ObjectId) {
         let owner = self.process();
         self.descriptors.insert(descriptor, (object, owner));
@@ -91,7 +91,7 @@ impl Kernel {
         self.refer(object);
     }
 
-    /// Something more refers to an object.
+    /// Adds a reference to an object.
     pub(super) fn refer(&mut self, object: ObjectId) {
         if let Some(object) = self.objects.get_mut(&object) {
             object.references += 1;
@@ -114,7 +114,7 @@ impl Kernel {
         }
     }
 
-    /// Something about an object has changed: wakes the threads, epoll instances and operations of rings that wait for it.
+    /// Wakes the threads, epoll instances and ring operations that wait for a change of the object.
     pub(super) fn changed(&mut self, id: ObjectId) {
         let Some(object) = self.objects.get(&id) else { return };
         let (waiters, watchers) = (object.waiters.clone(), object.watchers.clone());
@@ -124,14 +124,14 @@ impl Kernel {
         for (epoll, descriptor) in watchers {
             if let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get_mut(&epoll) {
                 state.pending.insert(descriptor);
-                // An epoll instance may itself be waited for by another one, by a ring, or in poll(2).
+                // An epoll instance may itself be watched by another one, by a ring, or in poll(2).
                 self.changed(epoll);
             }
         }
         self.advance_rings(id);
     }
 
-    /// Events (`EPOLLIN` and its like) that an object is ready for.
+    /// Returns the events (`EPOLLIN` and others) that an object is ready for.
     pub(super) fn readiness(&self, id: ObjectId) -> u32 {
         match self.objects.get(&id).map(|object| &object.kind) {
             None => 0,
@@ -165,7 +165,7 @@ impl Kernel {
         self.changed(id);
     }
 
-    /// Sets a timer: when it fires first (`None`: not), and how often after that.
+    /// Sets a timer: time of the first expiry (`None`: disarmed), and interval of further ones.
     pub(super) fn set_timer(&mut self, id: ObjectId, first: Option<Nanos>, every: Nanos) {
         let Some(Object { kind: Kind::Timer { interval, expirations, setting }, .. }) =
             self.objects.get_mut(&id)
@@ -206,7 +206,7 @@ impl Kernel {
             libc::EPOLL_CTL_MOD if !state.interest.contains_key(&descriptor) => return Err(libc::ENOENT),
             _ => {}
         }
-        // Real files and the like are never ready: nothing that is simulated waits for one.
+        // Real files and other real descriptors are never ready: no simulated thread waits for one.
         let Some(object) = target else { return Err(libc::EPERM) };
         state.interest.insert(descriptor, Interest { object, events, data });
         state.pending.insert(descriptor);
@@ -222,7 +222,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Ready entries of an epoll instance, as `(events, data)`.
+    /// Returns the ready entries of an epoll instance, as `(events, data)`.
     pub(super) fn collect(&mut self, epoll: ObjectId, max: usize) -> Vec<(u32, u64)> {
         let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get(&epoll) else {
             return Vec::new();
@@ -259,13 +259,13 @@ impl Kernel {
         found
     }
 
-    /// Another descriptor for the same object.
+    /// Creates another descriptor for the same object.
     pub(super) fn duplicate(&mut self, descriptor: c_int) -> Option<c_int> {
         let object = self.object_of(descriptor)?;
         Some(self.add_descriptor(object))
     }
 
-    /// Forgets a descriptor, if it is a simulated one. The real one of its number stays open.
+    /// Removes a descriptor, if it is a simulated one. The real descriptor of that number stays open.
     pub(super) fn close(&mut self, descriptor: c_int) {
         if let Some((id, _)) = self.descriptors.remove(&descriptor) {
             self.release(id, false);
@@ -289,7 +289,7 @@ impl Kernel {
         self.objects.remove(&id);
     }
 
-    /// Closes everything that a process has open.
+    /// Closes all descriptors of a process.
     pub(super) fn close_all(&mut self, process: ProcessId, silently: bool) {
         let owned: Vec<(c_int, ObjectId)> = self
             .descriptors
@@ -303,8 +303,8 @@ impl Kernel {
             self.descriptors.remove(&descriptor);
             let is_event = matches!(self.objects.get(&object), Some(Object { kind: Kind::Event { .. }, .. }));
             self.release(object, silently);
-            // Mock engines wake tasks of each other through memory. Where one is gone that finds nobody: the number keeps its
-            // /dev/null, and no other descriptor gets it.
+            // Mock engines wake each other's tasks through memory. A wake-up after the process's end must
+            // find no other object: the number keeps its /dev/null, and is not reused.
             if !is_event {
                 really_close(descriptor);
             }
@@ -315,7 +315,7 @@ impl Kernel {
         }
     }
 
-    /// Connections and listeners of a process, as text: what to look at when descriptors are left over.
+    /// Returns the connections and listeners of a process, as text for diagnosing leaks.
     pub(super) fn open_sockets(&self, process: ProcessId) -> Vec<String> {
         let of_process = self.descriptors.values().filter(|(_, owner)| *owner == process);
         let sockets = of_process.filter_map(|(object, _)| match &self.objects.get(object)?.kind {

@@ -1,4 +1,4 @@
-//! Draws from a seed.
+//! Random draws from a seed.
 
 /// `SplitMix64` (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
 #[derive(Debug, Clone)]
@@ -9,7 +9,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Another sequence, which the draws from this one do not change.
+    /// Returns a separate sequence, which draws from this one do not change.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }
@@ -22,18 +22,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `end`, which must not be 0.
+    /// Returns a number below `end`, which must not be 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         // The bias is at most end / 2^64.
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 
-    /// From `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True once in so many draws; never for 0.
+    /// Returns true once in this many draws; never for 0.
     pub(crate) fn one_in(&mut self, count: u64) -> bool {
         count != 0 && self.below(count) == 0
     }

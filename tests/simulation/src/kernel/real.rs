@@ -1,10 +1,10 @@
-//! The functions of the C library behind the simulated ones.
+//! The C library's own functions behind the simulated ones.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A function of the C library, looked up at its first use.
+/// A function of the C library, resolved on first use.
 pub(crate) struct Real<F> {
     name: &'static CStr,
     address: AtomicUsize,
@@ -16,7 +16,7 @@ impl<F: Copy> Real<F> {
         Self { name, address: AtomicUsize::new(0), of: PhantomData }
     }
 
-    /// The function.
+    /// Returns the function.
     pub(crate) fn get(&self) -> F {
         const { assert!(size_of::<F>() == size_of::<usize>(), "a pointer to a function") };
         let mut address = self.address.load(Ordering::Relaxed);

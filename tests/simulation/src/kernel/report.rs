@@ -1,17 +1,17 @@
-//! The way out of a simulation: one line to whoever started it.
+//! Result channel of a simulation: one line to the process that started it.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use super::real;
 
-/// Where the result goes: a real descriptor.
+/// Descriptor for the result, a real one.
 static RESULT: AtomicI32 = AtomicI32::new(2);
 
-/// Whether somebody looks at what programs print.
+/// Whether output of programs is shown.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
-/// Shows what programs print to their standard error.
+/// Shows the output of programs on standard error.
 pub(crate) fn watch() {
     IS_WATCHED.store(true, Ordering::Relaxed);
 }
@@ -20,7 +20,7 @@ pub(super) fn is_watched() -> bool {
     IS_WATCHED.load(Ordering::Relaxed)
 }
 
-/// Sets where results go.
+/// Sets the descriptor for the result.
 pub(crate) fn to(descriptor: c_int) {
     RESULT.store(descriptor, Ordering::Relaxed);
 }
@@ -48,15 +48,15 @@ pub(crate) fn send(line: &str) {
     write(RESULT.load(Ordering::Relaxed), b"\n");
 }
 
-/// Ends the process at once, with nothing run on the way.
+/// Ends the process at once, without running exit handlers.
 pub(crate) fn end(code: c_int) -> ! {
     let function = real::SYSCALL.get();
-    // SAFETY: it does not return and touches no memory of ours.
+    // SAFETY: the call does not return and touches no memory of this program.
     unsafe { function(libc::SYS_exit_group, code as usize, 0, 0, 0, 0, 0) };
     std::process::abort()
 }
 
-/// Ends a simulation that cannot go on.
+/// Ends a simulation that cannot continue, with the reason as its result.
 pub(crate) fn fail(reason: &str) -> ! {
     send(&serde_json::json!({ "failed": reason }).to_string());
     end(1)

@@ -1,7 +1,8 @@
 //! io_uring: submission and completion queues in shared memory, as `io_uring_setup(2)` lays them out.
 //!
-//! An operation is tried when it is submitted, and again whenever its socket or eventfd changes; reads and writes of files are
-//! done at once and complete after a delay. What the programs here do not use is refused as by an old kernel.
+//! An operation is attempted when it is submitted, and again whenever its socket or eventfd changes; reads
+//! and writes of files complete after a delay. Operations that the programs do not use are refused as by an
+//! old kernel.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -13,11 +14,11 @@ use super::sockets::{Socket, SocketState};
 use super::threads::ProcessId;
 use super::{Due, Kernel};
 
-/// `IORING_OFF_SQES` of io_uring.h: where the entries are mapped from. The queues are at 0.
+/// `IORING_OFF_SQES` of io_uring.h: offset at which the entries are mapped. The queues are at 0.
 const ENTRIES_AT: usize = 0x1000_0000;
 const ENTRY_BYTES: usize = 64;
 const COMPLETION_BYTES: usize = 16;
-/// Where the parts of the queues lie in their memory.
+/// Offsets of the queues' parts in their memory.
 const ARRAY_AT: usize = 256;
 
 /// `IORING_SETUP_…`.
@@ -81,13 +82,13 @@ struct Entry {
 struct Pending {
     entry: Entry,
     object: ObjectId,
-    /// Bytes that it has moved so far.
+    /// Bytes that the operation has moved so far.
     done: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Where the queues and the entries are mapped here.
+    /// Addresses at which the simulation maps the queues and the entries.
     queues: usize,
     entries: usize,
     entry_count: u32,
@@ -99,7 +100,7 @@ pub(super) struct Ring {
     overflown: VecDeque<(u64, i32)>,
 }
 
-/// Entry of a ring's table of registered files.
+/// Target of an operation: an entry of a ring's table of registered files, or a descriptor.
 #[derive(Debug, Clone, Copy)]
 enum Registered {
     Object(ObjectId),
@@ -116,7 +117,7 @@ pub(super) struct FileOperation {
     owner: ProcessId,
 }
 
-/// Words of the queues, by their place.
+/// Words of the queues, by their offset.
 #[derive(Debug, Clone, Copy)]
 enum Word {
     SubmissionHead = 0,
@@ -170,7 +171,7 @@ impl Ring {
         tail.load(Ordering::Acquire).wrapping_sub(head.load(Ordering::Acquire))
     }
 
-    /// Puts a completion into its queue; false when there is no room.
+    /// Writes a completion to the queue; returns false if the queue is full.
     fn put(&self, user_data: u64, result: i32) -> bool {
         if self.waiting_completions() >= self.completion_count {
             return false;
@@ -185,7 +186,7 @@ impl Ring {
         true
     }
 
-    /// Moves completions that had no room.
+    /// Writes completions that did not fit before.
     fn flush(&mut self) {
         while let Some((user_data, result)) = self.overflown.front().copied() {
             if !self.put(user_data, result) {
@@ -198,7 +199,7 @@ impl Ring {
 }
 
 impl Kernel {
-    /// Turns a descriptor of empty memory into a ring, fills in the parameters and returns the descriptor.
+    /// Turns a memory descriptor into a ring, fills in the parameters and returns the descriptor.
     pub(super) fn make_ring(
         &mut self,
         descriptor: c_int,
@@ -277,7 +278,7 @@ impl Kernel {
         }
     }
 
-    /// Takes submitted entries; returns how many.
+    /// Consumes submitted entries; returns how many.
     pub(super) fn submit(&mut self, id: ObjectId, count: u32) -> Result<usize, c_int> {
         let mut taken = 0;
         while taken < count {
@@ -299,12 +300,12 @@ impl Kernel {
         Ok(taken as usize)
     }
 
-    /// Completions that can be taken.
+    /// Returns the number of completions that can be consumed.
     pub(super) fn completions(&mut self, id: ObjectId) -> u32 {
         self.ring(id).map_or(0, |ring| ring.waiting_completions())
     }
 
-    /// Target of an entry: its descriptor, or the one that is registered at its number.
+    /// Returns the target of an entry: its descriptor, or the one registered at its index.
     fn target(&mut self, id: ObjectId, descriptor: c_int, is_registered: bool) -> Result<Registered, c_int> {
         if is_registered {
             let registered =
@@ -344,7 +345,7 @@ impl Kernel {
         }
     }
 
-    /// Does what can be done of an operation; its result when it is over.
+    /// Attempts an operation; returns its result when it is complete.
     fn attempt(&mut self, operation: &mut Pending) -> Option<i32> {
         let Pending { entry, object, .. } = operation;
         let object = *object;
@@ -421,7 +422,7 @@ impl Kernel {
         }
     }
 
-    /// Tries the operations again that wait for an object.
+    /// Attempts the operations again that wait for an object.
     pub(super) fn advance_rings(&mut self, object: ObjectId) {
         let Some(state) = self.objects.get_mut(&object) else { return };
         let rings = std::mem::take(&mut state.rings);
@@ -441,7 +442,7 @@ impl Kernel {
             });
             let waits_on = pending.iter().any(|operation| operation.object == object);
             if let Some(ring) = self.ring(id) {
-                // Operations submitted meanwhile go behind the older ones.
+                // Operations submitted meanwhile follow the older ones.
                 pending.append(&mut ring.pending);
                 ring.pending = pending;
             }
@@ -519,7 +520,7 @@ impl Kernel {
         self.schedule(at, Due::File(Box::new(operation)));
     }
 
-    /// An operation on a file takes effect, and is over. One of a process that is gone never does.
+    /// Completes an operation on a file. An operation of a process that has ended has no effect.
     pub(super) fn finish_file_operation(&mut self, operation: &FileOperation) {
         let FileOperation { ring, entry, file, owner } = operation;
         if self.ring(*ring).is_none() {
@@ -560,7 +561,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Puts descriptors at positions; -1 empties one.
+    /// Registers descriptors at positions; -1 clears one.
     pub(super) fn update_files(
         &mut self,
         id: ObjectId,
@@ -583,9 +584,9 @@ impl Kernel {
         Ok(())
     }
 
-    /// A ring is closed by its last descriptor.
+    /// Closes a ring when its last descriptor is closed.
     pub(super) fn close_ring(&mut self, id: ObjectId, silently: bool) {
-        // The ring's process may be gone: nothing completes any more.
+        // The ring's process may have ended: no operation completes any more.
         let Some(ring) = self.ring(id) else { return };
         ring.pending.clear();
         let files = std::mem::take(&mut ring.files);
@@ -600,7 +601,7 @@ impl Kernel {
         }
     }
 
-    /// Ends a connection with a reset, as connecting to no address does.
+    /// Ends a connection with a reset, as connecting to `AF_UNSPEC` does.
     pub(super) fn abort(&mut self, id: ObjectId) {
         let now = self.now;
         let Some(Socket { state: SocketState::Open(end), host, .. }) = self.socket(id) else { return };
@@ -612,7 +613,7 @@ impl Kernel {
     }
 }
 
-/// Maps the memory of a ring here; its program maps the same file.
+/// Maps the memory of a ring in the simulation; its program maps the same file.
 fn map(descriptor: c_int, queue_bytes: usize, entry_bytes: usize) -> Result<(usize, usize), c_int> {
     // SAFETY: the descriptor is the caller's, and was made for this.
     let failed = unsafe { libc::ftruncate(descriptor, (ENTRIES_AT + entry_bytes) as i64) };
@@ -630,7 +631,7 @@ fn map(descriptor: c_int, queue_bytes: usize, entry_bytes: usize) -> Result<(usi
     Ok((map(queue_bytes, 0)?, map(entry_bytes, ENTRIES_AT)?))
 }
 
-/// The memory that an operation reads or writes.
+/// Returns the memory that an operation reads or writes.
 ///
 /// # Safety
 /// The entry describes memory that its program keeps for it.
@@ -646,7 +647,7 @@ unsafe fn memory_of<'a>(entry: &Entry, by_message: u8) -> Vec<&'a mut [u8]> {
     unsafe { slices(message.msg_iov, message.msg_iovlen) }
 }
 
-/// The parts without their first bytes.
+/// Returns the parts without their first `bytes` bytes.
 fn skip<'a>(parts: &'a mut [&mut [u8]], mut bytes: usize) -> Vec<&'a mut [u8]> {
     let mut rest = Vec::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! Sockets: bound, listening, connecting, and open.
+//! Sockets: bound, listening, connecting, and connected.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -9,10 +9,10 @@ use super::network::{EPHEMERAL, HostId, host_address, host_of};
 use super::objects::{Kind, ObjectId};
 use super::threads::ProcessId;
 use super::{Due, Kernel, Nanos, SECOND};
-/// First wait for an answer to an attempt to connect; each later one is twice as long.
+/// Time until the first retry of a connection attempt; it doubles with each retry.
 const CONNECT_AGAIN: Nanos = SECOND;
 const CONNECT_ATTEMPTS: u32 = 6;
-/// How long Linux sends bytes again that nobody acknowledges (`tcp_retries2` of 15).
+/// Time for which Linux retransmits unacknowledged bytes (`tcp_retries2` of 15).
 pub(super) const UNACKNOWLEDGED_MAX: Nanos = 924 * SECOND;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,9 +34,9 @@ pub(super) struct Socket {
     pub(super) shares_port: bool,
     pub(super) receive_timeout: Nanos,
     pub(super) send_timeout: Nanos,
-    /// When an idle connection without a sign of its peer is given up.
+    /// Keep-alive options, which decide when an idle connection without a sign of its peer is given up.
     pub(super) keep_alive: KeepAlive,
-    /// After so long without an acknowledgement a connection is given up.
+    /// Time without an acknowledgement after which a connection is given up.
     pub(super) user_timeout: Nanos,
 }
 
@@ -189,7 +189,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Begins to connect; the outcome comes as a change of the object.
+    /// Starts to connect; the outcome is a change of the object.
     pub(super) fn connect(&mut self, id: ObjectId, address: Address) -> Result<(), c_int> {
         let Some(socket) = self.socket(id) else { return Err(libc::ENOTSOCK) };
         match socket.state {
@@ -218,7 +218,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// An attempt to connect gets to where it shall.
+    /// Handles the arrival of a connection attempt at its target.
     pub(super) fn reach(&mut self, id: ObjectId) {
         let Some(socket) = self.socket(id) else { return };
         let SocketState::Connecting { attempts } = &mut socket.state else { return };
@@ -292,7 +292,7 @@ impl Kernel {
         self.changed(id);
     }
 
-    /// The next connection of a listener, as an object without a descriptor.
+    /// Returns the next connection of a listener, as an object without a descriptor.
     pub(super) fn accept(&mut self, id: ObjectId) -> Result<ObjectId, c_int> {
         match self.socket(id).map(|socket| &mut socket.state) {
             Some(SocketState::Listening { waiting, .. }) => waiting.pop_front().ok_or(libc::EAGAIN),
@@ -300,7 +300,7 @@ impl Kernel {
         }
     }
 
-    /// Two connected sockets.
+    /// Creates two connected sockets.
     pub(super) fn pair(&mut self) -> (ObjectId, ObjectId) {
         let (host, owner) = (self.host(), self.process());
         let first = self.add_object(Kind::Socket(Box::new(Socket::new(false, host, owner))), false);

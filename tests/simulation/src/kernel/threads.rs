@@ -1,4 +1,4 @@
-//! The scheduler: which thread runs, what the others wait for, and the processes that they belong to.
+//! The scheduler: running and waiting threads, and the processes that they belong to.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -21,7 +21,7 @@ impl ThreadId {
 pub(crate) struct ProcessId(pub(super) u32);
 
 impl ProcessId {
-    /// No process at all.
+    /// No process.
     pub(crate) const NONE: Self = Self(u32::MAX);
 
     pub(super) fn index(self) -> usize {
@@ -35,7 +35,7 @@ pub(super) struct Process {
     pub(super) name: String,
     pub(super) is_alive: bool,
     is_frozen: bool,
-    /// Threads that would run if it were not frozen.
+    /// Threads that are runnable but held back while the process is frozen.
     held_back: Vec<ThreadId>,
     threads: usize,
 }
@@ -50,17 +50,17 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) process: ProcessId,
-    /// 1 when it is this thread's turn.
+    /// 1 if it is this thread's turn.
     turn: &'static AtomicU32,
     state: State,
-    /// Counts its waits, so that an old timeout does not end a new one.
+    /// Number of the thread's waits, so that an old timeout does not end a new wait.
     wait: u64,
     timed_out: bool,
     pthread: libc::pthread_t,
     joiner: Option<ThreadId>,
 }
 
-/// How a wait ended.
+/// Reason for which a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Woken {
     Called,
@@ -71,11 +71,11 @@ const OUTSIDE: u32 = u32::MAX;
 
 thread_local! {
     static ME: Cell<u32> = const { Cell::new(OUTSIDE) };
-    /// The process of threads that this thread starts, where it is not its own.
+    /// Process of threads that this thread starts, if it is not its own.
     static STARTS_IN: Cell<Option<ProcessId>> = const { Cell::new(None) };
 }
 
-/// This thread, if it is simulated.
+/// Returns the current thread, if it is simulated.
 #[inline]
 pub(super) fn current() -> Option<ThreadId> {
     let me = ME.get();
@@ -92,7 +92,8 @@ impl Kernel {
         let state = &mut self.hosts[host.index()];
         state.is_dark = false;
         if !self.processes.iter().any(|process| process.host == host && process.is_alive) {
-            // As with ports of its own: the next process has those of the one before.
+            // The next process uses the same ports as the previous one, as with a network namespace of its
+            // own.
             state.next_port = super::network::EPHEMERAL;
         }
         self.processes.push(Process {
@@ -109,7 +110,7 @@ impl Kernel {
 
     pub(super) fn add_thread(&mut self, process: ProcessId) -> ThreadId {
         let id = ThreadId(self.threads.len() as u32);
-        // As long-lived as the simulation, which is a process of the real system.
+        // Leaked, because it lives as long as the simulation, which is a process of the real system.
         let turn = Box::leak(Box::new(AtomicU32::new(0)));
         self.threads.push(Thread {
             process,
@@ -126,7 +127,7 @@ impl Kernel {
         id
     }
 
-    /// The process whose turn it is.
+    /// Returns the process of the running thread.
     pub(super) fn process(&self) -> ProcessId {
         self.threads[self.current.index()].process
     }
@@ -135,7 +136,7 @@ impl Kernel {
         self.processes[self.process().index()].host
     }
 
-    /// A thread has to wait from now on.
+    /// Makes the running thread wait.
     pub(super) fn begin_wait(&mut self, until: Option<Nanos>) {
         let id = self.current;
         let thread = &mut self.threads[id.index()];
@@ -148,7 +149,7 @@ impl Kernel {
         }
     }
 
-    /// A thread need not wait any longer; returns whether it did.
+    /// Ends the wait of a thread; returns whether it was waiting.
     pub(super) fn wake(&mut self, id: ThreadId) -> bool {
         let thread = &mut self.threads[id.index()];
         if thread.state != State::Waiting {
@@ -170,7 +171,7 @@ impl Kernel {
         }
     }
 
-    /// Wakes at most `count` of those that wait for a word; returns how many.
+    /// Wakes at most `count` threads that wait on a futex; returns how many.
     pub(super) fn wake_futex(&mut self, address: usize, count: usize) -> usize {
         let mut woken = 0;
         while woken < count {
@@ -224,7 +225,7 @@ impl Kernel {
         }
     }
 
-    /// Chooses the next thread; returns the words of this one and of that one, by which the turn is passed on.
+    /// Selects the next thread; returns the turn words of the current and of the next thread.
     fn turn_over(&mut self) -> (&'static AtomicU32, &'static AtomicU32) {
         let mine = self.threads[self.current.index()].turn;
         self.current = self.next_thread();
@@ -261,7 +262,7 @@ fn await_turn(turn: &AtomicU32) {
     turn.store(0, Ordering::Relaxed);
 }
 
-/// Gives the turn away, and returns with the next one.
+/// Yields to the next thread, and returns at this thread's next turn.
 pub(super) fn switch() {
     let (mine, next) = with(Kernel::turn_over);
     if !std::ptr::eq(mine, next) {
@@ -270,7 +271,7 @@ pub(super) fn switch() {
     }
 }
 
-/// Waits as it was begun with [`Kernel::begin_wait`].
+/// Waits as set up with [`Kernel::begin_wait`].
 pub(super) fn wait() -> Woken {
     switch();
     with(|kernel| {
@@ -279,7 +280,7 @@ pub(super) fn wait() -> Woken {
     })
 }
 
-/// A place where a thread may lose its turn.
+/// Point at which a thread may lose its turn.
 pub(super) fn preemption_point() {
     let gives_way = with(|kernel| {
         let gives_way = kernel.random.one_in(super::PREEMPT_ONE_IN) && !kernel.runnable.is_empty();
@@ -294,7 +295,7 @@ pub(super) fn preemption_point() {
     }
 }
 
-/// Lets others run first.
+/// Yields to the other runnable threads.
 pub(super) fn yield_now() {
     with(|kernel| {
         let id = kernel.current;
@@ -303,13 +304,13 @@ pub(super) fn yield_now() {
     switch();
 }
 
-/// Sleeps.
+/// Sleeps until `until`.
 pub(super) fn sleep_until(until: Nanos) {
     with(|kernel| kernel.begin_wait(Some(until)));
     wait();
 }
 
-/// Waits until an object changes or a moment comes.
+/// Waits until an object changes or until `until`.
 pub(super) fn wait_for(objects: &[ObjectId], until: Option<Nanos>) -> Woken {
     with(|kernel| {
         let me = kernel.current;
@@ -341,7 +342,7 @@ struct Start {
     argument: *mut c_void,
 }
 
-/// The key whose destructor runs when a thread's other thread-local values are gone.
+/// Returns the key whose destructor runs after those of a thread's other thread-local values.
 fn exit_key() -> libc::pthread_key_t {
     static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
     let mut key = KEY.load(Ordering::Relaxed);
@@ -379,7 +380,7 @@ unsafe extern "C" fn thread_exits(_value: *mut c_void) {
 }
 
 extern "C" fn thread_begins(start: *mut c_void) -> *mut c_void {
-    // SAFETY: it was made by `create` for this thread alone.
+    // SAFETY: `create` made the pointer for this thread alone.
     let start = unsafe { Box::from_raw(start.cast::<Start>()) };
     await_turn(start.turn);
     become_simulated(start.thread);
@@ -388,7 +389,7 @@ extern "C" fn thread_begins(start: *mut c_void) -> *mut c_void {
     (start.routine)(start.argument)
 }
 
-/// Starts a thread of this process.
+/// Starts a thread in this process.
 pub(super) fn create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
@@ -409,13 +410,13 @@ pub(super) fn create(
     if failed != 0 {
         report::fail("the system starts no more threads");
     }
-    // SAFETY: the function has written it.
+    // SAFETY: the function has written the value.
     let pthread = unsafe { *thread };
     with(|kernel| kernel.threads[id.index()].pthread = pthread);
     0
 }
 
-/// Waits for the end of a thread.
+/// Waits for a thread to exit.
 pub(super) fn join(pthread: libc::pthread_t) {
     let waits = with(|kernel| {
         let me = kernel.current;
@@ -430,7 +431,7 @@ pub(super) fn join(pthread: libc::pthread_t) {
     }
 }
 
-/// Starts a process's first thread.
+/// Starts the first thread of a process.
 pub(super) fn start_in(process: ProcessId, name: &str, main: impl FnOnce() + Send + 'static) {
     STARTS_IN.set(Some(process));
     let started = std::thread::Builder::new().name(name.to_owned()).stack_size(8 << 20).spawn(main);

@@ -1,11 +1,11 @@
 //! Hash over the steps of a run.
 
-/// A hash over each step of the kernel, by which two runs are compared.
+/// Hash over each step of the kernel, by which two runs are compared.
 #[derive(Debug)]
 pub(crate) struct Trace {
     hash: u64,
     steps: u64,
-    /// Steps are also printed, for comparing two runs that differ.
+    /// Whether steps are also printed, for comparing two runs that differ.
     prints: bool,
 }
 
@@ -14,7 +14,7 @@ impl Trace {
         Self { hash: seed ^ 0xcbf2_9ce4_8422_2325, steps: 0, prints }
     }
 
-    /// Takes a step in: what it is, and two numbers that belong to it.
+    /// Adds a step: its kind, and two numbers that belong to it.
     pub(crate) fn step(&mut self, kind: &'static str, now: u64, first: u64, second: u64) {
         self.steps += 1;
         for word in [kind.len() as u64 ^ u64::from(kind.as_bytes()[0]) << 8, now, first, second] {

@@ -15,7 +15,7 @@ use crate::kv::{KEYS, KvPool, VALUES};
 pub(super) struct Span<'a> {
     /// Row of the first one in the batch.
     pub(super) row: usize,
-    /// How many.
+    /// Number of new tokens.
     pub(super) count: usize,
     /// Position of the first one.
     pub(super) start: usize,
@@ -34,7 +34,7 @@ pub(super) fn attend(
     out: &mut [f32],
 ) {
     let width = config.heads * config.head_dim;
-    // Spans are consecutive rows, so the output can be cut into one part for each.
+    // Spans are consecutive rows, so the output can be split into one part for each.
     let mut parts = Vec::with_capacity(spans.len());
     let mut rest = out;
     for span in spans {
@@ -101,7 +101,7 @@ fn head_part(data: &[f32], offset: usize) -> &[f32] {
     &data[offset..]
 }
 
-/// Softmax over the first `visible` scores; the others become exactly zero.
+/// Softmax over the first `visible` scores; the rest becomes exactly zero.
 fn softmax(scores: &mut [f32], visible: usize, scale: f32) {
     let (seen, hidden) = scores.split_at_mut(visible);
     let largest = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -6,16 +6,16 @@ use serde_json::Value;
 
 use crate::EngineError;
 
-/// Llama 3's stretching of rotary frequencies ("rope_type": "llama3").
+/// Llama 3's scaling of rotary frequencies ("rope_type": "llama3").
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeScaling {
-    /// How much longer contexts become.
+    /// Factor by which the context is extended.
     pub factor: f32,
-    /// Below this many turns over the original context, a frequency is stretched wholly.
+    /// Frequencies with fewer turns than this over the original context are scaled fully.
     pub low_freq_factor: f32,
-    /// Above this many turns it is left alone.
+    /// Frequencies with more turns than this are unchanged.
     pub high_freq_factor: f32,
-    /// The context that the model was first trained with.
+    /// Context length of the model's first training.
     pub original_context: f32,
 }
 
@@ -26,23 +26,23 @@ pub struct ModelConfig {
     pub hidden: usize,
     /// Width of the feed-forward layer.
     pub intermediate: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Token ids.
+    /// Number of token ids.
     pub vocabulary: usize,
-    /// Longest sequence.
+    /// Longest sequence in tokens.
     pub context_tokens: usize,
     /// Added under the root of RMSNorm.
     pub norm_epsilon: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
-    /// Llama 3 scaling, if any.
+    /// Llama 3 scaling; `None`: no scaling.
     pub rope_scaling: Option<RopeScaling>,
     /// Whether the output matrix is the embedding matrix.
     pub tied_embeddings: bool,
@@ -50,14 +50,14 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     /// RMSNorm on each query and key head (Qwen 3).
     pub qk_norm: bool,
-    /// Whether keys and values are cached as f32; else bf16.
+    /// Whether keys and values are cached as f32; otherwise as bf16.
     pub kv_f32: bool,
     /// Tokens that are never generated, unless a grammar leaves no other.
     pub suppressed: Vec<u32>,
 }
 
 impl ModelConfig {
-    /// The built-in model: small enough to be instant, large enough that attention matters.
+    /// The built-in model: small enough to load instantly, large enough that attention matters.
     #[must_use]
     pub fn tiny() -> Self {
         let printable = |id: &u32| matches!(id, 0x20..=0x7E | 0x0A | 257);
@@ -77,7 +77,7 @@ impl ModelConfig {
             qkv_bias: false,
             qk_norm: false,
             kv_f32: false,
-            // Random weights would print control characters and torn UTF-8.
+            // Random weights would generate control characters and partial UTF-8.
             suppressed: (0..router_tokens::TINY_VOCABULARY as u32).filter(|id| !printable(id)).collect(),
         }
     }

@@ -11,27 +11,27 @@ use super::weights_image;
 use crate::EngineError;
 use crate::kv::{KEYS, KvPool, VALUES};
 
-/// Which rows' logits are wanted.
+/// Rows whose logits are returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// None: the tokens only fill the cache.
+    /// No rows: the tokens only fill the cache.
     None,
-    /// The last token's.
+    /// The last token's row.
     Last,
-    /// Every token's.
+    /// Every token's row.
     All,
 }
 
 /// New tokens of one request.
 #[derive(Debug, Clone)]
 pub struct Item<'a> {
-    /// The tokens, which follow what is already in the cache.
+    /// The tokens, which follow the cached ones.
     pub tokens: &'a [u32],
     /// Position of the first of them.
     pub start: usize,
     /// Slots of the request's blocks, enough for every new token.
     pub table: Vec<u32>,
-    /// What to return.
+    /// Rows whose logits are returned.
     pub rows: Rows,
 }
 
@@ -45,21 +45,21 @@ pub struct Model {
 }
 
 impl Model {
-    /// The built-in model.
+    /// Returns the built-in model, with weights from this seed.
     #[must_use]
     pub fn tiny(seed: u64) -> Self {
         let config = ModelConfig::tiny();
         Self::assemble(Weights::from_seed(seed, &config), config)
     }
 
-    /// A model from a Hugging Face folder.
+    /// Loads a model from a Hugging Face folder.
     pub fn from_folder(folder: &Path) -> Result<Self, EngineError> {
         let config = ModelConfig::from_folder(folder)?;
         Ok(Self::assemble(Weights::from_folder(folder, &config)?, config))
     }
 
-    /// The same, with an image of the weights: mapped if it is that of this model, else written for the next process. Whether
-    /// it was mapped. An image that cannot be used or written is no reason not to start.
+    /// As [`Self::from_folder`], with an image of the weights: mapped if it belongs to this model, else written for the next
+    /// process. Returns whether it was mapped. An unusable image, or a failed write, does not prevent the start.
     pub fn from_folder_and_image(folder: &Path, image: &Path) -> Result<(Self, bool), EngineError> {
         let config = ModelConfig::from_folder(folder)?;
         let key = weights_image::key(folder)?;
@@ -85,20 +85,20 @@ impl Model {
         Self { config, weights, rope, fingerprint }
     }
 
-    /// Its shape.
+    /// Shape of the model.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Changes whether keys and values are cached as f32. Before the first pass only.
+    /// Sets whether keys and values are cached as f32. Must be called before the first pass.
     #[must_use]
     pub fn with_kv_f32(mut self, kv_f32: bool) -> Self {
         self.config.kv_f32 = kv_f32;
         self
     }
 
-    /// Differs between models whose KV must not be mixed: it covers the shape and every weight.
+    /// Hash of the shape and every weight: differs between models whose KV blocks must not be mixed.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint

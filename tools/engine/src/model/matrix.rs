@@ -1,17 +1,17 @@
 //! Matrix products through `matrixmultiply`, split over threads by columns.
 //!
-//! The crate sums each output element over k in one fixed order (blocks of 256, in order inside a block),
-//! whatever the number of rows and wherever the columns are cut; `rows_do_not_depend_on_their_company` checks
-//! that here for the shapes that matter. Batching, chunking and threading therefore change no bit.
+//! The crate sums each output element over k in one fixed order (blocks of 256, in order inside a block), whatever the
+//! number of rows and wherever the columns are cut; the test `rows_do_not_depend_on_their_company` checks that for the
+//! shapes that matter. Batching, chunking and threading therefore change no bit.
 //!
-//! It was chosen over faster kernels for that property and for being a kept crate; its packing makes a
-//! product with one row about six times slower than a dot loop, which a reference engine can afford.
+//! The crate was chosen over faster kernels for that property and for being maintained; its packing makes a product with one
+//! row about six times slower than a dot loop, which is acceptable in a reference engine.
 
 use rayon::prelude::*;
 
-/// Products with fewer multiplications than this run on the calling thread.
+/// Number of multiplications below which a product runs on the calling thread.
 const PARALLEL_FROM: usize = 1 << 21;
-/// Columns of one thread's share, at least.
+/// Least number of columns per thread.
 const PANEL_COLUMNS_MIN: usize = 32;
 
 /// A row-major view: element (r, c) is `data[r * row_stride + c * column_stride]`.
@@ -83,7 +83,7 @@ unsafe impl Sync for OutputStart {}
 ///
 /// # Safety
 /// 1. Every element of both views lies in its data.
-/// 2. `out` is valid for writes of `a.rows` rows at `stride`, and nobody else accesses columns `from..to`.
+/// 2. `out` is valid for writes of `a.rows` rows at `stride`, and no other thread accesses columns `from..to`.
 unsafe fn columns(a: View<'_>, b: View<'_>, out: OutputStart, stride: usize, from: usize, to: usize) {
     let b_start = b.data[from * b.column_stride..].as_ptr();
     // SAFETY: contract 2; `from` is a column of the output's first row.

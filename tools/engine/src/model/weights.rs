@@ -31,16 +31,16 @@ pub(super) struct Weights {
     pub(super) embedding: Tensor,
     pub(super) layers: Vec<Layer>,
     pub(super) final_norm: Tensor,
-    /// `None`: the embedding matrix.
+    /// Output matrix; `None`: the embedding matrix.
     pub(super) output: Option<Tensor>,
 }
 
 /// One tensor, or several concatenated along their rows.
 #[derive(Debug)]
 pub(super) enum Tensor {
-    /// In this process's own memory.
+    /// In the process's own memory.
     Owned(Vec<f32>),
-    /// In an image that other processes map as well.
+    /// In a mapped image, shared with other processes.
     Mapped(MappedTensor),
 }
 
@@ -55,12 +55,12 @@ impl Deref for Tensor {
     }
 }
 
-/// Where tensors come from.
+/// A source of tensors.
 pub(super) trait Source {
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError>;
 
-    /// Tensors below each other. `name` is that of the whole.
+    /// Returns tensors concatenated along their rows. `name` is that of the result.
     fn stacked(&mut self, _name: &str, parts: &[(String, Vec<usize>)]) -> Result<Tensor, EngineError> {
         let mut all = Vec::new();
         for (name, shape) in parts {
@@ -82,7 +82,7 @@ impl Weights {
         built.unwrap_or_else(|error| unreachable!("a seed gives every tensor: {error}"))
     }
 
-    /// Visits every tensor with its name, in a fixed order.
+    /// Calls `visit` for every tensor with its name, in a fixed order.
     pub(super) fn for_each_tensor<'a>(&'a self, mut visit: impl FnMut(String, &'a Tensor)) {
         visit("embedding".to_owned(), &self.embedding);
         for (index, layer) in self.layers.iter().enumerate() {
@@ -112,7 +112,7 @@ impl Weights {
         let hidden = config.hidden;
         let one = |of: &str, shape: &[usize]| [(of.to_owned(), shape.to_vec())];
         let vocabulary = [config.vocabulary, hidden];
-        // In the order of most files: of a sharded model one is held at a time.
+        // In the order of most files, since only one file of a sharded model is held at a time.
         let embedding = source.stacked("embedding", &one("model.embed_tokens.weight", &vocabulary))?;
         let layers =
             (0..config.layers).map(|index| Layer::build(config, index, source)).collect::<Result<_, _>>()?;
@@ -125,7 +125,7 @@ impl Weights {
     }
 }
 
-/// The name of a layer's tensor.
+/// Name of a layer's tensor.
 fn in_layer(index: usize, name: &str) -> String {
     format!("layers.{index}.{name}")
 }
@@ -186,7 +186,7 @@ impl Layer {
 /// Safetensors files; one is held in memory at a time.
 struct Files {
     folder: PathBuf,
-    /// Tensor name → file, of a sharded model.
+    /// File by tensor name, for a sharded model.
     shards: HashMap<String, String>,
     loaded: Option<(String, Vec<u8>)>,
 }
@@ -255,7 +255,7 @@ fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     }
 }
 
-/// Tensors from a seed and their own name, so that the order of asking does not matter.
+/// Tensors from a seed and their own name, independent of the order of calls.
 struct Seeded {
     seed: u64,
 }
@@ -279,7 +279,7 @@ impl Source for Seeded {
             word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
             ((word ^ (word >> 31)) >> 40) as f32 / (1_u64 << 24) as f32
         };
-        // The sum of four uniforms is normal enough and, unlike a logarithm, the same on every machine.
+        // The sum of four uniforms is close enough to normal and, unlike a logarithm, equal on every machine.
         let mut normal = || (uniform() + uniform() + uniform() + uniform() - 2.0) * 3.0_f32.sqrt();
         Ok((0..count).map(|_| half::bf16::from_f32(normal() * deviation).to_f32()).collect())
     }

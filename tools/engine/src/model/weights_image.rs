@@ -1,9 +1,9 @@
-//! An image of a model's weights that outlives the process: mapped by the next one, and by all workers of a machine together.
+//! An image of a model's weights that outlives the process: mapped by the next one, and shared by all workers of a machine.
 //!
-//! The image is a safetensors file of the weights as they are computed with (f32, fused), so that nothing is converted or
-//! copied when a worker starts. Below `/dev/shm` it is shared memory. Its metadata names the files that it was made of; when one
-//! of them has changed it is made anew. An image is written beside its place and renamed, so that it is whole or not there; it
-//! is never changed afterwards, and only one that this user owns and nobody else may write is mapped.
+//! The image is a safetensors file of the weights in their computed form (f32, fused), so that nothing is converted or
+//! copied when a worker starts. Below `/dev/shm` it is shared memory. Its metadata identifies the source files; when one of
+//! them has changed, the image is written again. An image is written to a temporary file and renamed, so that it is whole or
+//! absent; it is never changed afterwards, and only one that this user owns and that is writable by no other user is mapped.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -20,9 +20,9 @@ use super::ModelConfig;
 use super::weights::{Source, Tensor, Weights};
 use crate::EngineError;
 
-/// Which tensors are fused, and how: another number is another format.
+/// Version of the format: the set of fused tensors and their layout.
 const FORMAT: u32 = 1;
-/// Names in the metadata.
+/// Keys in the metadata.
 const KEY: &str = "kvasir.source";
 const FINGERPRINT: &str = "kvasir.fingerprint";
 
@@ -37,12 +37,12 @@ impl Deref for MappedTensor {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // Looked at when it was made: of the right alignment, and within the image.
+        // Alignment and bounds were checked when the tensor was created.
         bytemuck::cast_slice(&self.image[self.bytes.clone()])
     }
 }
 
-/// Tells the files of a model's folder from others: names, sizes, inodes and times of the last change.
+/// Key of a model folder's files: names, sizes, inodes and times of the last change.
 pub(super) fn key(folder: &Path) -> Result<String, EngineError> {
     let failed = |error: std::io::Error| EngineError::file(folder, error);
     let mut files = Vec::new();
@@ -50,7 +50,7 @@ pub(super) fn key(folder: &Path) -> Result<String, EngineError> {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.ends_with(".safetensors") || name == "config.json" || name == "model.safetensors.index.json" {
-            // Of the file itself where it is a link, as in a cache of a hub.
+            // For a link, as in a hub's cache, the metadata of its target.
             let found = fs::metadata(entry.path()).map_err(failed)?;
             files.push(format!(
                 "{name}:{}:{}:{}.{}",
@@ -65,15 +65,15 @@ pub(super) fn key(folder: &Path) -> Result<String, EngineError> {
     Ok(format!("{FORMAT};{}", files.join(";")))
 }
 
-/// Maps an image, and the fingerprint of its weights; why not, where it is none of this model.
+/// Maps an image and reads the fingerprint of its weights. The error says why it is not an image of this model.
 pub(super) fn open(path: &Path, key: &str, config: &ModelConfig) -> Result<(Weights, u64), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let found = file.metadata().map_err(|error| error.to_string())?;
     if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
         return Err("somebody else may write it".to_owned());
     }
-    // SAFETY: the file is this user's own, nobody else may write it, and no process of this program changes or truncates an
-    // image after it has got its name: a new one is another file.
+    // SAFETY: the file is this user's own and not writable by other users, and no process of this program changes or truncates an
+    // image after its rename: a new one is another file.
     let image = unsafe { Mmap::map(&file) }.map_err(|error| error.to_string())?;
     let image = Arc::new(image);
     let (_, metadata) = SafeTensors::read_metadata(&image).map_err(|error| error.to_string())?;
@@ -103,7 +103,7 @@ pub(super) fn write(path: &Path, key: &str, weights: &Weights, fingerprint: u64)
     }
     let metadata =
         HashMap::from([(KEY.to_owned(), key.to_owned()), (FINGERPRINT.to_owned(), fingerprint.to_string())]);
-    // Of this process alone: workers that start together do not write into each other's file.
+    // Unique to this process: workers that start together do not write to each other's file.
     let new = path.with_extension(format!("{}.new", std::process::id()));
     let written = create(path, &new)
         .and_then(|()| {
@@ -117,11 +117,11 @@ pub(super) fn write(path: &Path, key: &str, weights: &Weights, fingerprint: u64)
     written
 }
 
-/// Makes the folder and the empty file, which nobody else may write.
+/// Creates the folder and the empty file, which is writable by this user only.
 fn create(path: &Path, new: &Path) -> Result<(), String> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(|error| error.to_string())?;
-    // Of an earlier process with this number; a planted link is not followed.
+    // Left by an earlier process with this number; a planted link is not followed.
     let _gone = fs::remove_file(new);
     let created = OpenOptions::new().write(true).create_new(true).mode(0o644).open(new);
     created.map(drop).map_err(|error| error.to_string())
@@ -184,7 +184,7 @@ mod tests {
         assert!(!was_mapped && first.fingerprint() == plain.fingerprint());
         let (second, was_mapped) = load();
         assert!(was_mapped && second.fingerprint() == plain.fingerprint());
-        // A mapped model goes on when its image is replaced.
+        // A mapped model continues when its image is replaced.
         let config = folder.join("config.json");
         let text = std::fs::read_to_string(&config).expect("read");
         std::fs::write(&config, format!("{text}\n")).expect("written");

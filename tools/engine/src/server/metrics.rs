@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::WorkerState;
 use crate::EngineStats;
 
-/// What is told under two names: vLLM's, and Kvasir's behind `kvasir_engine_`. A counter's name ends in `_total`.
+/// Metrics with two names: vLLM's, and Kvasir's after `kvasir_engine_`. A counter's name ends in `_total`.
 const NAMES: [(&str, &str); 10] = [
     ("vllm:num_requests_running", "requests_running"),
     ("vllm:num_requests_waiting", "requests_waiting"),
@@ -31,10 +31,10 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     let description = &state.description;
     let labels = format!("engine=\"0\",model_name=\"{}\"", description.model.replace(['"', '\\', '\n'], "_"));
     let mut out = String::with_capacity(8192);
-    // Read at the source: the transfer thread gives slots back without the engine's doing.
+    // Read from the pool itself: the transfer thread also releases slots.
     let slots_used = state.slots.used_count() as f64;
     let evictable = EngineStats::get(&stats.slots_evictable) as f64;
-    // As vLLM counts: what is only cached is free.
+    // As in vLLM, cached blocks without users count as free.
     let usage = (slots_used - evictable).max(0.0) / description.blocks.max(1) as f64;
     let mut put = |kind: &str, name: &str, help: &str, value: f64| {
         for name in names_of(name, with_vllm) {
@@ -46,7 +46,7 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
     let get = |counter| EngineStats::get(counter) as f64;
     put("gauge", "requests_running", "Requests in the running batch", get(&stats.running));
     let [with_grammar, for_grammar] = state.engine.grammars().map(|count| count as f64);
-    // Who waits for a grammar is not handed to the engine's thread yet.
+    // A request that waits for a grammar has not been submitted to the engine's thread yet.
     let waiting = get(&stats.waiting) + get(&stats.fetching) + for_grammar;
     put("gauge", "requests_waiting", "Requests that wait", waiting);
     put("gauge", "kv_usage_ratio", "Share of KV blocks that requests use, 1 is all", usage);

@@ -1,4 +1,4 @@
-//! The routes and what they check before the engine sees a request.
+//! The routes, and the checks before a request is submitted to the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,14 +27,14 @@ use super::answer::{Job, respond};
 use super::metrics;
 use crate::{EngineHandle, Request, SubmitError};
 
-/// What a body may hold: what a gateway lets through.
+/// Limits of a body's JSON, equal to a gateway's.
 const BODY_SHAPE: ShapeLimits = ShapeLimits { nodes: 128 << 10, numbers: 1 << 20, depth: 128 };
 
-/// What the routes need.
+/// State shared by the routes.
 pub struct WorkerState {
     /// The engine.
     pub engine: EngineHandle,
-    /// What this worker is.
+    /// Description of this worker.
     pub description: WorkerDescription,
     /// The KV slots.
     pub slots: Arc<dataplane_memory::SlotPool>,
@@ -42,19 +42,19 @@ pub struct WorkerState {
     pub started: u64,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
-    /// The key that every request but a health check must show; `None` lets everybody in.
+    /// Key that every request except health checks must carry; `None`: no key is required.
     pub key: Option<ApiKey>,
-    /// Which transports may be used to fetch blocks, best first: `shm`, `tcp`.
+    /// Transports that may be used to fetch blocks, best first: `shm`, `tcp`.
     pub transports: Vec<&'static str>,
-    /// More metrics, appended to the engine's own.
+    /// Appends further metrics to the engine's own.
     pub more_metrics: Box<dyn Fn(&mut String) + Send + Sync>,
 }
 
 type Shared = Arc<WorkerState>;
 
-/// A body must be whole after this time.
+/// Time within which a body must be complete.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
-/// Bytes of all bodies that are received or being parsed.
+/// Largest sum of the bytes of all bodies that are being received or parsed.
 const BODIES_BYTES_MAX: usize = 256 << 20;
 
 /// The worker's routes.
@@ -90,7 +90,7 @@ pub fn router(state: WorkerState) -> Router {
     }
 }
 
-/// Refuses a request that does not show the worker's key, before its body is read. Health checks need none.
+/// Refuses a request without the worker's key, before its body is read. Health checks need none.
 async fn check_key(State(key): State<ApiKey>, request: HttpRequest, next: Next) -> Response {
     let is_health_check = matches!(request.uri().path(), "/health" | "/ping");
     if is_health_check || key.is_shown_in(request.headers()) {
@@ -157,7 +157,7 @@ async fn metrics(
     ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
-/// vLLM's `/tokenize`: the token ids of a text (`prompt`) or of a chat (`messages`), and how many they are.
+/// vLLM's `/tokenize`: the token ids of a text (`prompt`) or of a chat (`messages`), and their number.
 async fn tokenize(
     State(state): State<Shared>,
     Extension(intake): Extension<Arc<Intake>>,
@@ -377,16 +377,16 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
 
 /// A request's `kv_transfer_params`.
 struct TransferParams {
-    /// The request's part in a hand-off, if it has one.
+    /// The request's part in a hand-off; `None` without one.
     handoff: Option<Handoff>,
-    /// How long its blocks are to be retained; zero: as long as those of any other.
+    /// Time for which the blocks are retained; zero: no longer than any other's.
     retain_for: Duration,
 }
 
 impl TransferParams {
     fn parse(transfer: Option<&Value>, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Self, ApiError> {
         let seconds = transfer.and_then(|transfer| transfer[RETAIN_SECONDS].as_u64()).unwrap_or(0);
-        // Parameters for KvasirConnector, which the gateway gives beside a hand-off.
+        // Parameters for KvasirConnector, which the gateway sends beside a hand-off.
         let is_beside = |name: &String| [RETAIN_SECONDS, SHARED_BLOCKS].contains(&name.as_str());
         let names = transfer.and_then(Value::as_object).map(|named| named.keys());
         let is_of_handoff = names.is_none_or(|mut names| !names.all(is_beside));
@@ -395,7 +395,7 @@ impl TransferParams {
     }
 }
 
-/// The request's part in a hand-off, if it has one.
+/// Parses the request's part in a hand-off, if it has one.
 fn handoff_of(
     transfer: Option<&Value>,
     prompts: &[Vec<u32>],
@@ -414,7 +414,7 @@ fn handoff_of(
     Ok(Some(handoff))
 }
 
-/// The grammar of the output, if it has one. A prefill leg has no output.
+/// Compiles the grammar of the output, if it has one. A prefill leg has no output.
 async fn compile_grammar(
     state: &Shared,
     prompts: &[Vec<u32>],
@@ -446,7 +446,7 @@ async fn compile_grammar(
     })
 }
 
-/// One generation for each prompt and choice, in the order of their indexes.
+/// Submits one generation for each prompt and choice, in the order of their indexes.
 fn submit(
     state: &Shared,
     prompts: &[Vec<u32>],
@@ -487,9 +487,8 @@ fn submit(
     Ok(generations)
 }
 
-/// How to reach the prefill worker: through shared memory on the same host; else over its RDMA rails, with TCP beside
-/// them for the case that all of them fail. `None` when it is on another host and listens on loopback only: the prompt is
-/// computed here then.
+/// Path to the prefill worker: shared memory on the same host; else its RDMA rails, with TCP as a fallback if all of them
+/// fail. `None` when the worker is on another host and listens on loopback only: the prompt is then computed here.
 fn choose_path(state: &Shared, from: &DataPlaneAddress) -> Result<Option<String>, ApiError> {
     let has = |transport: &str| state.transports.contains(&transport);
     let here = &state.description.data_plane;

@@ -1,4 +1,4 @@
-//! What a worker says about itself and its model, and the surfaces that generate nothing.
+//! Descriptions of a worker and its model, and the surfaces that generate no output.
 
 use serde_json::{Value, json};
 
@@ -10,10 +10,10 @@ use crate::fault::mix;
 use crate::voice::Voice;
 use crate::worker::Worker;
 
-/// The release whose contract this is.
+/// The vLLM release whose contract the mock has.
 pub(super) const VLLM_VERSION: &str = "0.32.0";
 const SGLANG_VERSION: &str = "0.5.20";
-/// Dimensions of an embedding unless the request says otherwise.
+/// Dimensions of an embedding if the request sets none.
 const DIMENSIONS: u64 = 64;
 const DIMENSIONS_MAX: u64 = 8192;
 /// vLLM's high-water mark of the event socket.
@@ -55,7 +55,7 @@ pub(super) fn bootstrap(served: &Served) -> Value {
 /// SGLang's `/server_info`.
 pub(super) fn server_info(served: &Served) -> Value {
     let config = &served.worker.config;
-    // Seconds as SGLang tells them: equal for as long as the process runs, and never twice.
+    // As in SGLang, in seconds: constant while the process runs, and different in every run.
     let run = served.worker.engine_id.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
     let took = 30.0 + (run >> 12) as f64 / (1_u64 << 52) as f64;
     let mut info = json!({
@@ -159,7 +159,7 @@ pub(super) fn embeddings(worker: &Worker, body: &Value) -> Result<Value, Refusal
     }))
 }
 
-/// The tokens of texts, and a relevance for each: the share of the query's tokens that are in it.
+/// Returns the number of tokens of the texts, and a relevance for each: the share of the query's tokens in it.
 fn relevances(worker: &Worker, query: &Value, texts: &[Value]) -> Result<(usize, Vec<f64>), Refusal> {
     let ids = |text: &Value| {
         let text = text.as_str().or_else(|| text["text"].as_str());
@@ -220,7 +220,7 @@ pub(super) fn scored(worker: &Worker, body: &Value) -> Result<Value, Refusal> {
     }))
 }
 
-/// `/v1/audio/speech`: something like a sound, which is no text.
+/// `/v1/audio/speech`: bytes that stand for audio, and are not text.
 pub(super) fn spoken(body: &Value) -> Result<Vec<u8>, Refusal> {
     let text = body["input"].as_str().ok_or_else(|| Refusal::missing("input"))?;
     let mut sound = b"RIFF\0\xff\xfe".to_vec();

@@ -1,7 +1,7 @@
-//! An answer under way: its outputs, how much of them has been written, and what is done at the end.
+//! An answer in progress: its outputs, how much of them has been written, and the work at its end.
 //!
-//! The body of a streamed answer polls the tickets of its outputs and writes whatever has become due into one
-//! buffer. An output that was due from the start, as all are when nothing takes time, leaves in one piece with
+//! The body of a streamed answer polls the tickets of its outputs and writes all due tokens into one buffer. An
+//! output that was due from the start, as all are if simulated work takes no time, is sent in one piece with
 //! one event per token. A whole answer waits for the ends and is written once.
 
 use std::io;
@@ -21,30 +21,30 @@ use crate::worker::{Running, Worker};
 pub(super) struct Choice {
     pub(super) running: Running,
     pub(super) output: Arc<Output>,
-    /// Which prompt it belongs to.
+    /// Index of the output's prompt.
     pub(super) prompt: usize,
     /// Tokens that have been written.
     pub(super) sent: usize,
     pub(super) is_done: bool,
 }
 
-/// What a fault does to a stream.
+/// Effect of a fault on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Break {
     Stall,
     Die,
 }
 
-/// See the module's documentation.
+/// An answer in progress.
 pub(super) struct Answer {
     pub(super) worker: Arc<Worker>,
     pub(super) ask: Ask,
     pub(super) choices: Vec<Choice>,
     pub(super) id: String,
     pub(super) created: u64,
-    /// What the pieces of a stream begin with.
+    /// Common start of each piece of a stream.
     pub(super) head: String,
-    /// After so many tokens the stream breaks.
+    /// Number of tokens after which the stream breaks, and how.
     pub(super) breaks: Option<(usize, Break)>,
     pub(super) reports_wrong_cached: bool,
     /// `kv_transfer_params` of the answer.
@@ -97,7 +97,7 @@ impl Answer {
         Usage { prompt, completion, cached }
     }
 
-    /// The name of why an output ended.
+    /// Name of the reason for which an output ended.
     pub(super) fn finish_reason(&self, choice: &Choice) -> &'static str {
         let is_tool = self.ask.forced.as_ref().is_some_and(|forced| forced.tool.is_some());
         match choice.output.ending {
@@ -107,7 +107,7 @@ impl Answer {
         }
     }
 
-    /// Waits for all outputs; false when the engine gave one up.
+    /// Waits for all outputs. `false`: the engine gave one up.
     pub(super) async fn finished(&mut self) -> bool {
         for choice in &mut self.choices {
             let progress = choice.running.finished().await;
@@ -119,7 +119,7 @@ impl Answer {
         true
     }
 
-    /// The body of a whole answer.
+    /// Returns the body of a whole answer.
     pub(super) fn whole(&self) -> String {
         match self.ask.surface {
             Surface::Completion | Surface::Chat => openai::whole(self),
@@ -152,7 +152,7 @@ impl Answer {
         }
     }
 
-    /// Writes what is due. True once nothing more will come of this answer but a break.
+    /// Writes due tokens. `true`: nothing follows but a break.
     fn write_due(&mut self, context: &mut Context<'_>, out: &mut String) -> io::Result<bool> {
         if !std::mem::replace(&mut self.is_opened, true) {
             self.write_opening(out);
@@ -172,7 +172,8 @@ impl Answer {
             if let Some((tokens, _)) = self.breaks.filter(|(tokens, _)| due >= *tokens) {
                 (due, is_broken) = (tokens, true);
             }
-            // What became due one by one is told one by one; what a slow client left lying goes in one piece.
+            // Tokens that became due one by one have one event each; tokens that a slow client has left unread
+            // are one piece.
             while self.choices[index].sent < due {
                 let to = if is_instant { self.choices[index].sent + 1 } else { due };
                 self.write_piece(index, to, out);
@@ -180,7 +181,7 @@ impl Answer {
             }
             self.choices[index].is_done = !is_broken && due == self.choices[index].output.tokens.len();
             if !is_broken && !self.choices[index].is_done {
-                // Poll again only to leave the waker.
+                // Poll again only to register the waker.
                 let _pending = self.choices[index].running.poll_past(due, context);
             }
         }
@@ -194,11 +195,11 @@ impl Answer {
 
 /// The body of an answer.
 pub(super) enum Payload {
-    /// All of it.
+    /// The whole body.
     Whole(Option<Bytes>),
-    /// Piece by piece.
+    /// A body sent in pieces.
     Stream(Box<Answer>),
-    /// A stream that broke. Before it dies it is pending once, so that what was written leaves first.
+    /// A broken stream. Pending once before it dies, so that the written bytes are sent first.
     Broken { how: Break, is_flushed: bool },
 }
 

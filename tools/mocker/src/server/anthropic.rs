@@ -14,7 +14,7 @@ pub(super) fn to_chat(object: &Value) -> Result<Body<'_>, Refusal> {
     let read = |value| <Text<'_> as serde::Deserialize>::deserialize(value).unwrap_or_default();
     match &object["system"] {
         Value::Null => {}
-        // Unlike the blocks of a message, those of the system prompt are joined without anything between.
+        // Unlike the blocks of a message, those of the system prompt are joined without a separator.
         Value::Array(blocks) => {
             let text: String = blocks.iter().filter_map(|block| block["text"].as_str()).collect();
             chat.push(Message {

@@ -9,16 +9,16 @@ use super::schema;
 use crate::voice::Limits;
 use crate::worker::Worker;
 
-/// Tokens of an output unless the request says otherwise.
+/// Tokens of an output if the request sets no limit.
 pub(crate) const OUTPUT_TOKENS: i64 = 16;
-/// Prompts times choices of one request.
+/// Most outputs of one request: prompts times choices.
 const CHOICES_MAX: usize = 1024;
-/// Alternatives that log-probabilities can be asked for, as in vLLM.
+/// Most alternatives of log-probabilities, as in vLLM.
 const TOP_LOGPROBS_MAX: u32 = 20;
-/// No token of any vocabulary has more characters, says vLLM; longer texts are refused unread.
+/// Most characters of a token in any vocabulary, according to vLLM; longer texts are refused without tokenising.
 const CHARACTERS_PER_TOKEN_MAX: usize = 64;
 
-/// How the answer looks.
+/// Surface that shapes the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Surface {
     Completion,
@@ -27,7 +27,7 @@ pub(crate) enum Surface {
     Responses,
 }
 
-/// What the output must be, if it is not free.
+/// Output required by a tool choice or a response format.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Forced {
     pub(crate) text: String,
@@ -35,7 +35,7 @@ pub(crate) struct Forced {
     pub(crate) tool: Option<String>,
 }
 
-/// See the module's documentation.
+/// A request of any surface, checked and in token ids.
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub(crate) surface: Surface,
@@ -48,7 +48,7 @@ pub(crate) struct Ask {
     pub(crate) echo: bool,
     pub(crate) return_token_ids: bool,
     pub(crate) tokens_as_ids: bool,
-    /// How many alternatives, when log-probabilities are wanted.
+    /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<usize>,
     pub(crate) forced: Option<Forced>,
     pub(crate) extras: Vec<String>,
@@ -58,7 +58,7 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// From a body of `/v1/completions`, `/v1/chat/completions`, or one that was brought into their form.
+    /// Checks a body of `/v1/completions` or `/v1/chat/completions`, or one converted to their form.
     pub(crate) fn new(worker: &Worker, surface: Surface, body: Body<'_>) -> Result<Self, Refusal> {
         let config = &worker.config;
         if let Some(asked) = body.model.as_ref().filter(|asked| asked.0 != config.model) {
@@ -130,7 +130,7 @@ fn limits(body: &Body<'_>, prompts: &[Vec<u32>], context: usize) -> Result<Limit
         ));
     }
     let asked = body.max_completion_tokens.or(body.max_tokens).unwrap_or(OUTPUT_TOKENS);
-    // As vLLM does: an output that would not fit is shortened, not refused.
+    // As in vLLM: an output that would not fit is shortened, not refused.
     let max_tokens = asked.min((context - longest) as i64);
     if max_tokens < 1 {
         return Err(Refusal::bad(
@@ -212,7 +212,7 @@ pub(crate) fn chat_prompt(worker: &Worker, body: &Body<'_>) -> Result<Vec<u32>, 
     encode(worker, &text, false)
 }
 
-/// The built-in model's template, by heart: its interpreter would cost more than all the rest of a request.
+/// The built-in model's template in code: interpreting it would cost more than the rest of a request.
 pub(crate) fn tiny_chat(messages: &[Message<'_>], opens: bool) -> String {
     let bytes =
         messages.iter().map(|message| message.role.0.len() + message.content.0.len() + 5).sum::<usize>();
@@ -257,7 +257,7 @@ fn render_chat(
     rendered.map_err(|error| Refusal::bad("messages", error.to_string()))
 }
 
-/// The output that a tool choice or a response format asks for.
+/// Returns the output that a tool choice or a response format requires.
 fn forced(body: &Body<'_>) -> Result<Option<Forced>, Refusal> {
     if let Some(tools) = body.tools.as_ref().and_then(Value::as_array).filter(|tools| !tools.is_empty()) {
         let choice = body.tool_choice.as_ref().unwrap_or(&Value::Null);

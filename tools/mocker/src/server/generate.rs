@@ -1,6 +1,6 @@
-//! From a checked request to its answer: faults, hand-off, outputs, and the way through the worker.
+//! Turns a checked request into an answer: faults, hand-off, outputs, and the worker.
 //!
-//! Where nothing takes time and nothing is armed, this runs through without a single wait.
+//! If simulated work takes no time and no fault is armed, a request completes without waiting.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,10 +17,10 @@ use crate::fault::{FaultKind, mix};
 use crate::voice::Output;
 use crate::worker::{Order, Worker};
 
-/// Why there is no answer.
+/// Reason for which a request has no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The client is told.
+    /// The client receives an error.
     Refused(Refusal),
     /// The connection is cut.
     Cut,
@@ -32,7 +32,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// The faults of one request.
+/// The faults drawn for one request.
 #[derive(Debug, Default)]
 struct Drawn {
     breaks: Option<(usize, Break)>,
@@ -64,7 +64,7 @@ async fn draw(worker: &Worker) -> Result<Drawn, Failure> {
     })
 }
 
-/// `chatcmpl-` and the client's own id, or one that is made up.
+/// Returns `chatcmpl-` and the client's own id, or a generated one.
 fn answer_id(worker: &Worker, ask: &Ask, header: Option<&str>) -> String {
     let prefix = match ask.surface {
         Surface::Completion => "cmpl-",
@@ -121,7 +121,7 @@ pub(super) async fn generate(
         }
     }
     if lease.is_some() {
-        // A prefill leg has one answer, whole.
+        // A prefill leg has one whole answer.
         ask.stream = false;
     }
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
@@ -150,7 +150,7 @@ pub(super) async fn generate(
     Ok(reply::with(StatusCode::OK, JSON, Payload::from_text(answer.whole())))
 }
 
-/// What a broken proxy or engine may send.
+/// Returns an answer as a broken proxy or engine may send it.
 fn corrupt(stream: bool) -> Response<Payload> {
     match stream {
         true => {

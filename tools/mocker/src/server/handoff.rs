@@ -1,9 +1,10 @@
 //! The legs of a prefill→decode hand-off, before and after the worker runs them.
 //!
-//! * NIXL (vLLM): the prefill leg answers where its blocks wait; the decode leg comes later and names them.
+//! * NIXL (vLLM): the prefill leg answers with the place of its blocks; the decode leg comes later and names them.
 //! * Mooncake (vLLM): both legs come at once and meet by `transfer_id`; the prefill leg does not wait.
-//! * Kvasir (vLLM with KvasirConnector): the same with a number, and the decode leg says where the blocks come from.
-//! * SGLang: both legs come at once and meet by `bootstrap_room`; each waits for the other, and without one is refused.
+//! * Kvasir (vLLM with KvasirConnector): the same with a number, and the decode leg names the source of the blocks.
+//! * SGLang: both legs come at once and meet by `bootstrap_room`; each waits for the other, and is refused if
+//!   it does not come.
 
 use std::sync::Arc;
 
@@ -19,21 +20,21 @@ use crate::stats;
 use crate::worker::Worker;
 use crate::{Dialect, LoadFailure, Role, lease};
 
-/// Where mocks with KvasirConnector say that they listen.
+/// Address that mocks with KvasirConnector report as theirs.
 pub(super) const DATA_PLANE: &str = "127.0.0.1:7400";
 
-/// What the worker has to know of a request's leg.
+/// Properties of a request's leg that the worker needs.
 #[derive(Debug, Default)]
 pub(super) struct Leg {
-    /// The name under which the blocks shall wait.
+    /// Name under which the blocks are leased.
     pub(super) lease: Option<String>,
-    /// The prompt's blocks came from elsewhere.
+    /// Whether the prompt's blocks came from another worker.
     pub(super) is_external: bool,
-    /// What the decode leg reports as cached.
+    /// Number of cached tokens that the decode leg reports.
     pub(super) report_cached: Option<usize>,
     room: Option<RoomGuard>,
-    /// As a prefill server of SGLang does: the prompt and the first token are computed, whatever the request says of its output,
-    /// and the leg is over once its blocks are fetched.
+    /// As in a prefill server of SGLang: the prompt and the first token are computed, whatever output the
+    /// request asks for, and the leg ends once its blocks are fetched.
     pub(super) is_prompt_alone: bool,
     answers_transfer: bool,
 }
@@ -42,7 +43,7 @@ fn not_met(_: NotMet) -> Refusal {
     Refusal::internal("The other leg of the hand-off did not come before the bootstrap timeout.")
 }
 
-/// Does what comes before the computation.
+/// Runs the steps before the computation.
 pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<Leg, Refusal> {
     let config = &worker.config;
     if config.dialect == Dialect::Sglang {
@@ -86,7 +87,7 @@ pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<
         return meeting_leg(worker, format!("kvasir:{id}"), is_prefill).await;
     }
     if is_prefill {
-        // A name that nobody can guess, as vLLM adds one to the request's id.
+        // A salt makes the name hard to guess, as vLLM adds one to the request's id.
         let salt = mix(worker.config.seed ^ mix(id.bytes().fold(7, |hash, byte| mix(hash ^ u64::from(byte)))))
             as u32;
         let name = match ask.surface {
@@ -97,7 +98,7 @@ pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<
     }
     let (engine, name) = (transfer["remote_engine_id"].as_str(), transfer["remote_request_id"].as_str());
     let is_pulled = matches!((engine, name), (Some(engine), Some(name)) if lease::pull(engine, name));
-    // As 0.32 reports it: not what was transferred, but what the prefill worker had found.
+    // As 0.32 reports it: the tokens that the prefill worker had cached, not the ones transferred.
     let reported = transfer["remote_prefill_cached_tokens"].as_u64().map(|tokens| tokens as usize);
     loaded(worker, is_pulled, reported)
 }
@@ -110,7 +111,7 @@ fn loaded(worker: &Worker, is_pulled: bool, report_cached: Option<usize>) -> Res
     }
 }
 
-/// Both legs came at once and meet by a name.
+/// A leg of a hand-off whose legs come at once and meet by name.
 async fn meeting_leg(worker: &Worker, name: String, is_prefill: bool) -> Result<Leg, Refusal> {
     let room = rooms::enter(&name).ok_or_else(Refusal::overloaded)?;
     if is_prefill {
@@ -138,7 +139,7 @@ async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Re
 }
 
 impl Leg {
-    /// Does what comes after the computation; returns the `kv_transfer_params` of the answer.
+    /// Runs the steps after the computation. Returns the answer's `kv_transfer_params`.
     pub(super) async fn after(
         &mut self,
         worker: &Arc<Worker>,
@@ -149,7 +150,7 @@ impl Leg {
         if let Some(room) = self.room.take() {
             match &offered {
                 Some(offered) => room.offer(&worker.engine_id, offered.cached),
-                // The output ended by itself: there is nothing to go on with.
+                // The output ended by itself: the decode leg has nothing to continue.
                 None => room.give_up(),
             }
             if self.is_prompt_alone && offered.is_some() {

@@ -103,7 +103,7 @@ fn vllm(worker: &Worker, stats: &MockStats, out: &mut String) -> std::fmt::Resul
             "# TYPE vllm:kvasir_store_retained gauge\nvllm:kvasir_store_retained{{engine=\"0\",model_name=\"{}\",worker=\"0\"}} 0.0",
             model_label(worker),
         )?;
-        // Where nobody listens: blocks move within the mock.
+        // No process listens on this address: blocks move within the mock.
         writeln!(
             out,
             "# TYPE vllm:kvasir_data_plane gauge\nvllm:kvasir_data_plane{{engine=\"0\",host=\"mock/0\",model_name=\"{}\",processes=\"1\",rdma=\"\",shm=\"\",tcp=\"{DATA_PLANE}\"}} 1.0",

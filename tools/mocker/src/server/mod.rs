@@ -1,7 +1,7 @@
 //! The HTTP surface: one listener per worker, one task per connection.
 //!
-//! A client that goes away drops its connection's task, and with it the body and the request: no timer is
-//! involved. A listener without clients costs a socket and a sleeping task.
+//! A client that disconnects drops its connection's task, and with it the body and the request, without a
+//! timer. A listener without clients costs a socket and a sleeping task.
 
 mod about;
 mod answer;
@@ -41,22 +41,22 @@ use crate::fault::FaultKind;
 use crate::worker::Worker;
 use crate::{Dialect, Role};
 
-/// Connections that the system may hold before they are accepted.
+/// Most connections that the kernel holds before they are accepted.
 const BACKLOG: u32 = 1024;
-/// Connections open at a time; more wait in the kernel.
+/// Most open connections; further ones wait in the kernel.
 const CONNECTIONS_MAX: usize = 16_384;
-/// Largest head of a request; a longer one is answered with 431.
+/// Largest head of a request; a larger one is answered with 431.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// A connection whose next request has not begun, or whose head is not whole, after this time is closed.
+/// Time after which a connection is closed if its next request has not begun or its head is incomplete.
 const HEAD_WITHIN: Duration = Duration::from_secs(120);
-/// A body must be whole after this time.
+/// Time within which a body must be complete.
 const BODY_WITHIN: Duration = Duration::from_secs(60);
-/// Bytes of all bodies that are received or being parsed.
+/// Most bytes of all bodies that are being received or parsed.
 const BODIES_BYTES_MAX: usize = 256 << 20;
-/// After a failed accept (no file descriptors left) the listener rests.
+/// Pause of the listener after a failed accept (no file descriptors left).
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
-/// What a worker tells about itself that it cannot know without its sockets.
+/// Addresses of a worker, which it knows only once its sockets are bound.
 #[derive(Debug, Clone)]
 pub(crate) struct Site {
     pub(crate) address: SocketAddr,
@@ -64,7 +64,7 @@ pub(crate) struct Site {
     pub(crate) replay_port: Option<u16>,
 }
 
-/// A worker as its connections see it.
+/// A worker as seen by its connections.
 pub(crate) struct Served {
     pub(crate) worker: Arc<Worker>,
     pub(crate) site: Site,
@@ -98,7 +98,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts connections until it is dropped, which cuts them all.
+/// Accepts connections until dropped, which cuts all of them.
 pub(crate) async fn serve(listener: TcpListener, served: Arc<Served>) {
     let mut connections = JoinSet::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -134,7 +134,7 @@ pub(crate) async fn serve(listener: TcpListener, served: Arc<Served>) {
 
 /// Closes a connection with a reset, so that the client sees an error at once.
 fn reset(stream: TcpStream) {
-    // Without it the client sees a plain end of the connection, which is a refusal, too.
+    // Without it the client sees an ordinary end of the connection, which is a refusal too.
     let _best_effort = stream.set_zero_linger();
 }
 

@@ -12,7 +12,7 @@ use crate::voice::Ending;
 
 const FINGERPRINT: &str = "\"system_fingerprint\":\"vllm-0.32.0-mock0000\"";
 
-/// What every piece of a stream begins with.
+/// Returns the common start of each piece of a stream.
 pub(super) fn head(answer: &Answer) -> String {
     let object = match answer.ask.surface {
         Surface::Completion => "text_completion",
@@ -49,7 +49,7 @@ fn index_to(out: &mut String, index: usize) {
     number(out, index);
 }
 
-/// The end of a choice: why, and by which stop.
+/// Writes the end of a choice: the finish reason and the stop.
 fn finish(answer: &Answer, choice: &Choice, is_last: bool, out: &mut String) {
     let is_vllm = answer.worker.config.dialect == Dialect::Vllm;
     if !is_last {
@@ -65,7 +65,7 @@ fn finish(answer: &Answer, choice: &Choice, is_last: bool, out: &mut String) {
     match &choice.output.ending {
         Ending::StopString(stop) => text(out, stop),
         Ending::StopToken(id) => number(out, id),
-        // SGLang names the model's own end, too.
+        // SGLang names the model's own end token too.
         Ending::Eos if !is_vllm => number(out, choice.output.tokens.last().copied().unwrap_or(0)),
         Ending::Eos | Ending::Length => out.push_str("null"),
     }
@@ -244,7 +244,7 @@ fn tool_head(answer: &Answer, tool: &str, out: &mut String) {
     out.push(',');
 }
 
-/// The usage of a piece: without what was cached.
+/// Writes the usage of a piece, without cached tokens.
 fn running_usage(usage: Usage, is_chat: bool, out: &mut String) {
     out.push_str(",\"usage\":");
     counts(usage, out);

@@ -1,4 +1,5 @@
-//! `/v1/audio/transcriptions` and `/v1/audio/translations`: what is "heard" says what came, so that clients can check it.
+//! `/v1/audio/transcriptions` and `/v1/audio/translations`: the transcript describes the request, so that
+//! clients can check it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -16,7 +17,7 @@ use super::refusal::Refusal;
 use super::reply;
 use crate::worker::Worker;
 
-/// Samples of a second: 16-bit ones at 16 kHz.
+/// Bytes per second of audio: 16-bit samples at 16 kHz.
 const BYTES_PER_SECOND: usize = 32_000;
 
 struct Form {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::Dialect;
 
-/// Why a request is not answered.
+/// The error with which a request is refused.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
@@ -15,7 +15,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// 400: a value makes no sense.
+    /// 400: a value is invalid.
     pub(crate) fn bad(param: &str, message: impl Into<String>) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -25,7 +25,7 @@ impl Refusal {
         }
     }
 
-    /// 400: the body is not of the form that the surface asks for.
+    /// 400: the body does not have the form of the surface.
     pub(crate) fn malformed(error: &serde_json::Error) -> Self {
         let text = error.to_string();
         let field = text.split('`').nth(1).filter(|_| text.starts_with('`'));
@@ -38,7 +38,7 @@ impl Refusal {
         }
     }
 
-    /// 400: a field is not there.
+    /// 400: a field is missing.
     pub(crate) fn missing(field: &str) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -50,7 +50,7 @@ impl Refusal {
         }
     }
 
-    /// 404: another model.
+    /// 404: the request names another model.
     pub(crate) fn no_such_model(asked: &str, model: &str) -> Self {
         Self {
             status: StatusCode::NOT_FOUND,
@@ -60,7 +60,7 @@ impl Refusal {
         }
     }
 
-    /// 408: the body does not come.
+    /// 408: the body did not arrive in time.
     pub(crate) fn too_slow() -> Self {
         Self {
             status: StatusCode::REQUEST_TIMEOUT,
@@ -90,7 +90,7 @@ impl Refusal {
         }
     }
 
-    /// 503: too much to do.
+    /// 503: too many requests.
     pub(crate) fn overloaded() -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,

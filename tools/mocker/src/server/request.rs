@@ -1,4 +1,4 @@
-//! What clients send, as far as a mock cares. Unknown fields are ignored, as the engines ignore them.
+//! Request bodies, as far as a mock needs them. Unknown fields are ignored, as the engines ignore them.
 //!
 //! Hot path: texts are borrowed from the body unless they have escapes.
 
@@ -82,7 +82,7 @@ pub(crate) enum Prompt<'a> {
 
 struct PromptsVisitor;
 
-/// What an array of prompts may hold.
+/// An element of an array of prompts.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Element {
@@ -224,7 +224,7 @@ macro_rules! body {
     };
 }
 
-// Borrowed texts in an `Option` and errors that name their field: neither comes with the derived form.
+// Borrowed texts in an `Option` and errors that name their field: the derived form has neither.
 body! {
     model: Text<'a>,
     messages: Vec<Message<'a>>,

@@ -154,7 +154,7 @@ pub(super) fn closing(answer: &mut Answer, out: &mut String) {
     event(answer, "response.content_part.done", done, out);
     let done = json!({ "item": item(answer), "output_index": 0 });
     event(answer, "response.output_item.done", done, out);
-    // Also of an output that was cut short: its status tells.
+    // Also sent for an output that was cut short: its status shows that.
     let response = whole(answer);
     event(answer, "response.completed", json!({ "response": response }), out);
 }

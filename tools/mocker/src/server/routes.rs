@@ -1,4 +1,4 @@
-//! Which path does what.
+//! Routes: the handler of each path.
 
 use std::io;
 use std::sync::Arc;
@@ -134,7 +134,7 @@ async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
     }
 }
 
-/// The fault that delays the answer to a question about the engine.
+/// Returns the fault that delays a request for the engine's state.
 fn slow(path: &str) -> Option<FaultKind> {
     match path {
         "/health" => Some(FaultKind::SlowHealth),

@@ -1,13 +1,13 @@
-//! Some JSON value that a simple schema allows: for `response_format` and for the arguments of tool calls.
+//! Generates a JSON value that a simple schema allows: for `response_format` and for the arguments of tool calls.
 
 use serde_json::{Map, Value, json};
 
-/// Nesting that is followed; deeper values are null.
+/// Most levels of nesting; deeper values are null.
 const DEPTH_MAX: usize = 16;
-/// Items of an array and characters of a text that a schema can ask for.
+/// Most items of an array and characters of a text that a schema can require.
 const LENGTH_MAX: u64 = 64;
 
-/// A value that the schema allows. Patterns and formats are not looked at.
+/// Returns a value that the schema allows. Patterns and formats are ignored.
 pub(crate) fn instance(schema: &Value) -> Value {
     value(schema, schema, DEPTH_MAX)
 }

@@ -1,8 +1,9 @@
 //! Sleep: vLLM's routes of `VLLM_SERVER_DEV_MODE`, and SGLang's memory release.
 //!
-//! As the engines do it: requests that come meanwhile wait; the prefix cache is lost, which vLLM's events say only with the first
-//! step after it woke. SGLang dies when its memory is released under a request, or given back twice; its `/health` stays
-//! silent while it is paused. Going to sleep takes a quarter of the time of waking; `/sleep` is that of `mode=wait`.
+//! As in the engines: requests wait while the worker sleeps; the prefix cache is lost, which vLLM's events
+//! report only with the first step after waking. SGLang dies when its memory is released during a request, or
+//! released twice; its `/health` does not answer while it is paused. Falling asleep takes a quarter of the time
+//! of waking; `/sleep` is that of `mode=wait`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +66,7 @@ pub(super) async fn sglang(worker: &Arc<Worker>, path: &str) -> Result<Response<
     if is_fatal {
         worker.stop();
         let dead = Fault { kind: FaultKind::Refuse, probability: 1.0, count: None, millis: 0, tokens: 0 };
-        // A probability of 1 can always be armed.
+        // A fault with probability 1 is always valid.
         let _armed = worker.faults.arm(dead);
         return Err(Failure::Cut);
     }
@@ -92,7 +93,7 @@ pub(super) async fn silent() -> Result<Response<Payload>, Failure> {
     Ok(reply::json(StatusCode::SERVICE_UNAVAILABLE, json!({})))
 }
 
-/// Begins with what has come meanwhile.
+/// Starts the scheduler for requests that arrived during the sleep.
 fn step(worker: &Arc<Worker>) {
     let mut state = worker.lock();
     let waits = !state.scheduler.waiting.is_empty();

@@ -1,4 +1,4 @@
-//! What happens right now as numbers, each with its course over the last minutes.
+//! Current values as numbers, each with a sparkline of the last minutes.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct Tile {
     value: String,
     beside: String,
     course: fn(&Point) -> Option<f64>,
-    /// Top of the sparkline; without one, the highest value.
+    /// Upper end of the sparkline; `None`: the highest value.
     top: Option<f64>,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, status: &St
 fn tiles(state: &State, status: &Status) -> [Tile; 5] {
     let now = state.history.rates();
     let window = state.history.window_rates();
-    // One frame alone is compared with the gateway's start, a minute or an hour ago.
+    // A single frame is compared with the gateway's start, a minute or an hour ago.
     let span = if state.history.window() > WINDOW * 3 / 2 { "all" } else { "1m" };
     let rate = |value: Option<f64>| value.map_or_else(|| units::UNKNOWN.to_owned(), units::number);
     let counters = &status.counters;
@@ -92,13 +92,13 @@ fn draw_tile(frame: &mut Frame<'_>, area: Rect, tile: &Tile, state: &State) {
     let points = state.history.course(usize::from(course.width), tile.course);
     let scaled: Vec<Option<u64>> =
         points.iter().map(|value| value.map(|value| (value * SCALE) as u64)).collect();
-    // A course of zeros has no highest value to be measured by.
+    // A series of zeros is scaled by 1.
     let highest = scaled.iter().flatten().max().copied().unwrap_or(0).max(1);
     let top = tile.top.map_or(highest, |top| (top * SCALE) as u64);
     frame.render_widget(Sparkline::default().data(scaled).max(top).style(BAR), course);
 }
 
-/// What should seldom happen, and the index.
+/// Draws the counters of failures and the size of the index.
 pub(super) fn counters(frame: &mut Frame<'_>, area: Rect, status: &Status, span: Duration) {
     let counters = &status.counters;
     let mut spans = vec![Span::styled(format!(" graphs {} ", units::span(span)), DIM)];

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::history::Quantile;
 
-/// Stands for what is not known.
+/// Text of an unknown value.
 pub(super) const UNKNOWN: &str = "-";
 
 /// `999`, `1.2k`, `34k`, `5.6M`.
@@ -13,7 +13,7 @@ pub(super) fn number(value: f64) -> String {
         return UNKNOWN.to_owned();
     }
     let scales = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    // What rounds up to the next scale is already shown in it.
+    // A value that rounds up to the next scale is shown in that scale.
     let Some((scale, letter)) = scales.into_iter().find(|(scale, _)| value.abs() >= scale * 0.9995) else {
         return if value.fract() == 0.0 || value.abs() >= 99.95 {
             format!("{value:.0}")
@@ -25,7 +25,7 @@ pub(super) fn number(value: f64) -> String {
     if scaled.abs() >= 99.95 { format!("{scaled:.0}{letter}") } else { format!("{scaled:.1}{letter}") }
 }
 
-/// A count, or that it is not known.
+/// A count, or the text for an unknown one.
 pub(super) fn count(value: Option<u64>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |value| number(value as f64))
 }
@@ -57,7 +57,7 @@ pub(super) fn seconds(value: f64) -> String {
     format!("{text}{unit}")
 }
 
-/// A quantile, or beyond what it lies.
+/// A quantile, or the bound that it exceeds.
 pub(super) fn quantile(value: Quantile) -> String {
     match value {
         Quantile::Unknown => UNKNOWN.to_owned(),
@@ -93,7 +93,7 @@ pub(super) fn bar(share: f64, width: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
     let eighths = (share * width as f64 * 8.0).round() as usize;
-    // What is not nothing is seen.
+    // A share above zero shows at least one eighth of a cell.
     let eighths = if share > 0.0 && width > 0 { eighths.max(1) } else { eighths };
     format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }

@@ -11,7 +11,7 @@ use crate::ffi::{
     SendWorkRequest, WorkCompletion,
 };
 
-/// Notes who gives a command, and lets as much time pass as it takes; meanwhile other threads use the device.
+/// Records the calling thread, and waits for the configured duration of a command without holding the lock.
 fn take_time(context: u32) {
     let takes = World::lock().device_of_context(context).map(|device| {
         device.command_threads.insert(std::thread::current().id());
@@ -96,7 +96,7 @@ pub(super) unsafe extern "C" fn destroy_queue_pair(pair: *mut QueuePair) -> c_in
     0
 }
 
-/// The transitions and the attributes that each needs (ibv_modify_qp(3), table for RC).
+/// Returns whether the transition is legal with the attributes in `mask` (ibv_modify_qp(3), table for RC).
 fn is_legal(from: u32, to: u32, mask: u32) -> bool {
     let needed = match (from, to) {
         (_, ffi::QPS_ERR) => return from != ffi::QPS_RESET || mask == ffi::QP_STATE,

@@ -73,7 +73,7 @@ impl<E: IoEngine> IoEngine for FaultyEngine<E> {
         if self.held.is_empty() {
             return self.inner.wait(until);
         }
-        // The next calls of `poll` are what these wait for.
+        // Only the next calls of `poll` release held completions.
         self.inner.flush()
     }
 

@@ -1,4 +1,4 @@
-//! What a command does: admin commands, reads, writes, and where their bytes are.
+//! Execution of commands: admin commands, reads and writes, and their data pointers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -56,7 +56,8 @@ impl Machine {
         }
     }
 
-    /// Aborts what it "has": in this device every command was executed, so that an abort completes one that was lost.
+    /// Executes an abort. Every command was executed at once in this device, so an abort completes one that was
+    /// lost.
     fn abort(&mut self, target: u32, faults: &Faults) -> (Status, u32) {
         if faults.ignores_aborts {
             return (Status::SUCCESS, 1);

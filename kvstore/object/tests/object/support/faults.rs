@@ -1,25 +1,25 @@
-//! What a bad service does to an answer, chosen by a seed.
+//! Faults of a bad service's answers, drawn from a seed.
 
 use std::time::Duration;
 
 use super::Random;
 
-/// One thing that goes wrong.
+/// One fault of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// An answer with this status instead of the operation.
     Status(u16),
-    /// The operation happens, the answer says this status.
+    /// The operation is carried out, but the answer has this status.
     LostAnswer(u16),
     /// TCP reset in the middle of the body, or instead of an answer without one.
     Reset,
     /// The body ends early, cleanly as far as TCP is concerned.
     Truncate,
-    /// The body is complete in HTTP's eyes but lacks its end.
+    /// The body is complete according to HTTP but lacks its end.
     ShortObject,
     /// The body comes in small pieces with pauses.
     Slow(Duration),
-    /// Another ETag.
+    /// A wrong ETag.
     WrongETag,
     /// One bit of the body is wrong.
     BitFlip,
@@ -27,11 +27,11 @@ pub(crate) enum Fault {
     Hang,
 }
 
-/// Which faults, how often.
+/// Faults and their frequency.
 #[derive(Debug)]
 pub(crate) struct Plan {
     random: Random,
-    /// Of 1000 answers, so many have a fault.
+    /// Number of answers with a fault, of 1000.
     permille: usize,
     faults: Vec<Fault>,
 }

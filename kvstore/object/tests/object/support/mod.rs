@@ -1,4 +1,4 @@
-//! Chains, blocks whose content follows from their identity (so anything wrong is noticed), and tiers.
+//! Chains, blocks whose contents follow from their identity (so that every error is noticed), and tiers.
 
 pub(crate) mod faults;
 pub(crate) mod server;
@@ -40,7 +40,7 @@ pub(crate) fn chain(conversation: u32, blocks: usize) -> Vec<BlockIdentity> {
     (0..blocks as u32).map(|block| chain.next(&[conversation, block])).collect()
 }
 
-/// The one true content of a block.
+/// Returns the block with the contents that follow from its identity.
 pub(crate) fn block(identity: BlockIdentity, payload_bytes: usize) -> Block {
     let mut random = Random(identity.short());
     let payload: Vec<u8> =
@@ -84,7 +84,7 @@ impl Clock for LaterClock {
     }
 }
 
-/// An empty directory, removed at the end.
+/// An empty directory, removed on drop.
 pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
@@ -96,7 +96,7 @@ impl Directory {
         Self(path)
     }
 
-    /// Every file of it.
+    /// Lists every file of the directory.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let (mut files, mut folders) = (Vec::new(), vec![self.0.clone()]);
         while let Some(folder) = folders.pop() {
@@ -116,7 +116,7 @@ impl Drop for Directory {
     }
 }
 
-/// Small runs, quick retries.
+/// Settings with small runs and quick retries.
 pub(crate) fn quick(mut config: ObjectConfig) -> ObjectConfig {
     config.run_blocks = 4;
     config.payload_alignment = 64;

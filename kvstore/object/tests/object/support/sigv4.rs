@@ -6,7 +6,7 @@ use http::request::Parts;
 
 use super::time;
 
-/// Whose signatures are accepted.
+/// The account whose signatures are accepted.
 #[derive(Debug, Clone)]
 pub(crate) struct Account {
     pub(crate) key_id: String,
@@ -51,7 +51,7 @@ fn percent_encode(bytes: &[u8], keep_slash: bool) -> String {
         .collect()
 }
 
-/// Checks a request; the error says what is wrong.
+/// Checks a request's signature; the error describes the fault.
 pub(crate) fn verify(parts: &Parts, body: &[u8], account: &Account, now_unix_s: i64) -> Result<(), String> {
     let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let authorization = header("authorization").ok_or("no authorization")?;

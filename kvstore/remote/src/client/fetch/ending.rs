@@ -1,4 +1,5 @@
-//! How look-ups and fetches end: complete, cancelled or out of time, and what they give back then.
+//! Ends of look-ups and fetches: complete, cancelled or past the deadline, and the release of their leases and
+//! slots.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use crate::metrics::add;
 use crate::wire::{Description, Message};
 
 impl<F: Fabric> RemotePool<F> {
-    /// Looks at what has become of an operation, once for all that happened to it in a poll.
+    /// Advances an operation, once for all its events of a poll.
     pub(in crate::client) fn advance(&mut self, ticket: u64, now: Instant) {
         let Some(fetch) = self.fetch_mut(ticket) else { return self.advance_store(ticket, now) };
         let gap = fetch.gap();
@@ -64,7 +65,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Ends a look-up or fetch with what there is: it is complete, cancelled, or its time is up.
+    /// Ends a look-up or fetch: it is complete, cancelled, or past its deadline.
     pub(in crate::client) fn end_fetch(&mut self, ticket: u64, now: Instant) {
         let Some(fetch) = self.fetch_mut(ticket) else { return };
         match fetch.stage {
@@ -118,7 +119,7 @@ impl<F: Fabric> RemotePool<F> {
         }
     }
 
-    /// Gives back the leases of which nothing is to be read.
+    /// Gives back the leases without a block that is to be read.
     fn release_unused(&mut self, ticket: u64, now: Instant) {
         let Some(fetch) = self.fetch_mut(ticket) else { return };
         let blocks = &fetch.blocks;
@@ -142,7 +143,7 @@ impl<F: Fabric> RemotePool<F> {
         self.send_surely(lease.node, &Message::Release { lease: lease.id }, now);
     }
 
-    /// Forgets an operation of which nothing is in flight.
+    /// Removes an operation that has nothing in flight.
     pub(in crate::client) fn drop_fetch(&mut self, ticket: u64, now: Instant) {
         let Some(Operation::Fetch(fetch)) = self.operations.remove(&ticket) else { return };
         for lease in fetch.groups.into_iter().filter_map(|group| group.lease) {

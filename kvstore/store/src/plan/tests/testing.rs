@@ -52,9 +52,9 @@ pub(crate) struct SimulatedNode {
     pub(crate) tier_noise: f64,
     /// Log deviation of prefill times.
     pub(crate) prefill_noise: f64,
-    /// What the planner has learnt.
+    /// Speeds that the planner has learnt.
     pub(crate) speeds: TierSpeeds,
-    /// What the planner has learnt.
+    /// Prefill times that the planner has learnt.
     pub(crate) recompute: RecomputeModel,
     config: PlanConfig,
     explore: Exploration,
@@ -62,14 +62,14 @@ pub(crate) struct SimulatedNode {
     now: Duration,
 }
 
-/// What a request cost.
+/// Cost of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Outcome {
     /// Seconds to the first token.
     pub(crate) seconds: f64,
     /// Whether the onboarding was given up.
     pub(crate) gave_up: bool,
-    /// What was planned.
+    /// The planned choice.
     pub(crate) choice: Choice,
 }
 

@@ -1,7 +1,9 @@
+//! Tests of the fair queue before the workers.
+
 use super::*;
 use crate::limits::testing::Random;
 
-/// The same order, by looking at everything each time.
+/// An oracle with the same order, which searches all waiters each time.
 #[derive(Default)]
 struct Oracle {
     waiting: Vec<(i32, usize, u64, u64, u64)>,

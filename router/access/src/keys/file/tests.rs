@@ -1,3 +1,5 @@
+//! Tests of the keys file.
+
 use super::*;
 
 const HEX: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -74,7 +76,7 @@ fn certificates_are_found_by_the_names_in_them() {
     assert_eq!(find(&[], &[], Some("client 7"), 100), None, "it has expired");
     let both = find(&["spiffe://house/batch"], &["ops.house"], None, 0);
     assert_eq!(both, Some(("batch", "acme", false)), "a URI counts before a DNS name");
-    // A name counts only where it stands in the certificate.
+    // A name only matches in its own field of the certificate.
     assert_eq!(find(&["ops.house"], &["spiffe://house/batch", "client 7"], Some("ops.house"), 0), None);
     let grant = keys.find_certificate(&owned(&["spiffe://house/batch"]), &[], None, 0).expect("found");
     assert_eq!(grant.tenant_limits.tokens_per_minute, Some(1000));

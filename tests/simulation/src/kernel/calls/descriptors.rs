@@ -1,4 +1,4 @@
-//! Descriptors: eventfds, timers, epoll and poll, reading and writing, closing.
+//! Descriptors: eventfds, timers, epoll and poll, reads, writes and close.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 
@@ -7,7 +7,7 @@ use super::super::threads::{Woken, current, preemption_point, sleep_until, wait_
 use super::super::{MILLISECOND, Nanos, now, real, report, with};
 use super::{fail, given, nanos, outcome, slices, sockets};
 
-/// The simulated object of a descriptor, on a simulated thread.
+/// Returns the simulated object of a descriptor, on a simulated thread.
 pub(super) fn object(descriptor: c_int) -> Option<ObjectId> {
     current()?;
     with(|kernel| {
@@ -108,7 +108,7 @@ fn wait_in_epoll(id: ObjectId, room: &mut [libc::epoll_event], until: Option<Nan
     }
 }
 
-/// Until when a call waits that takes milliseconds, where less than 0 is for ever.
+/// Returns the end of a wait given in milliseconds; a negative timeout waits forever.
 fn until_millis(timeout: c_int) -> Option<Nanos> {
     u64::try_from(timeout).ok().map(|millis| if millis == 0 { 0 } else { now() + millis * MILLISECOND })
 }
@@ -137,7 +137,7 @@ pub(super) unsafe extern "C" fn epoll_pwait2(
     timeout: *const libc::timespec,
     _mask: *const libc::sigset_t,
 ) -> c_int {
-    // Programs fall back to `epoll_wait` where the real system is asked.
+    // For real descriptors, programs fall back to `epoll_wait`.
     let Some(id) = object(epoll) else { return fail(libc::ENOSYS) };
     // SAFETY: the caller gives a time or none.
     let timeout = unsafe { given(timeout) }.map(nanos);
@@ -154,7 +154,7 @@ fn poll_descriptors(polled: &mut [libc::pollfd], until: Option<Nanos>) -> c_int 
         with(|kernel| {
             kernel.catch_up();
             for (entry, object) in polled.iter_mut().zip(&objects) {
-                // `POLLIN` and its like are `EPOLLIN` and its like in 16 bits.
+                // `POLLIN` and the other poll events are the epoll events in 16 bits.
                 let bits = object.map_or(0, |object| kernel.readiness(object)) as i16;
                 entry.revents = bits & (entry.events | libc::POLLERR | libc::POLLHUP);
                 ready += c_int::from(entry.revents != 0);
@@ -221,7 +221,7 @@ unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     unsafe { real::CLOSE.get()(descriptor) }
 }
 
-/// Whether a path tells of this process of the real system, which is other in each run.
+/// Whether a path shows properties of the real process, which differ between runs.
 ///
 /// # Safety
 /// The path ends with a zero byte.
@@ -387,7 +387,7 @@ unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize)
     0
 }
 
-/// Does what `attempt` does as soon as it does not say `EAGAIN`; at once when the descriptor does not wait.
+/// Repeats `attempt` until it does not return `EAGAIN`; once if the descriptor is non-blocking.
 pub(super) fn until_possible(
     id: ObjectId,
     waits: bool,
@@ -407,12 +407,12 @@ pub(super) fn until_possible(
     }
 }
 
-/// Whether calls wait for an object: its descriptor is a blocking one.
+/// Whether calls on an object block: its descriptor is a blocking one.
 pub(super) fn waits(id: ObjectId) -> bool {
     with(|kernel| kernel.objects.get(&id).is_some_and(|object| !object.is_nonblocking))
 }
 
-/// Takes the number of an eventfd or a timer.
+/// Reads and resets the number of an eventfd or a timer.
 fn take_number(id: ObjectId) -> Result<u64, c_int> {
     with(|kernel| {
         let Some(object) = kernel.objects.get_mut(&id) else { return Err(libc::EBADF) };
@@ -483,7 +483,7 @@ unsafe extern "C" fn read(descriptor: c_int, room: *mut c_void, bytes: usize) ->
 unsafe extern "C" fn write(descriptor: c_int, content: *const c_void, bytes: usize) -> isize {
     let Some(id) = object(descriptor) else {
         if current().is_some() && (descriptor == 1 || descriptor == 2 && !report::is_watched()) {
-            // Output for people is dropped.
+            // Output for users is dropped.
             return bytes as isize;
         }
         // SAFETY: the caller's own arguments.

@@ -1,8 +1,9 @@
-//! The functions of the C library that this executable defines in its place.
+//! C library functions that this executable redefines.
 //!
-//! Each answers from the simulated kernel on a simulated thread, for descriptors that are simulated, and calls the C library's
-//! own function otherwise (`exit`, `gethostname` and `epoll_pwait2`, which nothing outside needs, do less). Variadic ones are defined with as many arguments as any caller passes: on the calling conventions of
-//! Linux they arrive as those of a variadic call do.
+//! On a simulated thread, for simulated descriptors, each function answers from the simulated kernel;
+//! otherwise it calls the C library's own function (`exit`, `gethostname` and `epoll_pwait2`, which no other
+//! code needs, do less). Variadic functions are defined with as many arguments as any caller passes: in the
+//! calling conventions of Linux these are passed like those of a variadic call.
 
 mod clocks;
 mod descriptors;
@@ -15,16 +16,16 @@ use std::ffi::c_int;
 
 use super::Nanos;
 
-/// Fails a call.
+/// Sets errno and returns -1.
 fn fail(errno: c_int) -> c_int {
-    // SAFETY: the C library gives each thread a place for it.
+    // SAFETY: the C library has an errno for each thread.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: the place is this thread's own.
+    // SAFETY: the place belongs to this thread.
     unsafe { *place = errno };
     -1
 }
 
-/// The outcome of a call that returns a number or fails.
+/// Returns the result of a call that returns a number or fails.
 fn outcome(result: Result<usize, c_int>) -> isize {
     match result {
         Ok(count) => count as isize,
@@ -43,7 +44,7 @@ fn timespec(nanos: Nanos) -> libc::timespec {
     }
 }
 
-/// A value that the caller may leave out.
+/// Returns a reference to an optional argument.
 ///
 /// # Safety
 /// The pointer is null or points to a value that lives as long as the call.
@@ -52,10 +53,10 @@ unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
     unsafe { pointer.as_ref() }
 }
 
-/// The parts of memory that a list of `iovec` names, without empty ones.
+/// Returns the memory of a list of `iovec`, without empty parts.
 ///
 /// # Safety
-/// The list has so many entries, and they name memory that nothing else uses as long as the slices live.
+/// The list has `count` entries, whose memory is not otherwise used while the slices live.
 pub(super) unsafe fn slices<'a>(parts: *const libc::iovec, count: usize) -> Vec<&'a mut [u8]> {
     if count == 0 {
         return Vec::new();

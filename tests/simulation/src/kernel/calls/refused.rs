@@ -1,4 +1,5 @@
-//! Functions by which a program would get past the simulated kernel: on a simulated thread they end the run, so that they are noticed.
+//! Functions with which a program would bypass the simulated kernel: on a simulated thread they end the run
+//! with an error.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -1,4 +1,4 @@
-//! The system calls of io_uring, which programs make by number.
+//! System calls of io_uring, which programs make by number.
 
 use std::ffi::{c_int, c_long, c_uint};
 
@@ -85,11 +85,11 @@ struct Update {
     data: u64,
 }
 
-/// `io_uring_register(2)`: what programs here register, and nothing else.
+/// `io_uring_register(2)`: only the registrations that the programs use.
 pub(super) fn register(descriptor: c_int, operation: c_uint, argument: usize, count: u32) -> c_long {
     let Some(id) = object(descriptor) else { return c_long::from(fail(libc::EBADF)) };
     let done = match operation {
-        // Buffers: operations name them by their address, too.
+        // Buffers: operations also contain the buffers' addresses.
         0 | 1 | 15 | 16 => Ok(()),
         2 => {
             // SAFETY: the caller gives so many descriptors.
@@ -127,7 +127,7 @@ pub(super) fn register(descriptor: c_int, operation: c_uint, argument: usize, co
             // SAFETY: the caller gives a registration.
             let registration = unsafe { given(argument as *const Registration) };
             match registration {
-                // Sparse: no descriptors yet.
+                // A sparse table: no descriptors yet.
                 Some(Registration { count, data: 0, .. }) => {
                     with(|kernel| kernel.register_files(id, *count as usize))
                 }

@@ -1,4 +1,4 @@
-//! The transport under the service.
+//! Transport of the service.
 
 use std::pin::Pin;
 use std::sync::Arc;

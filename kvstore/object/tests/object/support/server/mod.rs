@@ -48,15 +48,15 @@ pub(crate) struct State {
     objects: Mutex<BTreeMap<String, Object>>,
     uploads: Mutex<HashMap<String, Upload>>,
     plan: Mutex<Plan>,
-    /// Requests by "METHOD operation".
+    /// Number of requests by "METHOD operation".
     requests: Mutex<BTreeMap<String, u64>>,
     pub(crate) faults: AtomicU64,
     pub(crate) body_bytes: AtomicU64,
     pub(crate) bad_signatures: AtomicU64,
-    /// Answers 501 to `If-None-Match`.
+    /// Whether `If-None-Match` is answered with 501.
     pub(crate) knows_no_conditions: AtomicBool,
     pub(crate) page_objects: AtomicUsize,
-    /// Put into every error, as a hostile or careless service would.
+    /// Text repeated in every error, as a hostile or careless service would do.
     pub(crate) echo: Mutex<String>,
 }
 
@@ -107,7 +107,7 @@ impl Double {
         Self { address, state, task }
     }
 
-    /// A configuration for this service.
+    /// Returns settings for this service.
     pub(crate) fn config(&self) -> ObjectConfig {
         let account = &self.state.account;
         let credentials = Credentials::Keys {
@@ -139,7 +139,7 @@ impl Double {
         locked(&self.state.objects).insert(key.to_owned(), object);
     }
 
-    /// Requests so far whose name starts so, for example `GET`.
+    /// Returns the number of requests whose name starts with `name`, for example `GET`.
     pub(crate) fn requests(&self, name: &str) -> u64 {
         let requests = locked(&self.state.requests);
         requests.iter().filter(|(key, _)| key.starts_with(name)).map(|(_, count)| count).sum()
@@ -163,7 +163,7 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
                 let (state, reset) = (state.clone(), reset.clone());
                 async move { Ok::<_, Infallible>(serve(&state, &reset, request).await) }
             });
-            // Ends with an error when a fault cuts the body off.
+            // Fails when a fault cuts the body off.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(connection), service)
                 .await;

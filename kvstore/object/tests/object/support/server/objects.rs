@@ -1,4 +1,4 @@
-//! Objects: stored, read and listed.
+//! Objects: storing, reading and listing.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! From a request to its answer, signatures and faults included.
+//! Handling of requests, signatures and faults included.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +109,7 @@ fn spoil(
     }
     state.body_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     if let Some(cut) = cut {
-        // The header promises more than comes; for an empty body, one byte more.
+        // The header promises more bytes than follow; for an empty body, one byte more.
         parts.headers.insert("content-length", http::HeaderValue::from(whole.max(1)));
         let frames =
             vec![Ok(Frame::data(bytes.slice(..cut.min(whole)))), Err(std::io::Error::other("cut off"))];
@@ -133,7 +133,7 @@ fn full(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed()
 }
 
-/// An error, with everything in it that a service should not repeat.
+/// Returns an error that contains everything a service should not repeat.
 fn refuse(state: &State, status: u16, code: &str) -> Response<Body> {
     let echo = locked(&state.echo).clone();
     let body = format!("<Error><Code>{code}{echo}</Code><Message>{echo}</Message></Error>");
