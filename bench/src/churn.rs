@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use router_fleet::{Added, DEFAULT_POOL, Fleet, FleetConfig, WorkerState, name_of};
+use router_fleet::{AddedWorker, DEFAULT_POOL, Fleet, FleetConfig, WorkerState, name_of};
 use router_gateway::{Gateway, Tuning, router};
 use router_radix::Tier;
 use router_tokens::ModelText;
@@ -133,8 +133,8 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     Ok(())
 }
 
-fn added(url: &str, uid: u64) -> Added {
-    Added {
+fn added(url: &str, uid: u64) -> AddedWorker {
+    AddedWorker {
         url: url.to_owned(),
         role: String::new(),
         pool: DEFAULT_POOL.to_owned(),

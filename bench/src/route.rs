@@ -143,7 +143,7 @@ async fn live(count: usize, smoke: bool) -> Result<()> {
         }
         let mut latencies = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
         for answer in answers {
-            let Decided { hash, look_up, whole } = answer.await??;
+            let DecisionTimes { hash, look_up, whole } = answer.await??;
             let choose = whole.saturating_sub(hash + look_up);
             for (latencies, spent) in latencies.iter_mut().zip([hash, look_up, choose, whole]) {
                 latencies.record(spent);
@@ -167,14 +167,14 @@ fn body(number: usize) -> String {
 }
 
 /// Durations of a decision as the gateway reports them.
-struct Decided {
+struct DecisionTimes {
     hash: Duration,
     look_up: Duration,
     whole: Duration,
 }
 
 /// Sends a request on a connection of its own and reads the whole answer.
-async fn ask(address: &str, body: &str) -> Result<Decided> {
+async fn ask(address: &str, body: &str) -> Result<DecisionTimes> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let head = format!(
@@ -191,5 +191,9 @@ async fn ask(address: &str, body: &str) -> Result<Decided> {
         let micros: f64 = micros.with_context(|| format!("no {name} in {answer:.200}"))?.trim().parse()?;
         anyhow::Ok(Duration::from_secs_f64(micros / 1e6))
     };
-    Ok(Decided { hash: spent("hash_us=")?, look_up: spent("lookup_us=")?, whole: spent("decided_us=")? })
+    Ok(DecisionTimes {
+        hash: spent("hash_us=")?,
+        look_up: spent("lookup_us=")?,
+        whole: spent("decided_us=")?,
+    })
 }

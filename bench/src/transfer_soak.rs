@@ -3,7 +3,7 @@
 //! middle, and peers that lie about slots, generations and lengths or do not hold the secret. Every byte
 //! reported as arrived is compared; at the end no resource may be in use.
 
-mod liar;
+mod malicious_peer;
 mod node;
 mod work;
 
@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 
 use dataplane_fabric::auth::{SharedKey, random_bytes};
 use dataplane_transfer::HeadRange;
-use liar::{Liar, Lies};
+use malicious_peer::{Liar, Lies};
 pub(crate) use node::run as run_node;
 use work::Worker;
 
@@ -177,7 +177,7 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
     worker.check_untold()?;
     let rest = Instant::now();
     while !worker.is_at_rest() {
-        ensure!(rest.elapsed() < REST_WITHIN, "not at rest: {}", worker.what_is_held());
+        ensure!(rest.elapsed() < REST_WITHIN, "not at rest: {}", worker.render_held());
         worker.collect()?;
         std::thread::sleep(Duration::from_millis(1));
     }

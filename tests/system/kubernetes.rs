@@ -166,7 +166,7 @@ fn an_api_server_that_is_away_or_lies_fails_no_request() {
     cluster.server.set_down(false);
     wait_for("it to be back", || cluster.error().is_null());
     // A backup without the pods is restored: a successful but wrong list.
-    cluster.server.change(tests_apiserver::Store::lose_everything);
+    cluster.server.change(tests_apiserver::Store::clear_without_events);
     wait_for("the guard", || cluster.gateway.metric("kvasir_discovery_suspect") == 3.0);
     std::thread::sleep(Duration::from_secs(1));
     wait_for("all of them, which answer their health checks", || cluster.ready() == 3);

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
-use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadCheck, ReadOutcome, WriteOutcome};
+use kvstore_disk::{
+    Area, Block, ClockReading, DiskConfig, DiskLog, Done, ReadCheck, ReadOutcome, WriteOutcome,
+};
 use kvstore_io::IoEngine;
 use kvstore_io::files::{Files, FolderConfig, open_folders};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
@@ -164,7 +166,7 @@ fn open(args: &DiskArgs, files: Files, point: Point, stripes: usize, depth: usiz
         operations_max: depth as u32,
         ..DiskConfig::default()
     };
-    Ok(DiskLog::open(config, &areas, engine, 1, Moment::now())?.0)
+    Ok(DiskLog::open(config, &areas, engine, 1, ClockReading::now())?.0)
 }
 
 struct Work {
@@ -280,10 +282,10 @@ impl Work {
 
     /// Returns the ended requests, after a sleep if there were none.
     fn next(&mut self) -> Result<Vec<Done>> {
-        self.log.poll(Moment::now(), &mut self.done);
+        self.log.poll(ClockReading::now(), &mut self.done);
         if self.done.is_empty() {
             self.log.wait(None)?;
-            self.log.poll(Moment::now(), &mut self.done);
+            self.log.poll(ClockReading::now(), &mut self.done);
         }
         Ok(std::mem::take(&mut self.done))
     }

@@ -22,7 +22,9 @@ use router_engines::dialect::Hints;
 use router_engines::handoff::DataPlaneAddress;
 use router_engines::key::EngineKeys;
 use router_fleet::{DEFAULT_POOL, Fleet, FleetConfig, PoolConfig, RoutingPolicy, WorkerSpec};
-use router_gateway::{AccessConfig, Formats, Gateway, GatewayConfig, ModelConfig, TextBy, Tuning, router};
+use router_gateway::{
+    AccessConfig, Formats, Gateway, GatewayConfig, ModelConfig, TextSource, Tuning, router,
+};
 use router_policy::Policy;
 use router_tokens::ModelText;
 use serde_json::json;
@@ -305,7 +307,7 @@ pub(crate) fn config(text: ModelText) -> GatewayConfig {
         mooncake_bootstrap: String::new(),
         access: AccessConfig::default(),
         trace: None,
-        text: TextBy::Auto,
+        text: TextSource::Auto,
         body_bytes_max: 16 << 20,
         cors_origins: Vec::new(),
         request_memory_max: 8 << 30,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use dataplane_cuda::{Device, DeviceMemory, Priority, Region, Stream};
 use dataplane_gpu::{
-    CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane, Refusal, Sums,
+    CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane, SubmitError, Sums,
 };
-use dataplane_kernels::{EngineTensors, HeadRange, InnerOrder, PartPlace, SlotLayout};
+use dataplane_kernels::{EngineTensors, HeadRange, InnerOrder, KeyValueLayout, SlotLayout};
 
 use super::Effort;
 use super::rig::{Beside, Copies, beside, blocks_that_fit, piece, singles, slab};
@@ -22,7 +22,7 @@ struct Model {
     layers: u32,
     heads: u32,
     head_dim: u32,
-    parts: PartPlace,
+    parts: KeyValueLayout,
     order: InnerOrder,
 }
 
@@ -31,19 +31,26 @@ const LLAMA: Model = Model {
     layers: 80,
     heads: 8,
     head_dim: 128,
-    parts: PartPlace::BeforeBlocks,
+    parts: KeyValueLayout::BeforeBlocks,
     order: InnerOrder::Nhd,
 };
 
 const MODELS: [Model; 3] = [
     LLAMA,
     Model { name: "llama-3-70b hnd", order: InnerOrder::Hnd, ..LLAMA },
-    Model { name: "deepseek latent", layers: 61, heads: 1, head_dim: 576, parts: PartPlace::Latent, ..LLAMA },
+    Model {
+        name: "deepseek latent",
+        layers: 61,
+        heads: 1,
+        head_dim: 576,
+        parts: KeyValueLayout::Latent,
+        ..LLAMA
+    },
 ];
 
 impl Model {
     fn parts(&self) -> u32 {
-        if self.parts == PartPlace::Latent { 1 } else { 2 }
+        if self.parts == KeyValueLayout::Latent { 1 } else { 2 }
     }
 
     fn slot(&self) -> SlotLayout {
@@ -130,7 +137,7 @@ impl Rig {
         Ok(Self { copies, queue, plain, pairs, whole, bytes, failed: None })
     }
 
-    fn submit(&mut self, work: Work) -> Result<(), Refusal> {
+    fn submit(&mut self, work: Work) -> Result<(), SubmitError> {
         let (queue, pairs) = (&mut self.queue, &self.pairs);
         match work {
             Work::Gather => queue.gather(&self.plain, pairs, Sums::None, 0),
@@ -153,7 +160,7 @@ impl Rig {
     fn passes(&mut self, work: Work, passes: u32) -> Result<()> {
         for _ in 0..passes {
             while let Err(refusal) = self.submit(work) {
-                if refusal != Refusal::Full {
+                if refusal != SubmitError::Full {
                     return Err(refusal.into());
                 }
                 self.poll()?;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use dataplane_cuda::{
-    Completion, CopyQueue, CopyQueueConfig, CopyRequest, Device, DeviceSlab, Place, Priority, Refusal,
-    Region, RegionId, Stream,
+    Completion, CopyQueue, CopyQueueConfig, CopyRequest, Device, DeviceSlab, Place, Priority, Region,
+    RegionId, Stream, SubmitError,
 };
 use dataplane_memory::SlabLayout;
 
@@ -34,7 +34,7 @@ impl Copies {
         let batch = CopyQueueConfig::default().copies_max;
         for copies in copies.chunks(batch) {
             while let Err(refusal) = self.queue.submit_batch(copies, 0) {
-                if refusal != Refusal::Full {
+                if refusal != SubmitError::Full {
                     return Err(refusal.into());
                 }
                 self.poll()?;

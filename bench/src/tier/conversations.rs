@@ -15,7 +15,7 @@ use kvstore_block::BlockLayout;
 use kvstore_catalog::PolicyKind;
 use kvstore_remote::{PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig};
 use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
-use kvstore_store::{HostTier, Moved, Store, StoreBuilder, StoreConfig, StorePool, Survivor};
+use kvstore_store::{HostTier, RecoveredBlock, Store, StoreBuilder, StoreConfig, StoreEvent, StorePool};
 use router_openai::CompletionRequest;
 use router_tokens::ModelText;
 use tokio::sync::Semaphore;
@@ -276,8 +276,8 @@ impl Behind {
         layout: &BlockLayout,
         all: u32,
         folder: &Path,
-        notify: impl FnMut(Moved) + Send + 'static,
-    ) -> Result<(Arc<Store>, Vec<Survivor>)> {
+        notify: impl FnMut(StoreEvent) + Send + 'static,
+    ) -> Result<(Arc<Store>, Vec<RecoveredBlock>)> {
         let block_bytes = layout.block_bytes();
         // The more tiers there are, the less each faster one holds.
         let host_slots = match tiers {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, pread, uring};
@@ -32,7 +32,7 @@ pub(super) fn disk(folder: &Path, block_bytes: usize, bytes: u64) -> DiskTier {
             ..DiskConfig::default()
         };
         let areas = [Area { file: 0, offset: 0, bytes }];
-        Ok((DiskLog::format(config, &areas, engine, 1, Moment::now())?, Vec::new()))
+        Ok((DiskLog::format(config, &areas, engine, 1, ClockReading::now())?, Vec::new()))
     };
     let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };
     DiskTier { open: Box::new(open), depth: DEPTH, eviction: PolicyKind::Lru, admission }

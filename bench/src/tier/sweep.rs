@@ -13,11 +13,11 @@ use crossbeam_channel::{Receiver, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_store::{
-    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Moved, Offload, Onboard, Others, Plan, Prompt,
-    Store, StoreBuilder, StoreConfig, TenantId,
+    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Offload, Onboard, Plan, Prompt, RemoteCoverage,
+    Store, StoreBuilder, StoreConfig, StoreEvent, TenantId,
 };
 
 use super::slow::SlowEngine;
@@ -88,7 +88,7 @@ pub(crate) fn run(smoke: bool, args: &SweepArgs) -> Result<()> {
 
 struct Rig {
     store: Store,
-    moved: Receiver<Moved>,
+    moved: Receiver<StoreEvent>,
     pool: Arc<SlotPool>,
     chain: Vec<BlockIdentity>,
     token_s: f64,
@@ -113,7 +113,7 @@ impl Rig {
                 ..DiskConfig::default()
             };
             let areas = [Area { file: 0, offset: 0, bytes: segment_bytes }];
-            Ok((DiskLog::format(config, &areas, Box::new(engine), 1, Moment::now())?, Vec::new()))
+            Ok((DiskLog::format(config, &areas, Box::new(engine), 1, ClockReading::now())?, Vec::new()))
         };
         let disk = DiskTier {
             open: Box::new(open),
@@ -170,7 +170,7 @@ impl Rig {
         );
         let verified = loop {
             match self.moved.recv_timeout(Duration::from_secs(60))? {
-                Moved::Onboarded { request: answered, verified, .. } if answered == request => {
+                StoreEvent::Onboarded { request: answered, verified, .. } if answered == request => {
                     break verified;
                 }
                 _ => {}
@@ -210,7 +210,7 @@ impl Rig {
                 queued_tokens: 0,
             };
             let started = Instant::now();
-            match self.store.plan(&prompt, Others::Asked) {
+            match self.store.plan(&prompt, RemoteCoverage::Asked) {
                 Plan::Onboard { blocks: some, deadline } => {
                     chosen = some;
                     self.onboard(round * 2 + 1, some, blocks, deadline)?;

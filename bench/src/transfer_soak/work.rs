@@ -238,7 +238,7 @@ impl Worker {
             && self.level("quarantined_slots") == 0
     }
 
-    pub(crate) fn what_is_held(&self) -> String {
+    pub(crate) fn render_held(&self) -> String {
         format!(
             "{} hand-offs not answered, {} slots in use, {} transfers open, {} slots in quarantine",
             self.expected.len(),

@@ -135,7 +135,7 @@ async fn history(seed: u64) -> bool {
             }
             6 => server.change(|store| {
                 if random.below(4) == 0 {
-                    store.lose_everything();
+                    store.clear_without_events();
                 }
             }),
             _ => {

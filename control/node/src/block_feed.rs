@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use kvstore_store::{Medium, Moved, Survivor};
+use kvstore_store::{Medium, RecoveredBlock, StoreEvent};
 use router_events::store_changes::{BLOCKS_PATH, ChangeLog, ChangesSince, LONG_POLL_MAX};
 use tokio::sync::{Semaphore, watch};
 
@@ -37,8 +37,8 @@ impl BlockFeed {
     pub(crate) fn start(
         name: &str,
         instance: u64,
-        survivors: &[Survivor],
-        moves: Receiver<Moved>,
+        survivors: &[RecoveredBlock],
+        moves: Receiver<StoreEvent>,
     ) -> Result<Arc<Self>> {
         let mut log = ChangeLog::new(name, instance);
         survivors.iter().for_each(|block| log.set_held(block.identity, tier(Medium::Disk), true));
@@ -59,12 +59,12 @@ impl BlockFeed {
         Ok(held)
     }
 
-    fn apply(&self, moves: impl Iterator<Item = Moved>) {
+    fn apply(&self, moves: impl Iterator<Item = StoreEvent>) {
         let mut log = self.lock();
         for moved in moves {
             match moved {
-                Moved::Stored { identity, medium } => log.set_held(identity, tier(medium), true),
-                Moved::Removed { identity, medium } => log.set_held(identity, tier(medium), false),
+                StoreEvent::Stored { identity, medium } => log.set_held(identity, tier(medium), true),
+                StoreEvent::Removed { identity, medium } => log.set_held(identity, tier(medium), false),
                 _ => {}
             }
         }
@@ -143,8 +143,10 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_gateway_is_told_what_a_store_holds_and_forgets_it_with_the_store() {
-        let stored = |number| Moved::Stored { identity: BlockIdentity([number; 16]), medium: Medium::Host };
-        let removed = |number| Moved::Removed { identity: BlockIdentity([number; 16]), medium: Medium::Host };
+        let stored =
+            |number| StoreEvent::Stored { identity: BlockIdentity([number; 16]), medium: Medium::Host };
+        let removed =
+            |number| StoreEvent::Removed { identity: BlockIdentity([number; 16]), medium: Medium::Host };
         let (news, moves) = std::sync::mpsc::channel();
         news.send(stored(1)).expect("a listener");
         let feed = BlockFeed::start("n0", 3, &[], moves).expect("a thread");

@@ -14,7 +14,7 @@ use router_engines::dialect::legs::Protocol;
 use router_engines::key::ApiKey;
 use router_fleet::WorkerSpec;
 use router_gateway::{
-    AccessConfig, Explain, GatewayConfig, GuardrailConfig, JwksFrom, TextBy, TokenConfig, Tuning,
+    AccessConfig, Explain, GatewayConfig, GuardrailConfig, JwksFrom, TextSource, TokenConfig, Tuning,
 };
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
@@ -284,9 +284,9 @@ pub(crate) fn gateway(
         access,
         trace: trace(settings, listen)?,
         text: match gateway.text.as_str() {
-            "engine" => TextBy::Engine,
-            "gateway" => TextBy::Gateway,
-            _ => TextBy::Auto,
+            "engine" => TextSource::Engine,
+            "gateway" => TextSource::Gateway,
+            _ => TextSource::Auto,
         },
         body_bytes_max: gateway.body_max.0 as usize,
         cors_origins: gateway.cors_origins.clone(),

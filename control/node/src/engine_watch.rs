@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use dataplane_ebpf::{EngineProbe, EngineTimes, Histogram, Off};
+use dataplane_ebpf::{EbpfError, EngineProbe, EngineTimes, Histogram};
 use serde_json::{Value, json};
 
 use crate::engine_processes::Machine;
@@ -48,7 +48,7 @@ pub(crate) struct Sample {
 }
 
 impl EngineWatch {
-    pub(crate) fn attach() -> Result<Self, Off> {
+    pub(crate) fn attach() -> Result<Self, EbpfError> {
         let probe = EngineProbe::attach()?;
         let engines = (0..EngineProbe::ENGINES_MAX).map(|_| None).collect();
         Ok(Self { probe, wanted: Vec::new(), engines, looked: None, sampled: Instant::now() })
@@ -62,7 +62,7 @@ impl EngineWatch {
     }
 
     /// Returns the times of each engine of this machine since the last sample.
-    pub(crate) fn sample(&mut self) -> Result<Vec<Sample>, Off> {
+    pub(crate) fn sample(&mut self) -> Result<Vec<Sample>, EbpfError> {
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             self.looked = Some(Instant::now());
             self.look()?;
@@ -80,7 +80,7 @@ impl EngineWatch {
     }
 
     /// Searches for the engines and their processes, which may have appeared, restarted or forked.
-    fn look(&mut self) -> Result<(), Off> {
+    fn look(&mut self) -> Result<(), EbpfError> {
         let machine = Machine::read();
         let here =
             self.wanted.iter().filter_map(|(name, (host, port))| Some((name, machine.engine(*host, *port)?)));

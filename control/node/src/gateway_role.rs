@@ -18,10 +18,10 @@ use router_trace::MetricsExporter;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
+use crate::config_reload::ConfigReloader;
 use crate::discovery::{Discovery, PodArgs};
 use crate::http::{Signals, StopSource};
 use crate::kernel::KernelPrograms;
-use crate::live::LiveConfig;
 use crate::roster::Workers;
 use crate::tls::LOOK_EVERY;
 use crate::{Common, admin, compose, exposure, http, process, roster, secret, shard, tls};
@@ -39,7 +39,7 @@ pub(crate) fn run(
     let workers = roster::workers(&settings, given, &keys)?;
     let discovery = Discovery::new(&settings, pods)?;
     if discovery.is_none() {
-        roster::must_have_workers(&workers)?;
+        roster::require_workers(&workers)?;
     }
     secret::warn_of_unused(&keys, &workers);
     let listen = listen.unwrap_or(settings.gateway.listen);
@@ -93,11 +93,11 @@ pub(crate) fn run(
         programs.serve(&gateway, requests_max, settings.ebpf.overload_max as u32);
         let live = common.config.clone().map(|path| {
             let (given, pods) = (given.clone(), pods.clone());
-            let check = Box::new(move |settings: &Settings| could_start(settings, &given, &pods, &keys));
-            LiveConfig::new(path, common.supervised, settings.clone(), check, Arc::clone(&gateway))
+            let check = Box::new(move |settings: &Settings| validate_workers(settings, &given, &pods, &keys));
+            ConfigReloader::new(path, common.supervised, settings.clone(), check, Arc::clone(&gateway))
         });
         let live = live.map(Arc::new);
-        tokio::spawn(hang_ups(Arc::clone(&gateway), live.clone())?);
+        tokio::spawn(reload_on_hangup(Arc::clone(&gateway), live.clone())?);
         if let Some(live) = live {
             tokio::spawn(live.watch());
         }
@@ -170,7 +170,7 @@ fn metrics(
 
 /// Returns the workers of these settings, or an error if a start with them would fail, as far as the settings
 /// alone show it.
-fn could_start(
+fn validate_workers(
     settings: &Settings,
     given: &Workers,
     pods: &PodArgs,
@@ -178,7 +178,7 @@ fn could_start(
 ) -> Result<Vec<WorkerSpec>> {
     let workers = roster::workers(settings, given, keys)?;
     if Discovery::new(settings, pods)?.is_none() {
-        roster::must_have_workers(&workers)?;
+        roster::require_workers(&workers)?;
     }
     grpc_address(settings)?;
     picker_addresses(settings)?;
@@ -285,7 +285,10 @@ async fn picker(
 }
 
 /// On SIGHUP, reads files again and reopens the audit log, as log rotation requires.
-fn hang_ups(gateway: Arc<Gateway>, live: Option<Arc<LiveConfig>>) -> Result<impl Future<Output = ()>> {
+fn reload_on_hangup(
+    gateway: Arc<Gateway>,
+    live: Option<Arc<ConfigReloader>>,
+) -> Result<impl Future<Output = ()>> {
     let mut hang_up = signal(SignalKind::hangup())?;
     Ok(async move {
         while hang_up.recv().await.is_some() {

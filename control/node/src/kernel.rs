@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use control_config::Settings;
 use dataplane_ebpf::{
-    Admission, AdmissionConfig, Histogram, Latency, LatencyConfig, Off, Redirect, RedirectConfig,
+    Admission, AdmissionConfig, EbpfError, Histogram, Latency, LatencyConfig, Redirect, RedirectConfig,
 };
 use router_engines::exposition;
 use router_gateway::Gateway;
@@ -27,7 +27,7 @@ pub(crate) struct KernelPrograms {
     latency: Option<Latency>,
 }
 
-fn or_off<T>(name: &str, attached: Result<T, Off>) -> Option<T> {
+fn or_off<T>(name: &str, attached: Result<T, EbpfError>) -> Option<T> {
     match attached {
         Ok(program) => {
             tracing::info!("ebpf: {name} is on");

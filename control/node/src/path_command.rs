@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control_config::Settings;
 use dataplane_rails::Transport;
-use dataplane_topology::{Needs, NodeDescription, Place, Topology, Transports, render};
+use dataplane_topology::{NodeDescription, NodeRequirements, Place, Topology, Transports, render};
 
 use crate::compose;
 
@@ -49,9 +49,9 @@ pub(crate) fn topology(settings: &Settings) -> Topology {
 }
 
 /// Returns the requirements of a node with these settings on its links and memory.
-pub(crate) fn needs(settings: &Settings) -> Needs {
-    let slab_bytes = compose::slab_bytes(settings).unwrap_or(Needs::default().slab_bytes);
-    Needs { slab_bytes, round_trip: ROUND_TRIP }
+pub(crate) fn needs(settings: &Settings) -> NodeRequirements {
+    let slab_bytes = compose::slab_bytes(settings).unwrap_or(NodeRequirements::default().slab_bytes);
+    NodeRequirements { slab_bytes, round_trip: ROUND_TRIP }
 }
 
 /// Returns the description of this node for other nodes.

@@ -73,7 +73,7 @@ pub(crate) fn workers(settings: &Settings, given: &Workers, keys: &EngineKeys) -
 }
 
 /// Returns an error if the configuration and the command line name no worker.
-pub(crate) fn must_have_workers(workers: &[WorkerSpec]) -> Result<()> {
+pub(crate) fn require_workers(workers: &[WorkerSpec]) -> Result<()> {
     if workers.is_empty() {
         bail!(
             "no workers: give --worker URL, or `gateway.workers` or a source of `[discovery]` in the configuration"

@@ -74,7 +74,7 @@ pub(crate) fn start(
         Ok(())
     };
     let work = move || {
-        router_engines::upstream::own_connections();
+        router_engines::upstream::use_thread_connections();
         if busy_poll {
             // A task that is always ready keeps the thread from sleeping: the runtime polls for events
             // without waiting.

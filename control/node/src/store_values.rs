@@ -20,7 +20,7 @@ use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_resp::{
     Condition, Entry, Expiry, KeyPage, SetOptions, SetOutcome, Usage, Value, ValueError, Values,
 };
-use kvstore_store::{Description, HostBlock, META_BYTES_MAX, Store, Survivor, TenantId};
+use kvstore_store::{Description, HostBlock, META_BYTES_MAX, RecoveredBlock, Store, TenantId};
 use tokio::sync::{Semaphore, oneshot};
 
 /// Longest time that a `GET` waits for the tiers.
@@ -121,7 +121,7 @@ struct Inner {
 
 impl StoredValues {
     /// Creates the values of a store with slots of `slot_bytes`, including the survivors of the previous run.
-    pub(crate) fn new(store: Arc<Store>, slot_bytes: usize, survivors: Vec<Survivor>) -> Self {
+    pub(crate) fn new(store: Arc<Store>, slot_bytes: usize, survivors: Vec<RecoveredBlock>) -> Self {
         let [host_slots, disk_slots] = store.slots();
         let slots = host_slots + disk_slots;
         let mut kept: Vec<Named> = survivors.iter().filter_map(named_of).collect();
@@ -402,7 +402,7 @@ fn meta_of(named: &Named) -> Vec<u8> {
     meta
 }
 
-fn named_of(survivor: &Survivor) -> Option<Named> {
+fn named_of(survivor: &RecoveredBlock) -> Option<Named> {
     let mut rest: &[u8] = &survivor.description.meta;
     let mut number = || {
         let (number, after) = rest.split_first_chunk::<8>()?;

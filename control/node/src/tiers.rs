@@ -13,8 +13,8 @@ use kvstore_remote::RemoteCounters;
 use kvstore_store::far::object::{ObjectTier, ObjectTierConfig};
 use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, DiskEngine, DiskTier, DiskTierConfig, HostTier, Moved, RetentionConfig,
-    ReturnConfig, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
+    BandwidthLimit, BandwidthTier, DiskEngine, DiskTier, DiskTierConfig, HostTier, RecoveredBlock,
+    RetentionConfig, ReturnConfig, Store, StoreBuilder, StoreConfig, StoreEvent, WriteMode,
 };
 use router_engines::exposition;
 
@@ -38,7 +38,7 @@ pub(crate) struct Blocks<'a> {
 /// A running store with its counters.
 pub(crate) struct Opened {
     pub(crate) store: Arc<Store>,
-    pub(crate) survivors: Vec<Survivor>,
+    pub(crate) survivors: Vec<RecoveredBlock>,
     pub(crate) counters: TierCounters,
 }
 
@@ -88,7 +88,7 @@ fn node_metrics(out: &mut String, remote: &RemoteCounters) {
 pub(crate) fn open(
     settings: &Settings,
     blocks: &Blocks<'_>,
-    notify: impl FnMut(Moved) + Send + 'static,
+    notify: impl FnMut(StoreEvent) + Send + 'static,
 ) -> Result<Option<Opened>> {
     if blocks.host_slots == 0 {
         ensure!(

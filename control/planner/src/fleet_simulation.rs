@@ -216,7 +216,7 @@ impl Outcome {
 
 /// Longest time that a run continues after the last arrival, in seconds; unfinished requests were not in
 /// time.
-const AFTER_LAST: f64 = 3600.0;
+const TAIL_SECONDS_MAX: f64 = 3600.0;
 
 struct Member {
     worker: SimulatedWorker,
@@ -236,7 +236,7 @@ pub fn simulate(setup: &Setup, requests: &[Request], law: &mut dyn Law) -> Outco
         run.arrivals_until(next);
         worker_seconds += f64::from(run.wanted) * interval;
         tick = next;
-        if run.is_over() || tick > last + AFTER_LAST {
+        if run.is_over() || tick > last + TAIL_SECONDS_MAX {
             break;
         }
         let wanted = run.ask(law, tick).clamp(setup.min, setup.max);

@@ -13,12 +13,12 @@ use crate::error::CudaError;
 use crate::queue::CopyQueue;
 use crate::slab::{DeviceSlab, failed};
 use crate::stream::{Priority, Stream};
-use crate::submission::{Completion, CopyQueueConfig, Refusal};
+use crate::submission::{Completion, CopyQueueConfig, SubmitError};
 use crate::{Device, Pinned};
 
 /// A registered slab and its region in both queues.
 #[derive(Debug)]
-struct Known {
+struct RegisteredSlab {
     slab: Arc<Slab>,
     regions: [RegionId; 2],
 }
@@ -31,7 +31,7 @@ struct Range {
 }
 
 /// Position of a slot, with its region in both queues.
-struct Found {
+struct SlotLocation {
     regions: [RegionId; 2],
     slot: u32,
     /// Offset of the slot's first byte in the region's slot.
@@ -40,7 +40,7 @@ struct Found {
 
 /// Both slots of a copy in flight, which it keeps.
 #[derive(Debug)]
-struct Held {
+struct InFlightSlots {
     token: u64,
     _from: SlotRef,
     _to: SlotRef,
@@ -50,7 +50,7 @@ struct Held {
 #[derive(Debug)]
 struct Lane {
     queue: CopyQueue,
-    held: Vec<Option<Held>>,
+    held: Vec<Option<InFlightSlots>>,
     free: Vec<usize>,
 }
 
@@ -73,7 +73,7 @@ const DOWN: usize = 1;
 pub struct SlotCopier {
     /// Dropped first: the drop of a queue waits for the device.
     lanes: [Lane; 2],
-    slabs: Vec<Known>,
+    slabs: Vec<RegisteredSlab>,
     ranges: Vec<Range>,
     completions: Vec<Completion>,
 }
@@ -126,7 +126,7 @@ impl SlotCopier {
 
     fn add(&mut self, slab: Arc<Slab>, region: &Region) -> Option<()> {
         let regions = self.regions(region)?;
-        self.slabs.push(Known { slab, regions });
+        self.slabs.push(RegisteredSlab { slab, regions });
         Some(())
     }
 
@@ -135,16 +135,16 @@ impl SlotCopier {
         Some([up.queue.add_region(region.clone())?, down.queue.add_region(region.clone())?])
     }
 
-    fn find(&self, slot: &SlotRef) -> Option<Found> {
+    fn find(&self, slot: &SlotRef) -> Option<SlotLocation> {
         if let Some(known) = self.slabs.iter().find(|known| Arc::ptr_eq(&known.slab, slot.slab())) {
-            return Some(Found { regions: known.regions, slot: slot.slot(), first: 0 });
+            return Some(SlotLocation { regions: known.regions, slot: slot.slot(), first: 0 });
         }
         let bytes = slot.slab().layout().slot_bytes;
         let address = slot.slab().device_address(slot.slot(), 0, bytes)?;
         self.ranges.iter().find_map(|Range { memory, regions }| {
             let first = usize::try_from(address.checked_sub(memory.address())?).ok()?;
             memory.try_address(0, first, bytes)?;
-            Some(Found { regions: *regions, slot: 0, first })
+            Some(SlotLocation { regions: *regions, slot: 0, first })
         })
     }
 }
@@ -164,7 +164,7 @@ impl Copier for SlotCopier {
         let at = if is_up { UP } else { DOWN };
         let lane = &mut self.lanes[at];
         let Some(&place) = lane.free.last() else { return Err(CopyRefused::Full(copy)) };
-        let place_of = |found: Found, offset: u32| Place {
+        let place_of = |found: SlotLocation, offset: u32| Place {
             region: found.regions[at],
             slot: found.slot,
             offset: found.first + offset as usize,
@@ -174,11 +174,11 @@ impl Copier for SlotCopier {
         match lane.queue.submit(&request, place as u64) {
             Ok(()) => {
                 lane.free.pop();
-                lane.held[place] = Some(Held { token: copy.token, _from: copy.from, _to: copy.to });
+                lane.held[place] = Some(InFlightSlots { token: copy.token, _from: copy.from, _to: copy.to });
                 Ok(())
             }
-            Err(Refusal::Outside { .. }) => Err(CopyRefused::Outside(copy)),
-            Err(Refusal::Full | Refusal::TooMany { .. }) => {
+            Err(SubmitError::Outside { .. }) => Err(CopyRefused::Outside(copy)),
+            Err(SubmitError::Full | SubmitError::TooMany { .. }) => {
                 // The flush starts the submitted copies, which makes room later.
                 lane.queue.flush();
                 Err(CopyRefused::Full(copy))
@@ -199,7 +199,7 @@ impl Copier for SlotCopier {
             lane.queue.poll(lane.held.len(), &mut self.completions);
             for Completion { token: place, result } in self.completions.drain(..) {
                 let place = place as usize;
-                let Some(Held { token, .. }) = lane.held[place].take() else { continue };
+                let Some(InFlightSlots { token, .. }) = lane.held[place].take() else { continue };
                 lane.free.push(place);
                 let result = result.map_err(|error| -> DeviceError { failed(error) });
                 done.push(CopyDone { token, result });

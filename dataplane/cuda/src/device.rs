@@ -35,7 +35,7 @@ unsafe impl Sync for Context {}
 /// Meanwhile this thread's calls do not take part in graph recordings: a thread of the engine, which shares
 /// the context, may record a graph in a mode that forbids other threads' calls such as an event query, and
 /// such a call would invalidate the recording.
-pub(crate) struct Entered<'a> {
+pub(crate) struct ContextGuard<'a> {
     context: &'a Context,
     /// The thread's previous capture mode; `None` when the driver cannot exchange it.
     capture_mode: Option<CUstreamCaptureMode>,
@@ -47,11 +47,11 @@ impl Context {
     /// Makes the context current on this thread. Four cheap calls, including those of the drop; no system
     /// call.
     #[inline]
-    pub(crate) fn enter(&self) -> Result<Entered<'_>, CudaError> {
+    pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, CudaError> {
         // SAFETY: the context is retained, so it is valid.
         self.library.check("cuCtxPushCurrent", unsafe { (self.library.context_push)(self.raw) })?;
         let capture_mode = self.exchange(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-        Ok(Entered { context: self, capture_mode, _thread: std::marker::PhantomData })
+        Ok(ContextGuard { context: self, capture_mode, _thread: std::marker::PhantomData })
     }
 
     /// Sets the thread's capture mode and returns the previous one.
@@ -97,7 +97,7 @@ impl Context {
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         if let Some(mode) = self.capture_mode {
             self.context.exchange(mode);

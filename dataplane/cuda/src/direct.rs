@@ -1,6 +1,6 @@
 //! Path of bytes between a NIC and device memory, decided from probed properties, for reports and metrics.
 
-use dataplane_memory::DirectError;
+use dataplane_memory::DmaBufError;
 
 use crate::DeviceDescription;
 
@@ -31,7 +31,7 @@ pub struct DirectProbe {
     pub has_dma_buf: bool,
     /// Result of a trial export of real memory; `None`: not tried. The kernel may refuse an export that the
     /// device reports.
-    pub export: Option<Result<(), DirectError>>,
+    pub export: Option<Result<(), DmaBufError>>,
     /// Whether the kernel module for bare addresses is loaded.
     pub has_peer_memory: bool,
 }
@@ -109,7 +109,7 @@ mod tests {
             export: Some(Ok(())),
             has_peer_memory: true,
         };
-        let refused = || Some(Err(DirectError { operation: "export", reason: "no".to_owned() }));
+        let refused = || Some(Err(DmaBufError { operation: "export", reason: "no".to_owned() }));
         let no_module = DirectProbe { has_peer_memory: false, ..best.clone() };
         for (probe, label, words) in [
             (best.clone(), "dma_buf", ""),

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{CUmemRangeFlags_enum, CUmemRangeHandleType};
 
 use crate::device::Context;
 use crate::error::CudaError;
-use dataplane_memory::{DirectError, DmaBuf, DmaBufMapping};
+use dataplane_memory::{DmaBuf, DmaBufError, DmaBufMapping};
 
 pub(crate) const OPERATION: &str = "cuMemGetHandleForAddressRange";
 /// Page size of the driver's device mappings. An allocation owns its last page whole.
@@ -35,8 +35,8 @@ pub(crate) fn dma_buf(
     bytes: usize,
     mapping: DmaBufMapping,
     is_adopted: bool,
-) -> Result<DmaBuf, DirectError> {
-    let refused = |reason: String| DirectError { operation: OPERATION, reason };
+) -> Result<DmaBuf, DmaBufError> {
+    let refused = |reason: String| DmaBufError { operation: OPERATION, reason };
     if context.library.range_handle.is_none() {
         return Err(refused(format!("the driver speaks CUDA {}; 11.7 is needed", context.library.version())));
     }

@@ -31,7 +31,7 @@ mod direct;
 mod peer;
 
 mod export;
-mod foreign;
+mod external_memory;
 mod ipc;
 mod pinned;
 mod sharing;
@@ -52,19 +52,19 @@ mod compile;
 mod compiler;
 
 #[cfg(test)]
-mod against;
+mod driver_abi_tests;
 
 pub use compile::{CompileError, Image, compile, compile_for};
 
 pub use copier::SlotCopier;
 pub use copy::{CopyRequest, Place, Region, RegionId, Rows};
 pub use cuda::Cuda;
-pub use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
+pub use dataplane_memory::{DeviceError, DeviceMemory, DmaBuf, DmaBufError, DmaBufMapping};
 pub use description::{DeviceDescription, PciAddress};
 pub use device::Device;
 pub use direct::{DirectProbe, GpuDirect};
 pub use error::{CudaError, DriverVersion, Unavailable};
-pub use foreign::BorrowError;
+pub use external_memory::BorrowError;
 pub use graph::Graph;
 pub use ipc::IpcHandle;
 pub use module::{Function, Module};
@@ -74,4 +74,4 @@ pub use queue::CopyQueue;
 pub use sharing::IpcSharing;
 pub use slab::DeviceSlab;
 pub use stream::{Priority, Stream};
-pub use submission::{Completion, CopyQueueConfig, CopyQueueCounters, Refusal};
+pub use submission::{Completion, CopyQueueConfig, CopyQueueCounters, SubmitError};

@@ -30,7 +30,7 @@ use crate::issue::Issuer;
 use crate::library::code;
 use crate::plan::Plan;
 use crate::stream::{Stream, create_event, destroy_event};
-use crate::submission::{Completion, CopyQueueConfig, CopyQueueCounters, Refusal};
+use crate::submission::{Completion, CopyQueueConfig, CopyQueueCounters, SubmitError};
 
 /// A token that was accepted and has not completed.
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +41,7 @@ struct Accepted {
 
 /// An event in flight and the tokens that it completes.
 #[derive(Debug, Clone, Copy)]
-struct Flight {
+struct InFlightFlush {
     event: usize,
     /// Place behind the last token that is complete when the event has passed.
     tokens_end: u64,
@@ -57,7 +57,7 @@ pub struct CopyQueue {
     plan: Plan,
     issuer: Issuer,
     events: Vec<CUevent>,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<InFlightFlush>,
     /// Index of the event for the next flush.
     next_event: usize,
     accepted: VecDeque<Accepted>,
@@ -148,26 +148,27 @@ impl CopyQueue {
 
     /// Accepts one copy; it starts with the next [`Self::flush`].
     #[inline]
-    pub fn submit(&mut self, copy: &CopyRequest, token: u64) -> Result<(), Refusal> {
+    pub fn submit(&mut self, copy: &CopyRequest, token: u64) -> Result<(), SubmitError> {
         self.submit_batch(std::slice::from_ref(copy), token)
     }
 
     /// Accepts copies that complete together, all or none. An empty list completes when everything before it
     /// has completed.
-    pub fn submit_batch(&mut self, copies: &[CopyRequest], token: u64) -> Result<(), Refusal> {
+    pub fn submit_batch(&mut self, copies: &[CopyRequest], token: u64) -> Result<(), SubmitError> {
         if self.accepted.len() == self.config.tokens_max || self.is_flush_due {
-            return Err(Refusal::Full);
+            return Err(SubmitError::Full);
         }
         let mut pieces = 0_usize;
         for (index, copy) in copies.iter().enumerate() {
-            let (resolved, is_elsewhere) = self.regions.resolve(copy).ok_or(Refusal::Outside { index })?;
+            let (resolved, is_elsewhere) =
+                self.regions.resolve(copy).ok_or(SubmitError::Outside { index })?;
             let by_row = self.is_by_row(&resolved, is_elsewhere);
             pieces = pieces.saturating_add(if by_row { resolved.rows.count } else { 1 });
         }
         if pieces > self.plan.room() {
             let copies_max = self.plan.capacity();
-            let refusal = Refusal::TooMany { copies: pieces, copies_max };
-            return Err(if pieces > copies_max { refusal } else { Refusal::Full });
+            let refusal = SubmitError::TooMany { copies: pieces, copies_max };
+            return Err(if pieces > copies_max { refusal } else { SubmitError::Full });
         }
         if self.dead.is_none() {
             let place = self.first_place + self.accepted.len() as u64;
@@ -223,7 +224,7 @@ impl CopyQueue {
         }
         context.library.check("cuEventRecord", recorded)?;
         self.next_event = (event + 1) % self.events.len();
-        self.flights.push_back(Flight { event, tokens_end: end });
+        self.flights.push_back(InFlightFlush { event, tokens_end: end });
         self.flushed_end = end;
         Ok(())
     }

@@ -17,10 +17,10 @@ use dataplane_memory::SlabLayout;
 use crate::Device;
 use crate::error::CudaError;
 use crate::export;
-use crate::foreign::{self, BorrowError};
+use crate::external_memory::{self, BorrowError};
 use crate::ipc::IpcHandle;
 use crate::library::code;
-use dataplane_memory::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
+use dataplane_memory::{DeviceError, DeviceMemory, DmaBuf, DmaBufError, DmaBufMapping};
 
 /// Allocations are a multiple of this number of bytes.
 const ALLOCATION_GRAIN: usize = 2 << 20;
@@ -106,7 +106,7 @@ impl DeviceSlab {
     /// 1. This device's primary context may use the bytes.
     /// 2. They stay mapped until the slab is dropped.
     pub unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Result<Self, BorrowError> {
-        foreign::is_mapped(device.context(), address, bytes)?;
+        external_memory::is_mapped(device.context(), address, bytes)?;
         let layout = SlabLayout { slot_bytes: bytes, slot_count: 1 };
         Ok(Self::over(device, address, layout, bytes, Origin::Adopted))
     }
@@ -241,11 +241,11 @@ impl DeviceMemory for DeviceSlab {
         self.bytes
     }
 
-    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DirectError> {
+    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DmaBufError> {
         let is_adopted = match self.root() {
             Origin::Attached => {
                 let reason = "it is another process's memory, whose export has not been tried anywhere";
-                return Err(DirectError { operation: export::OPERATION, reason: reason.to_owned() });
+                return Err(DmaBufError { operation: export::OPERATION, reason: reason.to_owned() });
             }
             origin => matches!(origin, Origin::Adopted),
         };

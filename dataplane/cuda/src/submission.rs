@@ -21,7 +21,7 @@ impl Default for CopyQueueConfig {
 
 /// Reason for which a submission was rejected. No part of the submission was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum SubmitError {
     /// The queue is full: flush and poll, then try again.
     #[error("the queue is full")]
     Full,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_cuda::{
     Completion, CopyQueue, CopyQueueConfig, CopyRequest, Cuda, Device, DeviceMemory, DeviceSlab, Pinned,
-    Place, Priority, Refusal, Region, RegionId, Rows, Stream,
+    Place, Priority, Region, RegionId, Rows, Stream, SubmitError,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 use double::Double;
@@ -127,7 +127,7 @@ fn model(double: &Double, seed: u64, flushes: usize) {
             loop {
                 match rig.queue.submit(&copy, token) {
                     Ok(()) => break,
-                    Err(Refusal::Full) => _ = rig.queue.poll(2, &mut seen),
+                    Err(SubmitError::Full) => _ = rig.queue.poll(2, &mut seen),
                     Err(refusal) => panic!("{refusal}"),
                 }
             }
@@ -211,27 +211,27 @@ fn what_does_not_fit_is_refused_and_nothing_of_it_is_done() {
     let Some(double) = Double::load() else { return };
     let mut rig = Rig::new(CopyQueueConfig { copies_max: 4, tokens_max: 3, flushes_max: 1 });
     let apart: Vec<CopyRequest> = (0..5).map(|slot| rig.down(slot, 7 - slot)).collect();
-    assert_eq!(rig.queue.submit_batch(&apart, 1), Err(Refusal::TooMany { copies: 5, copies_max: 4 }));
+    assert_eq!(rig.queue.submit_batch(&apart, 1), Err(SubmitError::TooMany { copies: 5, copies_max: 4 }));
     let outside = CopyRequest::contiguous(rig.place(0, 0, 1), rig.place(1, 0, 0), SLOT_BYTES);
-    assert_eq!(rig.queue.submit_batch(&[apart[0], outside], 1), Err(Refusal::Outside { index: 1 }));
+    assert_eq!(rig.queue.submit_batch(&[apart[0], outside], 1), Err(SubmitError::Outside { index: 1 }));
     let overlapping = Rows { bytes: 64, count: 2, from_stride: 63, to_stride: 64 };
     assert_eq!(
         rig.queue.submit(&CopyRequest { rows: overlapping, ..apart[0] }, 1),
-        Err(Refusal::Outside { index: 0 })
+        Err(SubmitError::Outside { index: 0 })
     );
     assert_eq!(rig.queue.in_flight(), 0);
 
     double.set("delay_us", 20_000);
     rig.queue.submit_batch(&apart[..3], 1).expect("room");
-    assert_eq!(rig.queue.submit_batch(&apart[3..], 2), Err(Refusal::Full), "five pieces, four places");
+    assert_eq!(rig.queue.submit_batch(&apart[3..], 2), Err(SubmitError::Full), "five pieces, four places");
     rig.queue.flush();
     rig.queue.submit(&apart[4], 2).expect("room");
     rig.queue.flush();
-    assert_eq!(rig.queue.submit(&apart[3], 3), Err(Refusal::Full), "a flush waits for the only event");
+    assert_eq!(rig.queue.submit(&apart[3], 3), Err(SubmitError::Full), "a flush waits for the only event");
     let tokens: Vec<u64> = rig.drain().iter().map(|completion| completion.token).collect();
     assert_eq!(tokens, [1, 2]);
     (0..3).for_each(|token| rig.queue.submit(&apart[0], token).expect("room"));
-    assert_eq!(rig.queue.submit(&apart[0], 3), Err(Refusal::Full), "three tokens are in flight");
+    assert_eq!(rig.queue.submit(&apart[0], 3), Err(SubmitError::Full), "three tokens are in flight");
     rig.drain();
 }
 
@@ -317,7 +317,7 @@ fn after_a_fault_every_token_ends_once_and_the_queue_is_dead() {
             let (from, to) = (random.below(8) as u32, random.below(8) as u32);
             match rig.queue.submit(&rig.down(from, to), submitted) {
                 Ok(()) => submitted += 1,
-                Err(refusal) => assert_eq!(refusal, Refusal::Full),
+                Err(refusal) => assert_eq!(refusal, SubmitError::Full),
             }
             if random.below(4) == 0 {
                 rig.queue.flush();

@@ -9,7 +9,7 @@ use aya::programs::{TestRun, TestRunOptions, Xdp};
 
 use crate::bucket::spans_ns;
 use crate::config::{AdmissionConfig, check_allow, check_overload};
-use crate::error::Off;
+use crate::error::EbpfError;
 use crate::layout::AdmissionSettings;
 use crate::load::{self, refused};
 use crate::prefix::Prefix;
@@ -74,9 +74,9 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// [`Off`]: not built, capabilities, a value out of range, no such interface, one with another XDP program, or
+    /// [`EbpfError`]: not built, capabilities, a value out of range, no such interface, one with another XDP program, or
     /// the kernel refused. Then nothing stays attached.
-    pub fn attach(config: &AdmissionConfig) -> Result<Self, Off> {
+    pub fn attach(config: &AdmissionConfig) -> Result<Self, EbpfError> {
         let mut admission = Self::load(config)?;
         for interface in &config.interfaces {
             admission.attach_to(interface)?;
@@ -89,9 +89,9 @@ impl Admission {
     /// # Errors
     ///
     /// The errors of [`Admission::attach`] that do not concern interfaces.
-    pub fn load(config: &AdmissionConfig) -> Result<Self, Off> {
+    pub fn load(config: &AdmissionConfig) -> Result<Self, EbpfError> {
         config.check()?;
-        load::ADMISSION.map_err(Off::NotBuilt)?;
+        load::ADMISSION.map_err(EbpfError::NotBuilt)?;
         host::check_capabilities(FEATURE, host::NETWORK)?;
         let mut ebpf = load::load("admission", load::ADMISSION, &[("sources", config.sources_max)])?;
         load::set_ports(&mut ebpf, &config.ports)?;
@@ -124,9 +124,9 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// [`Off::NoInterface`], [`Off::InterfaceBusy`], or [`Off::Refused`] with the errno.
-    pub fn attach_to(&mut self, interface: &str) -> Result<&Attached, Off> {
-        let index = interface_index(interface).ok_or_else(|| Off::NoInterface(interface.to_owned()))?;
+    /// [`EbpfError::NoInterface`], [`EbpfError::InterfaceBusy`], or [`EbpfError::Refused`] with the errno.
+    pub fn attach_to(&mut self, interface: &str) -> Result<&Attached, EbpfError> {
+        let index = interface_index(interface).ok_or_else(|| EbpfError::NoInterface(interface.to_owned()))?;
         let program: &Xdp =
             self.ebpf.program(PROGRAM).and_then(|program| program.try_into().ok()).ok_or_else(unloaded)?;
         let program = program.fd().map_err(|error| refused(PROGRAM.to_owned(), &error))?.as_fd();
@@ -138,7 +138,7 @@ impl Admission {
             Err(_) => (link::attach_xdp(program, index, link::GENERIC), false),
         };
         let link = link.map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY | libc::EEXIST) => Off::InterfaceBusy(interface.to_owned()),
+            Some(libc::EBUSY | libc::EEXIST) => EbpfError::InterfaceBusy(interface.to_owned()),
             _ => refused(format!("XDP on {interface}"), &error),
         })?;
         self.attached.push(Attached { interface: interface.to_owned(), native, _link: link });
@@ -156,8 +156,8 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// [`Off::Configuration`] where the list is too long, [`Off::Refused`] where a map cannot be written.
-    pub fn set_allow(&mut self, allow: &[Prefix]) -> Result<(), Off> {
+    /// [`EbpfError::Configuration`] where the list is too long, [`EbpfError::Refused`] where a map cannot be written.
+    pub fn set_allow(&mut self, allow: &[Prefix]) -> Result<(), EbpfError> {
         check_allow(allow)?;
         if allow.is_empty() {
             self.current.allow_list = 0;
@@ -190,8 +190,8 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// [`Off::Configuration`] above 100, [`Off::Refused`] where the map cannot be written.
-    pub fn set_overload(&mut self, percent: u32) -> Result<(), Off> {
+    /// [`EbpfError::Configuration`] above 100, [`EbpfError::Refused`] where the map cannot be written.
+    pub fn set_overload(&mut self, percent: u32) -> Result<(), EbpfError> {
         check_overload(percent)?;
         self.current.overload_percent = percent;
         self.write_settings()
@@ -201,8 +201,8 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// [`Off::Refused`] where a map cannot be read.
-    pub fn counters(&self) -> Result<AdmissionCounters, Off> {
+    /// [`EbpfError::Refused`] where a map cannot be read.
+    pub fn counters(&self) -> Result<AdmissionCounters, EbpfError> {
         let counter = |index| load::counter(&self.counters, index);
         Ok(AdmissionCounters {
             passed_other: counter(0)?,
@@ -223,8 +223,8 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// [`Off::Refused`] where the kernel does not run it.
-    pub fn passes(&self, frame: &[u8]) -> Result<bool, Off> {
+    /// [`EbpfError::Refused`] where the kernel does not run it.
+    pub fn passes(&self, frame: &[u8]) -> Result<bool, EbpfError> {
         let program: &Xdp =
             self.ebpf.program(PROGRAM).and_then(|program| program.try_into().ok()).ok_or_else(unloaded)?;
         let result = program
@@ -233,7 +233,7 @@ impl Admission {
         Ok(result.return_value == PASS)
     }
 
-    fn remove_all_but(&mut self, kept: &[Prefix]) -> Result<(), Off> {
+    fn remove_all_but(&mut self, kept: &[Prefix]) -> Result<(), EbpfError> {
         for prefix in std::mem::take(&mut self.allow) {
             if kept.contains(&prefix) {
                 continue;
@@ -248,13 +248,13 @@ impl Admission {
         Ok(())
     }
 
-    fn write_settings(&mut self) -> Result<(), Off> {
+    fn write_settings(&mut self) -> Result<(), EbpfError> {
         self.settings.set(0, self.current, 0).map_err(|error| refused("the settings".to_owned(), &error))
     }
 }
 
-fn unloaded() -> Off {
-    Off::Refused { step: PROGRAM.to_owned(), reason: "it is not loaded".to_owned() }
+fn unloaded() -> EbpfError {
+    EbpfError::Refused { step: PROGRAM.to_owned(), reason: "it is not loaded".to_owned() }
 }
 
 /// Returns the index of an interface; also `None` for a name that no interface can have.

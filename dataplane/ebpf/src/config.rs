@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::error::Off;
+use crate::error::EbpfError;
 use crate::prefix::Prefix;
 
 /// Largest number of ports of one program; the size of the map `ports`.
@@ -51,7 +51,7 @@ impl Default for RedirectConfig {
 }
 
 impl RedirectConfig {
-    pub(crate) fn check(&self) -> Result<(), Off> {
+    pub(crate) fn check(&self) -> Result<(), EbpfError> {
         check_ports("ebpf.redirect.ports", &self.ports)?;
         check("ebpf.redirect_message_max", &MESSAGE_BYTES_MAX, self.message_bytes_max)?;
         check("ebpf.redirect.unread_bytes_max", &UNREAD_BYTES_MAX, self.unread_bytes_max)?;
@@ -100,7 +100,7 @@ impl Default for AdmissionConfig {
 }
 
 impl AdmissionConfig {
-    pub(crate) fn check(&self) -> Result<(), Off> {
+    pub(crate) fn check(&self) -> Result<(), EbpfError> {
         check_ports("ebpf.admission_ports", &self.ports)?;
         check_allow(&self.allow)?;
         check("ebpf.syn_rate_per_source", &(0..=RATE_MAX), self.syn_rate_per_source)?;
@@ -148,18 +148,18 @@ impl Default for LatencyConfig {
     }
 }
 
-pub(crate) fn check_allow(allow: &[Prefix]) -> Result<(), Off> {
+pub(crate) fn check_allow(allow: &[Prefix]) -> Result<(), EbpfError> {
     let v4 = allow.iter().filter(|prefix| prefix.address().is_ipv4()).count();
     check("ebpf.admission_allow", &(0..=PREFIXES_MAX), v4.max(allow.len() - v4))
 }
 
-pub(crate) fn check_overload(percent: u32) -> Result<(), Off> {
+pub(crate) fn check_overload(percent: u32) -> Result<(), EbpfError> {
     check("ebpf.admission.overload_percent", &(0..=OVERLOAD_PERCENT_MAX), percent)
 }
 
-fn check_ports(key: &'static str, ports: &[u16]) -> Result<(), Off> {
+fn check_ports(key: &'static str, ports: &[u16]) -> Result<(), EbpfError> {
     if ports.contains(&0) {
-        return Err(Off::Configuration { key, reason: "0 is no port".to_owned() });
+        return Err(EbpfError::Configuration { key, reason: "0 is no port".to_owned() });
     }
     check(key, &(1..=PORTS_MAX), ports.len())
 }
@@ -168,18 +168,18 @@ fn check<T: PartialOrd + std::fmt::Display>(
     key: &'static str,
     range: &std::ops::RangeInclusive<T>,
     value: T,
-) -> Result<(), Off> {
+) -> Result<(), EbpfError> {
     if range.contains(&value) {
         return Ok(());
     }
     let reason = format!("{value} is not within {} to {}", range.start(), range.end());
-    Err(Off::Configuration { key, reason })
+    Err(EbpfError::Configuration { key, reason })
 }
 
 #[cfg(test)]
 mod tests {
     use super::{AdmissionConfig, RedirectConfig, check_overload};
-    use crate::error::Off;
+    use crate::error::EbpfError;
 
     #[test]
     fn values_out_of_range_are_named() {
@@ -200,7 +200,7 @@ mod tests {
         ];
         for (found, expected) in cases {
             match found {
-                Err(Off::Configuration { key, .. }) => assert_eq!(key, expected),
+                Err(EbpfError::Configuration { key, .. }) => assert_eq!(key, expected),
                 other => panic!("{expected}: {other:?}"),
             }
         }

@@ -7,7 +7,7 @@ use aya::programs::tp_btf::BtfTracePoint;
 use aya::programs::{RawTracePointRunOptions, TestRun};
 use aya::{Btf, Ebpf};
 
-use crate::error::Off;
+use crate::error::EbpfError;
 use crate::histogram::Histogram;
 use crate::host;
 use crate::layout::{ENGINE_HISTOGRAMS, ENGINES_MAX, EnginePort, HistogramValues};
@@ -87,9 +87,9 @@ impl EngineProbe {
     ///
     /// # Errors
     ///
-    /// [`Off`]: not built, capabilities, BTF, another PID namespace than the machine's, or the kernel
+    /// [`EbpfError`]: not built, capabilities, BTF, another PID namespace than the machine's, or the kernel
     /// refused: before Linux 6.3 the kernel has no tracepoint of sends.
-    pub fn attach() -> Result<Self, Off> {
+    pub fn attach() -> Result<Self, EbpfError> {
         let (mut probe, btf) = Self::load()?;
         for (name, tracepoint) in PROGRAMS {
             let program: &mut BtfTracePoint =
@@ -102,7 +102,7 @@ impl EngineProbe {
     }
 
     /// Loads all programs and attaches none, to find out whether [`EngineProbe::attach`] would work.
-    pub(crate) fn check() -> Result<(), Off> {
+    pub(crate) fn check() -> Result<(), EbpfError> {
         let (mut probe, btf) = Self::load()?;
         for (name, tracepoint) in PROGRAMS {
             load::program(&mut probe.ebpf, name, |program: &mut BtfTracePoint| {
@@ -112,8 +112,8 @@ impl EngineProbe {
         Ok(())
     }
 
-    fn load() -> Result<(Self, Btf), Off> {
-        load::ENGINES.map_err(Off::NotBuilt)?;
+    fn load() -> Result<(Self, Btf), EbpfError> {
+        load::ENGINES.map_err(EbpfError::NotBuilt)?;
         host::check_capabilities(FEATURE, host::STRUCTURES)?;
         host::check_btf(FEATURE)?;
         let btf = Btf::from_sys_fs().map_err(|error| refused("the kernel's BTF".to_owned(), &error))?;
@@ -131,7 +131,7 @@ impl EngineProbe {
             .test_run(RawTracePointRunOptions::new())
             .map_err(|error| refused("running own_tgid".to_owned(), &error))?;
         if told.return_value != std::process::id() {
-            return Err(Off::PidNamespace { feature: FEATURE });
+            return Err(EbpfError::PidNamespace { feature: FEATURE });
         }
         Ok((probe, btf))
     }
@@ -141,9 +141,9 @@ impl EngineProbe {
     ///
     /// # Errors
     ///
-    /// [`Off`]: a number that is too large, or a map that is full.
-    pub fn watch(&mut self, number: usize, engine: &WatchedEngine) -> Result<(), Off> {
-        let too_many = || Off::Configuration {
+    /// [`EbpfError`]: a number that is too large, or a map that is full.
+    pub fn watch(&mut self, number: usize, engine: &WatchedEngine) -> Result<(), EbpfError> {
+        let too_many = || EbpfError::Configuration {
             key: "engines",
             reason: format!("at most {} are watched", Self::ENGINES_MAX),
         };
@@ -185,8 +185,8 @@ impl EngineProbe {
     ///
     /// # Errors
     ///
-    /// [`Off::Refused`] where a map cannot be read.
-    pub fn times(&self, number: usize) -> Result<EngineTimes, Off> {
+    /// [`EbpfError::Refused`] where a map cannot be read.
+    pub fn times(&self, number: usize) -> Result<EngineTimes, EbpfError> {
         let first = number as u32 * ENGINE_HISTOGRAMS;
         let histogram = |which| {
             let mut sum = Histogram::default();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Reason why an eBPF feature is unavailable or has failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Off {
+pub enum EbpfError {
     /// The binary was built without the programs.
     #[error("built without eBPF: {0}")]
     NotBuilt(&'static str),

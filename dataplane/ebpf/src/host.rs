@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::Off;
+use crate::error::EbpfError;
 
 // Numbers of linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
@@ -20,10 +20,14 @@ pub(crate) const NETWORK_AND_STRUCTURES: &[u32] = &[CAP_BPF, CAP_NET_ADMIN, CAP_
 pub(crate) const STRUCTURES: &[u32] = &[CAP_BPF, CAP_PERFMON];
 
 /// Fails with the names of the missing capabilities.
-pub(crate) fn check_capabilities(feature: &'static str, needed: &[u32]) -> Result<(), Off> {
+pub(crate) fn check_capabilities(feature: &'static str, needed: &[u32]) -> Result<(), EbpfError> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let missing = missing(effective(&status), needed);
-    if missing.is_empty() { Ok(()) } else { Err(Off::Capability { feature, missing: missing.join(" + ") }) }
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(EbpfError::Capability { feature, missing: missing.join(" + ") })
+    }
 }
 
 /// Returns the `CapEff` set of a `/proc/<pid>/status`; 0 when it cannot be read.
@@ -53,20 +57,20 @@ fn missing(effective: u64, needed: &[u32]) -> Vec<&'static str> {
         .collect()
 }
 
-pub(crate) fn check_btf(feature: &'static str) -> Result<(), Off> {
-    if Path::new("/sys/kernel/btf/vmlinux").exists() { Ok(()) } else { Err(Off::NoBtf { feature }) }
+pub(crate) fn check_btf(feature: &'static str) -> Result<(), EbpfError> {
+    if Path::new("/sys/kernel/btf/vmlinux").exists() { Ok(()) } else { Err(EbpfError::NoBtf { feature }) }
 }
 
 /// Returns the cgroup v2 directory of this process.
 ///
 /// # Errors
 ///
-/// [`Off::NoCgroup2`] where no such hierarchy is mounted, [`Off::NotACgroup`] where the directory is not
+/// [`EbpfError::NoCgroup2`] where no such hierarchy is mounted, [`EbpfError::NotACgroup`] where the directory is not
 /// visible to this process, as in a container with a private mount.
-pub fn own_cgroup() -> Result<PathBuf, Off> {
+pub fn own_cgroup() -> Result<PathBuf, EbpfError> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = cgroup_directory(&mounts, &groups).ok_or(Off::NoCgroup2)?;
+    let path = cgroup_directory(&mounts, &groups).ok_or(EbpfError::NoCgroup2)?;
     check_cgroup(&path)?;
     Ok(path)
 }
@@ -84,8 +88,8 @@ fn cgroup_directory(mounts: &str, groups: &str) -> Option<PathBuf> {
     Some(Path::new(mount_point).join(below.trim_start_matches('/')))
 }
 
-pub(crate) fn check_cgroup(path: &Path) -> Result<(), Off> {
-    let wrong = |reason: String| Off::NotACgroup { path: path.to_owned(), reason };
+pub(crate) fn check_cgroup(path: &Path) -> Result<(), EbpfError> {
+    let wrong = |reason: String| EbpfError::NotACgroup { path: path.to_owned(), reason };
     let found = rustix::fs::statfs(path).map_err(|errno| wrong(errno.to_string()))?;
     if found.f_type.cast_unsigned() != CGROUP2_MAGIC {
         return Err(wrong("it lies on another file system".to_owned()));

@@ -10,7 +10,7 @@ use aya::programs::{RawTracePointRunOptions, TestRun};
 use aya::{Btf, Ebpf};
 
 use crate::config::{LatencyConfig, Scope};
-use crate::error::Off;
+use crate::error::EbpfError;
 use crate::histogram::Histogram;
 use crate::host;
 use crate::layout::{HistogramValues, LatencySettings};
@@ -59,8 +59,8 @@ impl Latency {
     ///
     /// # Errors
     ///
-    /// [`Off`]: not built, capabilities, BTF, cgroup, or the kernel refused.
-    pub fn attach(config: &LatencyConfig) -> Result<Self, Off> {
+    /// [`EbpfError`]: not built, capabilities, BTF, cgroup, or the kernel refused.
+    pub fn attach(config: &LatencyConfig) -> Result<Self, EbpfError> {
         let (mut latency, btf) = Self::load()?;
         let mut settings = LatencySettings::default();
         match &config.scope {
@@ -88,7 +88,7 @@ impl Latency {
     }
 
     /// Loads all programs and attaches none, to find out whether [`Latency::attach`] would work.
-    pub(crate) fn check() -> Result<(), Off> {
+    pub(crate) fn check() -> Result<(), EbpfError> {
         let (mut latency, btf) = Self::load()?;
         for (name, tracepoint) in [CONNECTIONS, SEGMENTS, BLOCK].concat() {
             load::program(&mut latency.ebpf, name, |program: &mut BtfTracePoint| {
@@ -98,8 +98,8 @@ impl Latency {
         Ok(())
     }
 
-    fn load() -> Result<(Self, Btf), Off> {
-        load::LATENCY.map_err(Off::NotBuilt)?;
+    fn load() -> Result<(Self, Btf), EbpfError> {
+        load::LATENCY.map_err(EbpfError::NotBuilt)?;
         host::check_capabilities(FEATURE, host::STRUCTURES)?;
         host::check_btf(FEATURE)?;
         let btf = Btf::from_sys_fs().map_err(|error| refused("the kernel's BTF".to_owned(), &error))?;
@@ -113,8 +113,8 @@ impl Latency {
     ///
     /// # Errors
     ///
-    /// [`Off::Refused`] where a map cannot be read.
-    pub fn snapshot(&self) -> Result<LatencySnapshot, Off> {
+    /// [`EbpfError::Refused`] where a map cannot be read.
+    pub fn snapshot(&self) -> Result<LatencySnapshot, EbpfError> {
         let histogram = |index| {
             let mut sum = Histogram::default();
             for values in load::per_cpu(&self.histograms, index)?.iter() {
@@ -137,7 +137,7 @@ impl Latency {
 
     /// Returns this process's number as the kernel's programs see it, which in a container differs from
     /// `getpid`.
-    fn own_tgid(&mut self) -> Result<u32, Off> {
+    fn own_tgid(&mut self) -> Result<u32, EbpfError> {
         let program: &mut RawTracePoint = load::program(&mut self.ebpf, "own_tgid", RawTracePoint::load)?;
         let result = program
             .test_run(RawTracePointRunOptions::new())
@@ -147,17 +147,17 @@ impl Latency {
 }
 
 /// Returns a cgroup's id, which is the inode number of its directory.
-fn cgroup_id(path: &Path) -> Result<u64, Off> {
+fn cgroup_id(path: &Path) -> Result<u64, EbpfError> {
     host::check_cgroup(path)?;
     let found = std::fs::metadata(path)
-        .map_err(|error| Off::NotACgroup { path: path.to_owned(), reason: error.to_string() })?;
+        .map_err(|error| EbpfError::NotACgroup { path: path.to_owned(), reason: error.to_string() })?;
     Ok(found.ino())
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Latency, RawTracePoint, RawTracePointRunOptions, TestRun, load};
-    use crate::error::Off;
+    use crate::error::EbpfError;
     use crate::histogram::Histogram;
     use std::time::Duration;
 
@@ -166,7 +166,7 @@ mod tests {
     fn kernel_and_model_agree() {
         let (mut latency, _) = match Latency::load() {
             Ok(loaded) => loaded,
-            Err(off @ (Off::NotBuilt(_) | Off::Capability { .. } | Off::NoBtf { .. })) => {
+            Err(off @ (EbpfError::NotBuilt(_) | EbpfError::Capability { .. } | EbpfError::NoBtf { .. })) => {
                 println!("SKIPPED: {off}");
                 return;
             }

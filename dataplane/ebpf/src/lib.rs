@@ -13,7 +13,7 @@
 //! - A program only passes packets that the kernel would pass, faster (`Redirect`), drops TCP to listed ports
 //!   (`Admission`) or observes (`Latency`, `EngineProbe`). Packets that a program cannot judge take the usual
 //!   path and are counted.
-//! - Each missing requirement (clang, capability, BTF, cgroup, interface) is an [`Off`] with the reason and
+//! - Each missing requirement (clang, capability, BTF, cgroup, interface) is an [`EbpfError`] with the reason and
 //!   the remedy.
 //!
 //! The programs are C in `bpf/`, compiled by `build.rs` and embedded: aya's Rust side needs a nightly
@@ -43,7 +43,7 @@ pub use config::{
     Scope,
 };
 pub use engines::{EngineProbe, EngineTimes, WatchedEngine};
-pub use error::Off;
+pub use error::EbpfError;
 pub use histogram::Histogram;
 pub use host::own_cgroup;
 pub use latency::{Latency, LatencySnapshot};

@@ -4,7 +4,7 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use aya::programs::ProgramError;
 use aya::{Ebpf, EbpfLoader, Pod};
 
-use crate::error::Off;
+use crate::error::EbpfError;
 
 include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 
@@ -16,8 +16,8 @@ pub(crate) fn load(
     name: &'static str,
     object: Result<&[u8], &'static str>,
     sizes: &[(&'static str, u32)],
-) -> Result<Ebpf, Off> {
-    let object = object.map_err(Off::NotBuilt)?;
+) -> Result<Ebpf, EbpfError> {
+    let object = object.map_err(EbpfError::NotBuilt)?;
     let mut loader = EbpfLoader::new();
     for (map, entries) in sizes {
         loader.map_max_entries(map, *entries);
@@ -30,7 +30,7 @@ pub(crate) fn program<'a, P>(
     ebpf: &'a mut Ebpf,
     name: &'static str,
     load: impl FnOnce(&mut P) -> Result<(), ProgramError>,
-) -> Result<&'a mut P, Off>
+) -> Result<&'a mut P, EbpfError>
 where
     &'a mut P: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
 {
@@ -43,20 +43,23 @@ where
 
 /// Takes a map out of the object, so that it is owned beside the program. It must outlive the loading of
 /// every program that names it: loading looks it up by descriptor.
-pub(crate) fn map<M: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<M, Off> {
+pub(crate) fn map<M: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<M, EbpfError> {
     let map = ebpf.take_map(name).ok_or_else(|| missing(name))?;
     map.try_into().map_err(|error| refused(format!("the map {name}"), &error))
 }
 
 /// Writes the only element of an array that from then on only the program reads.
-pub(crate) fn set_once<V: Pod>(ebpf: &mut Ebpf, name: &'static str, value: V) -> Result<(), Off> {
+pub(crate) fn set_once<V: Pod>(ebpf: &mut Ebpf, name: &'static str, value: V) -> Result<(), EbpfError> {
     let map = ebpf.map_mut(name).ok_or_else(|| missing(name))?;
     let mut map: Array<_, V> = map.try_into().map_err(|error| refused(format!("the map {name}"), &error))?;
     map.set(0, value, 0).map_err(|error| refused(format!("writing the map {name}"), &error))
 }
 
 /// Fills the map `ports`.
-pub(crate) fn set_ports(ebpf: &mut Ebpf, ports: &[u16]) -> Result<(), Off> {
+pub(crate) fn set_ports(ebpf: &mut Ebpf, ports: &[u16]) -> Result<(), EbpfError> {
     let map = ebpf.map_mut("ports").ok_or_else(|| missing("ports"))?;
     let mut map: HashMap<_, u32, u8> =
         map.try_into().map_err(|error| refused("the map ports".to_owned(), &error))?;
@@ -70,21 +73,21 @@ pub(crate) fn set_ports(ebpf: &mut Ebpf, ports: &[u16]) -> Result<(), Off> {
 pub(crate) fn per_cpu<V: Pod>(
     map: &PerCpuArray<MapData, V>,
     index: u32,
-) -> Result<aya::maps::PerCpuValues<V>, Off> {
+) -> Result<aya::maps::PerCpuValues<V>, EbpfError> {
     map.get(&index, 0).map_err(|error| refused(format!("reading counter {index}"), &error))
 }
 
 /// Returns the sum of a counter over all CPUs.
-pub(crate) fn counter(map: &PerCpuArray<MapData, u64>, index: u32) -> Result<u64, Off> {
+pub(crate) fn counter(map: &PerCpuArray<MapData, u64>, index: u32) -> Result<u64, EbpfError> {
     Ok(per_cpu(map, index)?.iter().fold(0, |sum: u64, value| sum.wrapping_add(*value)))
 }
 
-pub(crate) fn refused(step: String, error: &(dyn std::error::Error + 'static)) -> Off {
-    Off::Refused { step, reason: reason(error) }
+pub(crate) fn refused(step: String, error: &(dyn std::error::Error + 'static)) -> EbpfError {
+    EbpfError::Refused { step, reason: reason(error) }
 }
 
-fn missing(name: &str) -> Off {
-    Off::Refused { step: name.to_owned(), reason: "the embedded object does not hold it".to_owned() }
+fn missing(name: &str) -> EbpfError {
+    EbpfError::Refused { step: name.to_owned(), reason: "the embedded object does not hold it".to_owned() }
 }
 
 /// Formats the error with its causes in one line. Only the end of a verifier log is kept, which contains the

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::admission::Admission;
 use crate::config::AdmissionConfig;
 use crate::engines::EngineProbe;
-use crate::error::Off;
+use crate::error::EbpfError;
 use crate::latency::Latency;
 use crate::redirect::Redirect;
 
@@ -15,7 +15,7 @@ pub struct Finding {
     /// Name of the feature in the configuration.
     pub feature: &'static str,
     /// Reason why the feature would not work; `None`: it works.
-    pub off: Option<Off>,
+    pub off: Option<EbpfError>,
 }
 
 impl fmt::Display for Finding {

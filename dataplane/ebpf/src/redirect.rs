@@ -16,7 +16,7 @@ use aya::maps::{Array, MapData, PerCpuArray, SockHash};
 use aya::programs::{CgroupAttachMode, SkMsg, SockOps};
 
 use crate::config::RedirectConfig;
-use crate::error::Off;
+use crate::error::EbpfError;
 use crate::layout::{Endpoint, RedirectSettings};
 use crate::load::{self, refused};
 use crate::{host, own_cgroup};
@@ -58,8 +58,8 @@ impl Redirect {
     ///
     /// # Errors
     ///
-    /// [`Off`]: not built, capabilities, BTF, cgroup, a value out of range, or the kernel refused.
-    pub fn attach(config: &RedirectConfig) -> Result<Self, Off> {
+    /// [`EbpfError`]: not built, capabilities, BTF, cgroup, a value out of range, or the kernel refused.
+    pub fn attach(config: &RedirectConfig) -> Result<Self, EbpfError> {
         config.check()?;
         let (mut ebpf, cgroup) = prepare(config)?;
         let current = RedirectSettings {
@@ -91,7 +91,7 @@ impl Redirect {
     }
 
     /// Loads the programs and attaches none, to find out whether [`Redirect::attach`] would work.
-    pub(crate) fn check() -> Result<(), Off> {
+    pub(crate) fn check() -> Result<(), EbpfError> {
         let (mut ebpf, _) = prepare(&RedirectConfig::default())?;
         load::program(&mut ebpf, "forward", SkMsg::load)?;
         load::program(&mut ebpf, "track", SockOps::load)?;
@@ -102,8 +102,8 @@ impl Redirect {
     ///
     /// # Errors
     ///
-    /// [`Off::Refused`] where a map cannot be read.
-    pub fn counters(&self) -> Result<RedirectCounters, Off> {
+    /// [`EbpfError::Refused`] where a map cannot be read.
+    pub fn counters(&self) -> Result<RedirectCounters, EbpfError> {
         let counter = |index| load::counter(&self.counters, index);
         Ok(RedirectCounters {
             redirected_messages: counter(0)?,
@@ -128,13 +128,13 @@ impl Redirect {
     ///
     /// # Errors
     ///
-    /// [`Off::Refused`] where the map cannot be written.
-    pub fn set_enabled(&mut self, enabled: bool) -> Result<(), Off> {
+    /// [`EbpfError::Refused`] where the map cannot be written.
+    pub fn set_enabled(&mut self, enabled: bool) -> Result<(), EbpfError> {
         self.current.enabled = u32::from(enabled);
         self.write_settings()
     }
 
-    fn write_settings(&mut self) -> Result<(), Off> {
+    fn write_settings(&mut self) -> Result<(), EbpfError> {
         self.settings.set(0, self.current, 0).map_err(|error| refused("the settings".to_owned(), &error))
     }
 }
@@ -146,15 +146,15 @@ impl Drop for Redirect {
     }
 }
 
-fn prepare(config: &RedirectConfig) -> Result<(Ebpf, File), Off> {
+fn prepare(config: &RedirectConfig) -> Result<(Ebpf, File), EbpfError> {
     let object = load::REDIRECT;
-    object.map_err(Off::NotBuilt)?;
+    object.map_err(EbpfError::NotBuilt)?;
     host::check_capabilities(FEATURE, host::NETWORK_AND_STRUCTURES)?;
     host::check_btf(FEATURE)?;
     let path = config.cgroup.clone().map_or_else(own_cgroup, Ok)?;
     host::check_cgroup(&path)?;
     let cgroup = File::open(&path)
-        .map_err(|error| Off::NotACgroup { path: path.clone(), reason: error.to_string() })?;
+        .map_err(|error| EbpfError::NotACgroup { path: path.clone(), reason: error.to_string() })?;
     let sizes = [("sockets", config.sockets_max), ("endpoints", config.sockets_max)];
     Ok((load::load("redirect", object, &sizes)?, cgroup))
 }

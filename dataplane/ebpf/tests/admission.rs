@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use dataplane_ebpf::{Admission, AdmissionConfig, AdmissionCounters, Off, Prefix};
+use dataplane_ebpf::{Admission, AdmissionConfig, AdmissionCounters, EbpfError, Prefix};
 use lab::{Grandchild, Namespaces, VETH, alone, enter, eventually, or_skip, programs, run, within};
 
 const PORT: u16 = 8000;
@@ -238,7 +238,7 @@ fn overload_drops_its_share() {
         assert!(range.contains(&passed), "{percent} %: {passed} of 1000 passed");
     }
     assert!(admission.passes(&v4("10.1.2.3", ACK)).expect("it runs"));
-    assert!(matches!(admission.set_overload(101), Err(Off::Configuration { .. })));
+    assert!(matches!(admission.set_overload(101), Err(EbpfError::Configuration { .. })));
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn an_allow_list_can_change() {
     let many: Vec<Prefix> = (0..4097u32)
         .map(|n| Prefix::new(Ipv4Addr::from_bits(n << 8).into(), 24).expect("it is a prefix"))
         .collect();
-    assert!(matches!(admission.set_allow(&many), Err(Off::Configuration { .. })));
+    assert!(matches!(admission.set_allow(&many), Err(EbpfError::Configuration { .. })));
     admission.set_allow(&many[1..]).expect("4096 fit");
     admission.set_allow(&many[..4096]).expect("and may all change at once");
     assert!(admission.passes(&v4("0.0.0.9", SYN)).expect("it runs"));
@@ -331,7 +331,7 @@ fn real_connections_on_a_veth_pair() {
     });
     assert!(busy.as_deref().is_some_and(|text| text.contains("somebody else")), "{busy:?}");
     for name in ["nowhere0", "", "a name that is much too long", "nul\0"] {
-        assert!(matches!(admission.attach_to(name), Err(Off::NoInterface(_))), "{name:?}");
+        assert!(matches!(admission.attach_to(name), Err(EbpfError::NoInterface(_))), "{name:?}");
     }
 }
 

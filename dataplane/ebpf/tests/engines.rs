@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use dataplane_ebpf::{EngineProbe, EngineTimes, Off, WatchedEngine};
+use dataplane_ebpf::{EbpfError, EngineProbe, EngineTimes, WatchedEngine};
 
 /// Time until the engine reads a request, and then until it answers.
 const READS_AFTER: Duration = Duration::from_millis(40);
@@ -19,13 +19,16 @@ fn attached() -> Option<EngineProbe> {
     match EngineProbe::attach() {
         Ok(probe) => Some(probe),
         Err(
-            off @ (Off::NotBuilt(_) | Off::Capability { .. } | Off::NoBtf { .. } | Off::PidNamespace { .. }),
+            off @ (EbpfError::NotBuilt(_)
+            | EbpfError::Capability { .. }
+            | EbpfError::NoBtf { .. }
+            | EbpfError::PidNamespace { .. }),
         ) => {
             println!("SKIPPED: {off}");
             None
         }
         // Before Linux 6.3 the kernel has no tracepoint of sends.
-        Err(Off::Refused { step, reason }) if step.contains("answer_begins") => {
+        Err(EbpfError::Refused { step, reason }) if step.contains("answer_begins") => {
             println!("SKIPPED: {step}: {reason}");
             None
         }

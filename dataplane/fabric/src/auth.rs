@@ -365,7 +365,7 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], AuthError> {
 /// Returns element `index` of a sequence that only a holder of the seed can compute, even if the other
 /// elements are known.
 #[must_use]
-pub fn unguessable(seed: u64, index: u64) -> u64 {
+pub fn keyed_sequence(seed: u64, index: u64) -> u64 {
     let key = blake3::derive_key("kvasir 2026-11-27 names of sessions", &seed.to_le_bytes());
     let mut name = [0; 8];
     blake3::Hasher::new_keyed(&key).update(&index.to_le_bytes()).finalize_xof().fill(&mut name);

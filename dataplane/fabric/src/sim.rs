@@ -82,7 +82,7 @@ struct State {
     nodes: Vec<SimNode>,
     packets: BTreeMap<(u64, u64), (usize, PeerId, Packet)>,
     /// Connections that one end has given up while its packets are still in transit: that end to the other.
-    ghosts: HashMap<(usize, PeerId), (usize, PeerId)>,
+    half_closed: HashMap<(usize, PeerId), (usize, PeerId)>,
     sequence: u64,
     next_peer: u64,
 }
@@ -110,7 +110,7 @@ impl SimNetwork {
             faults,
             nodes: Vec::new(),
             packets: BTreeMap::new(),
-            ghosts: HashMap::new(),
+            half_closed: HashMap::new(),
             sequence: 0,
             next_peer: 1,
         })))
@@ -192,7 +192,7 @@ impl SimNetwork {
         let peers: Vec<PeerId> = state.nodes[node].links.keys().copied().collect();
         for peer in peers {
             let Some(link) = state.nodes[node].links.remove(&peer) else { continue };
-            state.ghosts.insert((node, peer), link.remote);
+            state.half_closed.insert((node, peer), link.remote);
             state.tell_end((node, peer), link, "retries exceeded");
         }
     }
@@ -248,7 +248,7 @@ impl State {
 
     fn deliver(&mut self, from: usize, peer: PeerId, packet: Packet) {
         let link = self.nodes[from].links.get(&peer).map(|link| link.remote);
-        let Some(remote) = link.or_else(|| self.ghosts.get(&(from, peer)).copied()) else { return };
+        let Some(remote) = link.or_else(|| self.half_closed.get(&(from, peer)).copied()) else { return };
         match packet {
             Packet::Connect => self.deliver_connect(from, peer, remote.0),
             Packet::Down(reason) => {
@@ -348,9 +348,9 @@ impl State {
     /// Removes a connection; its requests complete as down, and the node gets an event.
     fn end_link(&mut self, (node, peer): (usize, PeerId), reason: &str) {
         let Some(link) = self.nodes[node].links.remove(&peer) else { return };
-        let ghosts: Vec<_> = self.ghosts.extract_if(|_, remote| *remote == (node, peer)).collect();
+        let half_closed: Vec<_> = self.half_closed.extract_if(|_, remote| *remote == (node, peer)).collect();
         let is_of =
-            |end: (usize, PeerId)| end == (node, peer) || ghosts.iter().any(|(ghost, _)| *ghost == end);
+            |end: (usize, PeerId)| end == (node, peer) || half_closed.iter().any(|(ghost, _)| *ghost == end);
         self.packets
             .retain(|_, (from, at, packet)| !is_of((*from, *at)) || matches!(packet, Packet::Down(_)));
         self.tell_end((node, peer), link, reason);

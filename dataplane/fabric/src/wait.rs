@@ -111,7 +111,7 @@ impl Bell {
 
 /// The waiting thread's side of a [`Bell`].
 ///
-/// The loop of the waiting thread: [`Self::worked`] after a round with work; else, unless [`Self::polls_on`],
+/// The loop of the waiting thread: [`Self::worked`] after a round with work; else, unless [`Self::should_poll`],
 /// [`Self::announce`], then one more look for work (the fabric's is [`Fabric::prepare_wait`]),
 /// [`Self::sleep`] when there is none, and [`Self::retract`].
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Waiter {
     }
 
     /// Records that the last round had no work. Returns whether to poll again instead of sleeping.
-    pub fn polls_on(&mut self) -> bool {
+    pub fn should_poll(&mut self) -> bool {
         std::hint::spin_loop();
         let WaitPolicy::Sleep(spin) = self.policy else { return true };
         let now = Instant::now();
@@ -198,21 +198,21 @@ mod tests {
         waiter.policy = WaitPolicy::Sleep(spin); // Also on a machine with one processor.
         for _ in 0..3 {
             let started = Instant::now();
-            while waiter.polls_on() {}
+            while waiter.should_poll() {}
             assert!(started.elapsed() >= spin);
             waiter.worked();
         }
-        while waiter.polls_on() {}
+        while waiter.should_poll() {}
         waiter.announce();
         waiter.retract();
-        assert!(waiter.polls_on(), "after a sleep, too");
+        assert!(waiter.should_poll(), "after a sleep, too");
     }
 
     #[test]
     fn zero_sleeps_at_once_and_busy_never() {
-        assert!(!waiter(WaitPolicy::Sleep(Duration::ZERO)).polls_on());
+        assert!(!waiter(WaitPolicy::Sleep(Duration::ZERO)).should_poll());
         let mut busy = waiter(WaitPolicy::Busy);
-        assert!((0..10_000).all(|_| busy.polls_on()));
+        assert!((0..10_000).all(|_| busy.should_poll()));
     }
 
     /// Work is seen wherever the ring falls: while the waiter works, between polls, before a sleep, during
@@ -250,7 +250,7 @@ mod tests {
             if left.swap(0, Ordering::AcqRel) > 0 {
                 taken += 1;
                 waiter.worked();
-            } else if !waiter.polls_on() {
+            } else if !waiter.should_poll() {
                 waiter.announce();
                 if left.load(Ordering::Acquire) == 0 {
                     let begun = micros();
@@ -296,7 +296,7 @@ mod tests {
                     if rung > 0 {
                         taken.push(micros() - rung);
                         waiter.worked();
-                    } else if !waiter.polls_on() {
+                    } else if !waiter.should_poll() {
                         waiter.announce();
                         if rung_at.load(Ordering::Acquire) == 0 {
                             waiter.sleep(&fabric, None);

@@ -3,7 +3,7 @@
 use dataplane_cuda::CudaError;
 
 use crate::ring::Parts;
-use crate::route::Ends;
+use crate::route::RouteMemory;
 
 /// Use of the slots' checksums by a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Finished<'a> {
 
 /// A batch that was accepted and has not completed.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightBatch {
     pub(crate) token: u64,
     /// Position of the batch in the ring.
     pub(crate) slot: u32,
@@ -44,5 +44,5 @@ pub(crate) struct Flight {
     /// Error of the launch; `None`: the kernel was launched.
     pub(crate) failure: Option<CudaError>,
     /// Memory of the batch, which must stay allocated while the batch is in flight.
-    pub(crate) _ends: Ends,
+    pub(crate) _ends: RouteMemory,
 }

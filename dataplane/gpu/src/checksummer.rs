@@ -15,9 +15,9 @@ use dataplane_kernels::{ChecksumPlan, PlanError};
 use dataplane_memory::{Checksummer, DeviceError, Slab, SlotRef, SlotSum, SumDone, SumRefused};
 
 use crate::batch::Finished;
-use crate::error::Refusal;
+use crate::error::SubmitError;
 use crate::queue::KernelQueue;
-use crate::route::Ends;
+use crate::route::RouteMemory;
 
 /// Alignment of addresses that the fast kernel requires, in bytes.
 const ALIGNMENT: u64 = 16;
@@ -49,9 +49,9 @@ struct Accepted {
 
 /// A registered slab, with its memory in the form that a batch keeps.
 #[derive(Debug)]
-struct Known {
+struct RegisteredSlab {
     slab: Arc<Slab>,
-    ends: Ends,
+    ends: RouteMemory,
 }
 
 /// Computes checksums of slots over a [`KernelQueue`].
@@ -59,7 +59,7 @@ struct Known {
 pub struct SlotChecksummer {
     // Dropped first: its drop waits for the device.
     queue: KernelQueue,
-    slabs: Vec<Known>,
+    slabs: Vec<RegisteredSlab>,
     /// Accepted sums that were not launched yet, in the order of submission.
     waiting: Vec<Accepted>,
     /// The sums of each batch of the queue; the token of a batch is its index here.
@@ -113,8 +113,8 @@ impl SlotChecksummer {
         if !lies_there || !is_same || slab.layout() != memory.layout() {
             return None;
         }
-        let ends = Ends { tensors: None, slots: Arc::clone(memory) };
-        self.slabs.push(Known { slab: Arc::clone(slab), ends });
+        let ends = RouteMemory { tensors: None, slots: Arc::clone(memory) };
+        self.slabs.push(RegisteredSlab { slab: Arc::clone(slab), ends });
         Some(())
     }
 
@@ -133,7 +133,7 @@ impl SlotChecksummer {
         let addresses = batch.iter().map(|accepted| accepted.address);
         let launched = kind
             .plan()
-            .map_err(Refusal::from)
+            .map_err(SubmitError::from)
             .and_then(|plan| self.queue.sum_at(&self.slabs[kind.slab].ends, addresses, &plan, place as u64));
         match launched {
             Ok(()) => _ = self.free.pop(),

@@ -81,7 +81,7 @@ pub enum RouteError {
 
 /// Reason for which a batch was rejected. No part of the batch was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum SubmitError {
     /// The largest number of batches is in flight: poll, then try again.
     #[error("the queue is full")]
     Full,

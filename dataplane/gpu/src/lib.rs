@@ -11,7 +11,7 @@
 //!   types.
 //!
 //! Invariants: every block and slot of a batch is checked before its launch, so that a wrong number is a
-//! [`Refusal`] and not a fault that ends the device's context; all memory that a launch accesses is kept
+//! [`SubmitError`] and not a fault that ends the device's context; all memory that a launch accesses is kept
 //! until the launch has ended; items, status words and checksums lie in a ring that is made with the queue.
 //! Duplicate targets in a batch are not detected: the target then gets bytes of either source.
 //!
@@ -30,7 +30,7 @@ mod tensors;
 
 pub use batch::{Finished, Sums};
 pub use checksummer::SlotChecksummer;
-pub use error::{KernelsError, Refusal, RouteError};
+pub use error::{KernelsError, RouteError, SubmitError};
 pub use kernels::LayoutKernels;
 pub use queue::KernelQueue;
 pub use ring::KernelQueueConfig;

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use dataplane_cuda::{Completion, CopyRequest, CudaError, Stream};
 use dataplane_kernels::{ChecksumPlan, Direction, Item, Launch};
 
-use crate::batch::{Finished, Flight, Sums};
-use crate::error::{KernelsError, Refusal};
+use crate::batch::{Finished, InFlightBatch, Sums};
+use crate::error::{KernelsError, SubmitError};
 use crate::kernels::LayoutKernels;
 use crate::ring::{KernelQueueConfig, Parts, Ring};
-use crate::route::{CopyRoute, Ends, Pair, Plan, Route, SlotRoute};
+use crate::route::{CopyRoute, Pair, Plan, Route, RouteMemory, SlotRoute};
 
 /// A queue of kernel batches on one stream.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct KernelQueue {
     // Dropped first: its drop waits for the stream, after which nothing accesses the memory of the other
     // fields.
     ring: Ring,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<InFlightBatch>,
     kernels: Arc<LayoutKernels>,
     config: KernelQueueConfig,
     next_slot: u32,
@@ -95,7 +95,7 @@ impl KernelQueue {
         pairs: &[Pair],
         sums: Sums,
         token: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitError> {
         self.start(route, Direction::Gather, pairs.iter().copied(), sums, token)
     }
 
@@ -106,12 +106,12 @@ impl KernelQueue {
         pairs: &[Pair],
         sums: Sums,
         token: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitError> {
         self.start(route, Direction::Scatter, pairs.iter().copied(), sums, token)
     }
 
     /// Takes the checksums of slots.
-    pub fn checksum(&mut self, route: &SlotRoute, slots: &[u32], token: u64) -> Result<(), Refusal> {
+    pub fn checksum(&mut self, route: &SlotRoute, slots: &[u32], token: u64) -> Result<(), SubmitError> {
         self.start(route, (), slots.iter().map(whole_slot), Sums::Take, token)
     }
 
@@ -122,7 +122,7 @@ impl KernelQueue {
         slots: &[u32],
         expected: &[u64],
         token: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitError> {
         self.start(route, (), slots.iter().map(whole_slot), Sums::Expect(expected), token)
     }
 
@@ -133,7 +133,7 @@ impl KernelQueue {
         pairs: impl ExactSizeIterator<Item = Pair>,
         sums: Sums,
         token: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitError> {
         let count = pairs.len();
         self.admit(ends, count, sums)?;
         self.collect(ends, pairs)?;
@@ -144,11 +144,11 @@ impl KernelQueue {
     /// checked that they lie in the slots of `ends`.
     pub(crate) fn sum_at(
         &mut self,
-        ends: &Ends,
+        ends: &RouteMemory,
         addresses: impl ExactSizeIterator<Item = u64>,
         plan: &ChecksumPlan,
         token: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitError> {
         let count = addresses.len();
         self.admit(ends, count, Sums::Take)?;
         self.ring.clear();
@@ -159,13 +159,13 @@ impl KernelQueue {
     /// Launches the batch of the collected items.
     fn begin<P: Plan>(
         &mut self,
-        ends: &Ends,
+        ends: &RouteMemory,
         plan: &P,
         way: P::Way,
         count: usize,
         sums: Sums,
         token: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitError> {
         let slot = self.next_slot;
         let parts = Parts::of(count);
         let expected = if let Sums::Expect(expected) = sums { expected } else { &[] };
@@ -175,41 +175,41 @@ impl KernelQueue {
         self.ring.seal(slot, &parts, expected);
         let failure = self.hand_over(slot, &parts, &launch).err();
         let (has_sums, _ends) = (places.is_some(), ends.clone());
-        self.flights.push_back(Flight { token, slot, parts, count, has_sums, failure, _ends });
+        self.flights.push_back(InFlightBatch { token, slot, parts, count, has_sums, failure, _ends });
         self.next_slot = (slot + 1) % self.config.batches_max;
         Ok(())
     }
 
     /// Checks that the queue has room and that the batch belongs to this queue's device and limits.
-    fn admit(&self, ends: &Ends, items: usize, sums: Sums) -> Result<(), Refusal> {
+    fn admit(&self, ends: &RouteMemory, items: usize, sums: Sums) -> Result<(), SubmitError> {
         let items_max = self.config.items_max;
         if items > items_max as usize {
-            return Err(Refusal::TooMany { items, items_max });
+            return Err(SubmitError::TooMany { items, items_max });
         }
         let ordinal = |device: &dataplane_cuda::Device| device.description().ordinal;
         let (route, queue) = (ordinal(ends.device()), ordinal(self.kernels.device()));
         if route != queue || ordinal(self.stream().device()) != queue {
-            return Err(Refusal::Device { route, queue });
+            return Err(SubmitError::Device { route, queue });
         }
         match sums {
             Sums::Expect(expected) if expected.len() != items => {
-                Err(Refusal::Expected { expected: expected.len(), items })
+                Err(SubmitError::Expected { expected: expected.len(), items })
             }
-            _ if self.flights.len() == self.config.batches_max as usize => Err(Refusal::Full),
+            _ if self.flights.len() == self.config.batches_max as usize => Err(SubmitError::Full),
             _ => Ok(()),
         }
     }
 
     /// Checks every item and builds the array of items.
-    fn collect(&mut self, ends: &Ends, pairs: impl Iterator<Item = Pair>) -> Result<(), Refusal> {
+    fn collect(&mut self, ends: &RouteMemory, pairs: impl Iterator<Item = Pair>) -> Result<(), SubmitError> {
         let (blocks, slots) = (ends.blocks(), ends.slots.layout().slot_count);
         self.ring.clear();
         for (index, Pair { block, slot }) in pairs.enumerate() {
             if block >= blocks {
-                return Err(Refusal::Block { index, block, blocks });
+                return Err(SubmitError::Block { index, block, blocks });
             }
             let address = ends.slots.try_address(slot, 0, ends.slots.layout().slot_bytes);
-            let address = address.ok_or(Refusal::Slot { index, slot, slots })?;
+            let address = address.ok_or(SubmitError::Slot { index, slot, slots })?;
             self.ring.add(Item { slot: address, block });
         }
         Ok(())

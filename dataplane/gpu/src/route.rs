@@ -26,13 +26,13 @@ pub struct Pair {
 
 /// Memory of both ends of a route, which a batch in flight keeps allocated.
 #[derive(Debug, Clone)]
-pub(crate) struct Ends {
+pub(crate) struct RouteMemory {
     /// Tensors of the engine; `None`: the route has slots only.
     pub(crate) tensors: Option<Arc<PagedTensors>>,
     pub(crate) slots: Arc<DeviceSlab>,
 }
 
-impl Ends {
+impl RouteMemory {
     pub(crate) fn device(&self) -> &Device {
         self.slots.device()
     }
@@ -104,7 +104,7 @@ impl Plan for ChecksumPlan {
 /// The memory of both ends and the plan between them.
 #[derive(Debug, Clone)]
 pub struct Route<P> {
-    pub(crate) ends: Ends,
+    pub(crate) ends: RouteMemory,
     pub(crate) plan: P,
 }
 
@@ -137,7 +137,7 @@ impl CopyRoute {
         let needed = last_plane
             .and_then(|bytes| bytes.checked_add(layout.first_byte)?.checked_add(layout.plane_bytes()))
             .unwrap_or(u64::MAX);
-        let ends = Ends::new(Some(tensors), slots, needed)?;
+        let ends = RouteMemory::new(Some(tensors), slots, needed)?;
         ends.agree(layout.planes.into())?;
         let plan = CopyPlan::new(paged, layout, heads, ends.alignment())?;
         Ok(Self { ends, plan })
@@ -147,7 +147,7 @@ impl CopyRoute {
 impl SlotRoute {
     /// Creates a route for the first `bytes` bytes of each slot.
     pub fn new(slots: Arc<DeviceSlab>, bytes: u64) -> Result<Self, RouteError> {
-        let ends = Ends::new(None, slots, bytes)?;
+        let ends = RouteMemory::new(None, slots, bytes)?;
         let plan = ChecksumPlan::new(bytes, ends.alignment())?;
         Ok(Self { ends, plan })
     }

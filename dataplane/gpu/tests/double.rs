@@ -14,7 +14,8 @@ use checks::Rig;
 use checks::sums::Summed;
 use dataplane_cuda::{Cuda, Device};
 use dataplane_gpu::{
-    CopyRoute, LayoutKernels, PagedTensors, Pair, Plane, Refusal, RouteError, SlotRoute, Sums, heads_shared,
+    CopyRoute, LayoutKernels, PagedTensors, Pair, Plane, RouteError, SlotRoute, SubmitError, Sums,
+    heads_shared,
 };
 use dataplane_kernels::{HeadRange, PagedLayout, PlanError, SlotLayout};
 use dataplane_memory::{Checksummer, SlotRef, SlotSum, SumRefused};
@@ -73,28 +74,31 @@ fn what_is_not_there_is_refused_before_a_launch() {
     let [side, other] = &mut rig.sides;
     let queue = &mut side.queue;
     let pair = |block, slot| Pair { block, slot };
-    let refused = |result: Result<(), Refusal>| result.expect_err("refused");
+    let refused = |result: Result<(), SubmitError>| result.expect_err("refused");
     for pairs in [[pair(0, 0), pair(6, 1)], [pair(0, 0), pair(u64::MAX, 1)]] {
         let block = pairs[1].block;
-        let wanted = Refusal::Block { index: 1, block, blocks: 6 };
+        let wanted = SubmitError::Block { index: 1, block, blocks: 6 };
         assert_eq!(refused(queue.gather(&route, &pairs, Sums::None, 0)), wanted);
         assert_eq!(refused(queue.scatter(&route, &pairs, Sums::None, 0)), wanted);
     }
-    let wanted = Refusal::Slot { index: 0, slot: 4, slots: 4 };
+    let wanted = SubmitError::Slot { index: 0, slot: 4, slots: 4 };
     assert_eq!(refused(queue.gather(&route, &[pair(0, 4)], Sums::None, 0)), wanted);
     assert_eq!(refused(queue.checksum(&slots, &[4], 0)), wanted);
-    let empty = Refusal::Plan(PlanError::Zero("the count of items"));
+    let empty = SubmitError::Plan(PlanError::Zero("the count of items"));
     assert_eq!(refused(queue.gather(&route, &[], Sums::None, 0)), empty);
-    assert_eq!(refused(queue.verify(&slots, &[0, 1], &[5], 0)), Refusal::Expected { expected: 1, items: 2 });
+    assert_eq!(
+        refused(queue.verify(&slots, &[0, 1], &[5], 0)),
+        SubmitError::Expected { expected: 1, items: 2 }
+    );
     let many = vec![0; 65];
-    assert_eq!(refused(queue.checksum(&slots, &many, 0)), Refusal::TooMany { items: 65, items_max: 64 });
-    let elsewhere = Refusal::Device { route: 0, queue: 1 };
+    assert_eq!(refused(queue.checksum(&slots, &many, 0)), SubmitError::TooMany { items: 65, items_max: 64 });
+    let elsewhere = SubmitError::Device { route: 0, queue: 1 };
     assert_eq!(refused(other.queue.checksum(&slots, &[0], 0)), elsewhere);
     assert_eq!(queue.in_flight(), 0);
     for token in 0..4 {
         queue.checksum(&slots, &[0], token).expect("room");
     }
-    assert_eq!(refused(queue.checksum(&slots, &[0], 4)), Refusal::Full);
+    assert_eq!(refused(queue.checksum(&slots, &[0], 4)), SubmitError::Full);
     let mut tokens = Vec::new();
     while queue.in_flight() > 2 {
         assert!(queue.poll(1, |end| tokens.push(end.token)) <= 1, "a poll keeps to its budget");

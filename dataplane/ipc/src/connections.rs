@@ -175,7 +175,7 @@ impl IpcFabric {
     }
 
     /// Detaches the peer's slab once no copy is in flight, and then says goodbye.
-    fn go_on_leaving(&mut self, id: PeerId) {
+    fn advance_disconnect(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         if peer.stage != Stage::Leaving || peer.copies_in_flight() > 0 || peer.has_job {
             return;
@@ -344,7 +344,7 @@ impl IpcFabric {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.poll_copies(&mut self.done);
         if peer.stage.is_end() {
-            self.go_on_leaving(id);
+            self.advance_disconnect(id);
         } else if let Err(reason) = self.advance_lanes(id) {
             IpcCounters::add(&self.counters.failed_copies, 1);
             self.leave(id, &reason);

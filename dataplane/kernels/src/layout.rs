@@ -14,7 +14,7 @@ pub enum InnerOrder {
 
 /// Position of a layer's keys and values relative to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum PartPlace {
+pub enum KeyValueLayout {
     /// A tensor each: `[blocks, …]` twice.
     Separate,
     /// `[2, blocks, …]`: all keys first (vLLM with flash-attention).
@@ -31,7 +31,7 @@ pub struct EngineTensors {
     /// Order of tokens and heads inside a block.
     pub order: InnerOrder,
     /// Position of keys and values.
-    pub parts: PartPlace,
+    pub parts: KeyValueLayout,
     /// Number of blocks of the pool.
     pub blocks: u64,
     /// Number of tokens of a block.
@@ -53,7 +53,7 @@ impl EngineTensors {
             InnerOrder::Nhd => (head * heads, head),
             InnerOrder::Hnd => (head, head * tokens),
         };
-        let block_stride = if self.parts == PartPlace::WithinBlock { 2 * piece } else { piece };
+        let block_stride = if self.parts == KeyValueLayout::WithinBlock { 2 * piece } else { piece };
         PagedLayout {
             blocks: self.blocks,
             tokens: self.tokens,
@@ -66,15 +66,15 @@ impl EngineTensors {
     }
 
     /// Returns the address of each plane's first block, in the order of the slot: for each layer keys, then
-    /// values. A layer has one address, or with [`PartPlace::Separate`] two (keys, values), which are
+    /// values. A layer has one address, or with [`KeyValueLayout::Separate`] two (keys, values), which are
     /// returned unchanged.
     #[must_use]
     pub fn planes(&self, tensors: &[u64]) -> Vec<u64> {
         let piece = self.layout().piece_bytes();
         let values = match self.parts {
-            PartPlace::Separate | PartPlace::Latent => return tensors.to_vec(),
-            PartPlace::BeforeBlocks => self.blocks * piece,
-            PartPlace::WithinBlock => piece,
+            KeyValueLayout::Separate | KeyValueLayout::Latent => return tensors.to_vec(),
+            KeyValueLayout::BeforeBlocks => self.blocks * piece,
+            KeyValueLayout::WithinBlock => piece,
         };
         tensors.iter().flat_map(|layer| [*layer, layer + values]).collect()
     }

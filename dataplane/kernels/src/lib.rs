@@ -47,7 +47,9 @@ pub use dataplane_checksum::{LANE_BYTES, Sum, checksum};
 pub use divider::Divider;
 pub use error::PlanError;
 pub use launch::{Batch, Device, Launch, Parameters, SumPlaces};
-pub use layout::{EngineTensors, HeadRange, InnerOrder, PagedLayout, PartPlace, SlotLayout, alignment_of};
+pub use layout::{
+    EngineTensors, HeadRange, InnerOrder, KeyValueLayout, PagedLayout, SlotLayout, alignment_of,
+};
 pub use parameters::{ChecksumParameters, CopyParameters, Item, PagedParameters, Scratch, SumParameters};
 pub use source::{COMPILE_OPTIONS, FILES, FUNCTIONS, SOURCE};
 pub use verify::ChecksumPlan;

@@ -16,7 +16,7 @@ pub trait DeviceMemory: Send + Sync + std::fmt::Debug {
 
     /// Exports all of the memory as a dma-buf for a NIC to register, mapped in exactly this way. Each call
     /// returns a new descriptor.
-    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DirectError>;
+    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DmaBufError>;
 
     /// Whether a NIC may register the bare address, as `nvidia-peermem` allows.
     fn has_peer_memory(&self) -> bool;
@@ -57,7 +57,7 @@ pub struct DmaBuf {
 /// Error: other devices cannot reach the device's memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {reason}")]
-pub struct DirectError {
+pub struct DmaBufError {
     /// The operation that failed.
     pub operation: &'static str,
     /// Reason of the failure.

@@ -30,7 +30,7 @@ pub mod testing;
 
 pub use checksummer::{Checksummer, SlotSum, SumDone, SumRefused};
 pub use copier::{Copier, CopyDone, CopyRefused, HostCopier, SlotCopy};
-pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
+pub use device::{DeviceError, DeviceMemory, DmaBuf, DmaBufError, DmaBufMapping};
 pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
 pub use partial_checksum::PartialChecksum;

@@ -48,7 +48,7 @@ impl TcpFabric {
         unsafe { self.ring.push(entry, Token::of(OperationKind::Handshakes, 0)) };
     }
 
-    pub(crate) fn look_at_handshakes(&mut self) {
+    pub(crate) fn poll_handshakes(&mut self) {
         let mut handshake_events = std::mem::take(&mut self.handshake_events);
         let config = &self.config;
         let admit = |socket: &OwnedFd| {

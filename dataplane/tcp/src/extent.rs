@@ -47,7 +47,7 @@ impl Extent {
     }
 
     /// Whether the runs are too short for vectors.
-    pub(crate) fn is_fine(&self) -> bool {
+    pub(crate) fn has_short_runs(&self) -> bool {
         self.row_bytes < COPIED_RUN_BYTES_MAX
     }
 

@@ -7,7 +7,7 @@ use dataplane_fabric::INLINE_BYTES_MAX;
 use dataplane_memory::{Slab, SlotRef};
 
 use crate::extent::{COPIED_RUN_BYTES_MAX, Extent};
-use crate::lane::Finish;
+use crate::lane::FrameCompletion;
 use crate::wire::Header;
 
 /// Largest response that is copied before it is sent, so that its generation is checked before the send. A
@@ -17,7 +17,7 @@ pub(crate) const COPIED_RESPONSE_BYTES_MAX: u32 = 16 << 10;
 pub(crate) struct Frame {
     pub(crate) header: Header,
     pub(crate) payload: Payload,
-    pub(crate) finish: Finish,
+    pub(crate) finish: FrameCompletion,
     /// Whether the peer is to acknowledge that the frame has landed.
     pub(crate) is_signalled: bool,
     /// Sequence number of the last zero-copy send that took bytes of this frame.
@@ -76,7 +76,9 @@ impl Payload {
             Self::Message(bytes) if left < COPIED_RUN_BYTES_MAX || bytes.is_empty() => Run::ToCopy(left),
             Self::Message(bytes) => Run::InPlace(NonNull::from_ref(&bytes[at as usize]), left),
             Self::Served { len, .. } if *len <= COPIED_RESPONSE_BYTES_MAX => Run::ToCopyWhole(left),
-            Self::Slot { extent, .. } | Self::Served { extent, .. } if extent.is_fine() => Run::ToCopy(left),
+            Self::Slot { extent, .. } | Self::Served { extent, .. } if extent.has_short_runs() => {
+                Run::ToCopy(left)
+            }
             Self::Slot { slot, extent } => {
                 let (start, len) = extent.run_at(slot.slab(), at);
                 Run::InPlace(start, len)
@@ -105,7 +107,9 @@ impl Payload {
     pub(crate) fn suits_zero_copy(&self, slab: &Arc<Slab>, at: u32, from: usize) -> bool {
         match self {
             Self::Slot { slot, extent } => {
-                !extent.is_fine() && (extent.len - at) as usize >= from && Arc::ptr_eq(slot.slab(), slab)
+                !extent.has_short_runs()
+                    && (extent.len - at) as usize >= from
+                    && Arc::ptr_eq(slot.slab(), slab)
             }
             _ => false,
         }

@@ -47,9 +47,11 @@ impl Landing {
                 let len = rest.len() as u32;
                 Some((NonNull::from_mut(&mut rest[0]), len))
             }
-            Self::Write { extent, at, .. } => (!extent.is_fine()).then(|| extent.run_at(slab, *at + ahead)),
+            Self::Write { extent, at, .. } => {
+                (!extent.has_short_runs()).then(|| extent.run_at(slab, *at + ahead))
+            }
             Self::Response { number, at, end, .. } => {
-                let read = lane.reads.get(*number).filter(|read| !read.into.is_fine())?;
+                let read = lane.reads.get(*number).filter(|read| !read.into.has_short_runs())?;
                 let (start, len) = read.into.run_at(read.slot.slab(), *at + ahead);
                 Some((start, len.min(*end - *at - ahead)))
             }

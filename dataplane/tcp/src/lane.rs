@@ -30,7 +30,7 @@ pub(crate) struct Served {
 
 /// Completion that the end of a frame causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
+pub(crate) enum FrameCompletion {
     /// No completion.
     Silent,
     /// The frame is the whole request with this id.
@@ -149,18 +149,18 @@ impl Lane {
     }
 
     /// Registers a request that is complete when `frames` frames are.
-    pub(crate) fn begin_split(&mut self, id: u64, frames: u32) -> Option<Finish> {
+    pub(crate) fn begin_split(&mut self, id: u64, frames: u32) -> Option<FrameCompletion> {
         let index = self.free_splits.pop()?;
         self.splits[usize::from(index)] = Split { id, frames_left: frames };
-        Some(Finish::Split(index))
+        Some(FrameCompletion::Split(index))
     }
 
     /// Records that a frame has completed successfully.
-    pub(crate) fn finish(&mut self, finish: Finish, events: &mut VecDeque<Event>) {
+    pub(crate) fn finish(&mut self, finish: FrameCompletion, events: &mut VecDeque<Event>) {
         let id = match finish {
-            Finish::Silent => return,
-            Finish::Request(id) => id,
-            Finish::Split(index) => {
+            FrameCompletion::Silent => return,
+            FrameCompletion::Request(id) => id,
+            FrameCompletion::Split(index) => {
                 let split = &mut self.splits[usize::from(index)];
                 split.frames_left -= 1;
                 if split.frames_left > 0 {

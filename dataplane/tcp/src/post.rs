@@ -19,7 +19,7 @@ use crate::connection::Connection;
 use crate::extent::Extent;
 use crate::fabric::TcpFabric;
 use crate::frame::Payload;
-use crate::lane::{Finish, Lane};
+use crate::lane::{FrameCompletion, Lane};
 use crate::send::PIECE_BYTES;
 use crate::session::Stage;
 use crate::table::Table;
@@ -72,7 +72,8 @@ impl Outbound<'_> {
         if !has_place || !self.has_room(pieces) {
             return Err(Full(request));
         }
-        let finish = if request.id == 0 { Finish::Silent } else { Finish::Request(request.id) };
+        let finish =
+            if request.id == 0 { FrameCompletion::Silent } else { FrameCompletion::Request(request.id) };
         match request.operation {
             Operation::Send { message } => {
                 assert!(message.len() <= MESSAGE_BYTES_MAX, "a message of {} bytes", message.len());
@@ -101,7 +102,7 @@ impl Outbound<'_> {
                 let len = into.len;
                 if let Some(number) = self.lane.reads.begin(request.id, into.slot, extent) {
                     let header = Header::Read { number, len, from, rows: remote_rows(rows) };
-                    self.put_in_order(header, Payload::Nothing, Finish::Silent);
+                    self.put_in_order(header, Payload::Nothing, FrameCompletion::Silent);
                 }
             }
         }
@@ -136,7 +137,7 @@ impl Outbound<'_> {
         })
     }
 
-    fn put(&mut self, index: usize, header: Header, payload: Payload, finish: Finish) {
+    fn put(&mut self, index: usize, header: Header, payload: Payload, finish: FrameCompletion) {
         // `has_room` has checked that the connection exists.
         let Some(number) = self.lane.connections[index] else { return };
         let Some(connection) = self.connections.get_mut(number) else { return };
@@ -146,9 +147,9 @@ impl Outbound<'_> {
         connection.halves.sender.put(header, payload, finish, self.lane);
     }
 
-    fn put_in_order(&mut self, header: Header, payload: Payload, finish: Finish) {
+    fn put_in_order(&mut self, header: Header, payload: Payload, finish: FrameCompletion) {
         if let Some(counts) = self.lane.next_fence() {
-            self.put(0, Header::Fence { counts }, Payload::Nothing, Finish::Silent);
+            self.put(0, Header::Fence { counts }, Payload::Nothing, FrameCompletion::Silent);
         }
         self.put(0, header, payload, finish);
     }
@@ -156,9 +157,9 @@ impl Outbound<'_> {
     fn spread(&mut self, id: u64, pieces: u32, whole: &Spread, immediate: Option<u32>) {
         let frames = pieces + u32::from(immediate.is_some());
         let finish = match (id, frames) {
-            (0, _) => Finish::Silent,
-            (id, 1) => Finish::Request(id),
-            (id, frames) => self.lane.begin_split(id, frames).unwrap_or(Finish::Silent),
+            (0, _) => FrameCompletion::Silent,
+            (id, 1) => FrameCompletion::Request(id),
+            (id, frames) => self.lane.begin_split(id, frames).unwrap_or(FrameCompletion::Silent),
         };
         for piece in 0..pieces {
             let (header, payload) = whole.piece(piece, pieces);

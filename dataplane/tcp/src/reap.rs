@@ -34,7 +34,7 @@ impl TcpFabric {
             let Some(reaped) = self.ring.reap() else { return };
             let number = reaped.token.connection;
             if reaped.token.kind == OperationKind::Handshakes {
-                self.look_at_handshakes();
+                self.poll_handshakes();
                 continue;
             }
             let Some(connection) = self.connections.get_mut(number) else { continue };

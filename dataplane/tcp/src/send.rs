@@ -15,7 +15,7 @@ use dataplane_memory::Slab;
 use io_uring::{squeue, types};
 
 use crate::frame::{COPIED_RESPONSE_BYTES_MAX, Frame, Payload};
-use crate::lane::{Finish, Lane, VERIFIED_MAX};
+use crate::lane::{FrameCompletion, Lane, VERIFIED_MAX};
 use crate::ring::Ring;
 use crate::wire::{BATCH_FRAMES_MAX, HEADER_BYTES, Header};
 use crate::zero_copy::ZeroCopy;
@@ -108,8 +108,8 @@ impl Sender {
     }
 
     /// Queues a frame. The caller has checked [`Sender::room`].
-    pub(crate) fn put(&mut self, header: Header, payload: Payload, finish: Finish, lane: &mut Lane) {
-        let mut is_signalled = finish != Finish::Silent;
+    pub(crate) fn put(&mut self, header: Header, payload: Payload, finish: FrameCompletion, lane: &mut Lane) {
+        let mut is_signalled = finish != FrameCompletion::Silent;
         if let (Some(conflicts), Header::Write { .. }) = (&mut lane.conflicts, header) {
             conflicts.add(&header);
             is_signalled = true;
@@ -133,7 +133,12 @@ impl Sender {
             let is_verified = len <= COPIED_RESPONSE_BYTES_MAX;
             let payload = Payload::Served { extent: from, at, len, generation, number };
             self.served_frames += 1;
-            self.put(Header::Response { number, at, len, is_verified }, payload, Finish::Silent, lane);
+            self.put(
+                Header::Response { number, at, len, is_verified },
+                payload,
+                FrameCompletion::Silent,
+                lane,
+            );
         }
     }
 
@@ -203,7 +208,7 @@ impl Sender {
     /// Ends the queued frames. May be called only when no operation is in flight.
     pub(crate) fn abandon(&mut self, events: &mut VecDeque<Event>) {
         for frame in self.frames.drain(..) {
-            if let Finish::Request(id) = frame.finish {
+            if let FrameCompletion::Request(id) = frame.finish {
                 events.push_back(Event::Completed { id, completion: Completion::PeerDown });
             }
         }

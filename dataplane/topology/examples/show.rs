@@ -7,7 +7,9 @@ mod fixtures;
 
 use std::path::Path;
 
-use dataplane_topology::{Needs, NodeDescription, Place, Topology, TopologyError, Transports, render};
+use dataplane_topology::{
+    NodeDescription, NodeRequirements, Place, Topology, TopologyError, Transports, render,
+};
 
 fn machine(name: &str) -> Option<Topology> {
     let machine = match name {
@@ -34,7 +36,7 @@ fn main() -> Result<(), TopologyError> {
         ..NodeDescription::of(&other, vec!["10.0.0.2:7001".to_owned()])
     });
     let others: Vec<NodeDescription> = other.into_iter().collect();
-    let needs = Needs::default();
+    let needs = NodeRequirements::default();
     let word = |index: usize| arguments.get(index).map_or("host", String::as_str);
     let explain = || {
         let (from, to) = (word(1).parse::<Place>()?, word(2).parse::<Place>()?);

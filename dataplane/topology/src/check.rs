@@ -12,7 +12,7 @@ use crate::warning::{Code, Warning};
 
 /// Demands of the node's configuration on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct NodeRequirements {
     /// Size of the slab that is registered with NICs and put on huge pages.
     pub slab_bytes: u64,
     /// Round-trip time to a peer, for the size of TCP buffers.
@@ -20,7 +20,7 @@ pub struct Needs {
 }
 
 /// The defaults: 1 GiB of slab, a round trip of 200 µs.
-impl Default for Needs {
+impl Default for NodeRequirements {
     fn default() -> Self {
         Self { slab_bytes: 1 << 30, round_trip: Duration::from_micros(200) }
     }
@@ -32,7 +32,7 @@ pub(crate) fn warning(code: Code, cause: impl Into<String>, fix: impl Into<Strin
 
 /// Returns the conditions of this node that make transfers slower or impossible, by code.
 #[must_use]
-pub fn check(topology: &Topology, needs: &Needs) -> Vec<Warning> {
+pub fn check(topology: &Topology, needs: &NodeRequirements) -> Vec<Warning> {
     let mut found = Vec::new();
     for device in &topology.rdma {
         for port in &device.ports {
@@ -51,7 +51,7 @@ pub fn check(topology: &Topology, needs: &Needs) -> Vec<Warning> {
     found
 }
 
-fn limits(topology: &Topology, needs: &Needs) -> Vec<Warning> {
+fn limits(topology: &Topology, needs: &NodeRequirements) -> Vec<Warning> {
     let mut found = Vec::new();
     let mebibytes = |bytes: u64| bytes >> 20;
     if let Some(limit) = topology.host.memlock_bytes
@@ -128,7 +128,7 @@ fn reverse_path(topology: &Topology) -> Option<Warning> {
     Some(warning(Code::ReversePathStrict, cause, fix))
 }
 
-fn tcp_buffers(topology: &Topology, needs: &Needs) -> Option<Warning> {
+fn tcp_buffers(topology: &Topology, needs: &NodeRequirements) -> Option<Warning> {
     let interface = tcp_interface(topology)?;
     let speed = interface.speed_mbit_s?;
     let in_flight = (f64::from(speed) * 1e6 / 8.0 * needs.round_trip.as_secs_f64()) as u64;

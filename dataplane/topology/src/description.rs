@@ -81,7 +81,7 @@ impl NodeDescription {
                 numa: gpu.numa_node,
                 direct: !matches!(topology.gpu_direct(gpu), GpuDirect::Unusable(_)),
                 link_mb_s: megabytes(
-                    topology.pci_device(gpu.address).and_then(|device| device.link.awake_gb_s()),
+                    topology.pci_device(gpu.address).and_then(|device| device.link.full_speed_gb_s()),
                 ),
             })
             .collect();

@@ -3,7 +3,7 @@
 //! The choice is a pure function of the local topology and the peer's description. Each path that was not
 //! taken has its reason, so that the code that decides also explains why a transfer is slow.
 
-use crate::check::{Needs, check};
+use crate::check::{NodeRequirements, check};
 use crate::check_pair::pair_warnings;
 use crate::description::NodeDescription;
 use crate::rail::{Exclusion, Rail};
@@ -64,12 +64,12 @@ pub struct Request {
     /// Transports that the configuration allows.
     pub transports: Transports,
     /// Slab size and round-trip time of the node, for the warnings.
-    pub needs: Needs,
+    pub needs: NodeRequirements,
 }
 
 /// A local rail and the peer's rail that it connects to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pair {
+pub struct RailPair {
     /// Rail of this node.
     pub local: Rail,
     /// Rail of the peer.
@@ -103,7 +103,7 @@ pub struct Decision {
     /// Whether bytes of a GPU are copied through host memory.
     pub staged: bool,
     /// The RDMA rails, the best first; empty for other transports.
-    pub rails: Vec<Pair>,
+    pub rails: Vec<RailPair>,
     /// RDMA ports of this node that are not used.
     pub excluded: Vec<Exclusion>,
     /// Network interface of TCP; `None` for other transports.

@@ -78,7 +78,7 @@ impl PciLink {
     /// Returns the bandwidth of one direction at the device's full speed over the lanes in use, in 10⁹
     /// byte/s. An idle GPU lowers its speed to save power and reaches this one under load.
     #[must_use]
-    pub fn awake_gb_s(&self) -> Option<f64> {
+    pub fn full_speed_gb_s(&self) -> Option<f64> {
         pcie_gb_s(self.speed_max_mt_s.or(self.speed_mt_s)?, self.lanes?)
     }
 }

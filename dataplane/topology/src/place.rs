@@ -13,12 +13,12 @@ pub struct Place {
     /// Name of the node; `None`: this node.
     pub node: Option<String>,
     /// The place on the node.
-    pub spot: Spot,
+    pub spot: LocalPlace,
 }
 
 /// A place without its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Spot {
+pub enum LocalPlace {
     /// A GPU by number.
     Gpu(usize),
     /// A PCI device.
@@ -50,47 +50,50 @@ impl FromStr for Place {
     }
 }
 
-fn spot(text: &str) -> Option<Spot> {
+fn spot(text: &str) -> Option<LocalPlace> {
     if let Ok(address) = text.parse() {
-        return Some(Spot::Pci(address));
+        return Some(LocalPlace::Pci(address));
     }
     if text == "host" {
-        return Some(Spot::Host(None));
+        return Some(LocalPlace::Host(None));
     }
     if let Some(node) = text.strip_prefix("host:") {
-        return node.parse().ok().map(|node| Spot::Host(Some(node)));
+        return node.parse().ok().map(|node| LocalPlace::Host(Some(node)));
     }
     if let Some(number) = text.strip_prefix("gpu")
         && let Ok(number) = number.parse()
     {
-        return Some(Spot::Gpu(number));
+        return Some(LocalPlace::Gpu(number));
     }
     let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    (!text.is_empty() && text.len() <= 64 && text.bytes().all(name)).then(|| Spot::Device(text.to_owned()))
+    (!text.is_empty() && text.len() <= 64 && text.bytes().all(name))
+        .then(|| LocalPlace::Device(text.to_owned()))
 }
 
 /// A resolved place on this node.
-pub(crate) enum Found {
+pub(crate) enum ResolvedPlace {
     Memory(Memory),
     Device(PciAddress),
 }
 
 impl Place {
     /// Resolves the place on this node.
-    pub(crate) fn find(&self, topology: &Topology) -> Result<Found, TopologyError> {
+    pub(crate) fn find(&self, topology: &Topology) -> Result<ResolvedPlace, TopologyError> {
         let memory_or_device = |address| match topology.gpu(address) {
-            Some(_) => Some(Found::Memory(Memory::Gpu(address))),
-            None => topology.pci_device(address).map(|_| Found::Device(address)),
+            Some(_) => Some(ResolvedPlace::Memory(Memory::Gpu(address))),
+            None => topology.pci_device(address).map(|_| ResolvedPlace::Device(address)),
         };
         let found = match &self.spot {
-            Spot::Gpu(index) => topology.gpus.get(*index).map(|gpu| Found::Memory(Memory::Gpu(gpu.address))),
-            Spot::Pci(address) => memory_or_device(*address),
-            Spot::Host(None) => Some(Found::Memory(Memory::Host { numa: None })),
-            Spot::Host(Some(node)) => {
-                let known = topology.numa.iter().any(|numa| numa.number == *node);
-                known.then_some(Found::Memory(Memory::Host { numa: Some(*node) }))
+            LocalPlace::Gpu(index) => {
+                topology.gpus.get(*index).map(|gpu| ResolvedPlace::Memory(Memory::Gpu(gpu.address)))
             }
-            Spot::Device(name) => device(topology, name).and_then(memory_or_device),
+            LocalPlace::Pci(address) => memory_or_device(*address),
+            LocalPlace::Host(None) => Some(ResolvedPlace::Memory(Memory::Host { numa: None })),
+            LocalPlace::Host(Some(node)) => {
+                let known = topology.numa.iter().any(|numa| numa.number == *node);
+                known.then_some(ResolvedPlace::Memory(Memory::Host { numa: Some(*node) }))
+            }
+            LocalPlace::Device(name) => device(topology, name).and_then(memory_or_device),
         };
         found.ok_or_else(|| TopologyError::NotThere {
             place: self.spot.to_string(),
@@ -108,18 +111,18 @@ impl Place {
             return Err(TopologyError::StartsElsewhere(self.to_string()));
         }
         match self.find(topology)? {
-            Found::Memory(memory) => Ok(memory),
-            Found::Device(_) => Err(TopologyError::NoMemory(self.to_string())),
+            ResolvedPlace::Memory(memory) => Ok(memory),
+            ResolvedPlace::Device(_) => Err(TopologyError::NoMemory(self.to_string())),
         }
     }
 
     /// Resolves the place to a memory of a described node.
     pub(crate) fn find_remote(&self, node: &NodeDescription) -> Result<Memory, TopologyError> {
         let found = match &self.spot {
-            Spot::Gpu(index) => node.gpus.get(*index).map(|gpu| Memory::Gpu(gpu.address)),
-            Spot::Pci(address) => node.gpu(*address).map(|(_, gpu)| Memory::Gpu(gpu.address)),
-            Spot::Host(numa) => Some(Memory::Host { numa: *numa }),
-            Spot::Device(_) => None,
+            LocalPlace::Gpu(index) => node.gpus.get(*index).map(|gpu| Memory::Gpu(gpu.address)),
+            LocalPlace::Pci(address) => node.gpu(*address).map(|(_, gpu)| Memory::Gpu(gpu.address)),
+            LocalPlace::Host(numa) => Some(Memory::Host { numa: *numa }),
+            LocalPlace::Device(_) => None,
         };
         found.ok_or_else(|| TopologyError::NotThere {
             place: self.spot.to_string(),
@@ -146,7 +149,7 @@ fn known(topology: &Topology) -> String {
     format!("host, {}", names.join(", "))
 }
 
-impl std::fmt::Display for Spot {
+impl std::fmt::Display for LocalPlace {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gpu(index) => write!(formatter, "gpu{index}"),
@@ -187,7 +190,7 @@ mod tests {
             let place: Place = text.parse().expect(text);
             assert_eq!(place.to_string(), text);
         }
-        assert_eq!("node2:gpu3".parse::<Place>().map(|place| place.spot), Ok(Spot::Gpu(3)));
+        assert_eq!("node2:gpu3".parse::<Place>().map(|place| place.spot), Ok(LocalPlace::Gpu(3)));
         for text in ["", ":", "a b", "node2:", ":gpu0", "host:x y", "gpu0:", "\u{1b}[0m:gpu0"] {
             assert!(text.parse::<Place>().is_err(), "{text}");
         }

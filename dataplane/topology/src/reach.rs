@@ -3,7 +3,7 @@
 use crate::bandwidth::{least, show_gb_s, tcp_gb_s};
 use crate::description::NodeDescription;
 use crate::network::Interface;
-use crate::path::{Alternative, Pair, Request, Transport};
+use crate::path::{Alternative, RailPair, Request, Transport};
 use crate::rail::{Exclusion, Rail, select_local, select_remote};
 use crate::topology::{Memory, Topology};
 
@@ -42,7 +42,7 @@ pub(crate) fn shared_memory(
     }
     // Between host memories the speed of the copy decides, and no file tells it.
     let link = |memory| match memory {
-        Memory::Gpu(address) => local.pci_device(address).and_then(|gpu| gpu.link.awake_gb_s()),
+        Memory::Gpu(address) => local.pci_device(address).and_then(|gpu| gpu.link.full_speed_gb_s()),
         Memory::Host { .. } => None,
     };
     Alternative {
@@ -56,7 +56,7 @@ pub(crate) fn shared_memory(
 /// Result of the RDMA check.
 pub(crate) struct Rdma {
     pub(crate) alternative: Alternative,
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Vec<RailPair>,
     pub(crate) excluded: Vec<Exclusion>,
     pub(crate) staged: bool,
     pub(crate) limited_by: &'static str,
@@ -117,7 +117,7 @@ fn reachable(node: &NodeDescription, memory: Memory) -> (Memory, bool, Option<f6
 
 /// Pairs each local rail with one of the peer's: one in the same subnet if there is one, else one that it
 /// reaches.
-fn match_rails(ours: Vec<Rail>, mut theirs: Vec<Rail>, excluded: &mut Vec<Exclusion>) -> Vec<Pair> {
+fn match_rails(ours: Vec<Rail>, mut theirs: Vec<Rail>, excluded: &mut Vec<Exclusion>) -> Vec<RailPair> {
     let mut pairs = Vec::new();
     for local in ours {
         let near = theirs.iter().position(|remote| local.shares_subnet(remote));
@@ -128,7 +128,7 @@ fn match_rails(ours: Vec<Rail>, mut theirs: Vec<Rail>, excluded: &mut Vec<Exclus
         };
         let remote = theirs.remove(index);
         let expected_gb_s = least([local.expected_gb_s, remote.expected_gb_s]);
-        pairs.push(Pair { local, remote, expected_gb_s });
+        pairs.push(RailPair { local, remote, expected_gb_s });
     }
     pairs
 }

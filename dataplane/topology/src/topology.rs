@@ -128,7 +128,8 @@ impl Topology {
             Memory::Gpu(address) => self.pci_device(address),
             Memory::Host { .. } => None,
         };
-        let own = crate::bandwidth::least([device.link.gb_s(), other.and_then(|gpu| gpu.link.awake_gb_s())]);
+        let own =
+            crate::bandwidth::least([device.link.gb_s(), other.and_then(|gpu| gpu.link.full_speed_gb_s())]);
         // From both ends up to their common bridge; from host memory, up to the root.
         let top: &[PciAddress] = other.map_or(&[], |gpu| &gpu.parents);
         let bridges = bridges_below(device, top)

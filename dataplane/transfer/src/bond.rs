@@ -40,7 +40,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::unguessable;
+use dataplane_fabric::auth::keyed_sequence;
 use dataplane_fabric::{
     ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
 };
@@ -66,7 +66,7 @@ const SETTLE_WITHIN: Duration = Duration::from_millis(500);
 /// Time that slices wait for a link that reaches their memory, while other links are up.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
 /// Interval at which the end of a link is sent again to a peer that has not confirmed it.
-const SAY_AGAIN_AFTER: Duration = Duration::from_millis(250);
+const LINK_DOWN_RESEND_AFTER: Duration = Duration::from_millis(250);
 /// Most accepted connections that have not sent a hello.
 const STRANGERS_MAX: usize = 1024;
 /// Most links of one peer.
@@ -133,7 +133,7 @@ struct PostedSlices<'a> {
 
 /// A connection of a rail that belongs to a peer.
 #[derive(Debug)]
-struct Inner {
+struct RailConnection {
     peer: PeerId,
     link: usize,
     connection: u32,
@@ -147,7 +147,7 @@ pub struct Bond<F> {
     config: BondConfig,
     clock: Box<dyn Fn() -> Instant + Send>,
     peers: HashMap<PeerId, Peer>,
-    inners: HashMap<(usize, PeerId), Inner>,
+    inners: HashMap<(usize, PeerId), RailConnection>,
     /// Accepted connections without a hello, with the time of their acceptance.
     strangers: HashMap<(usize, PeerId), Instant>,
     sessions: HashMap<u64, PeerId>,
@@ -227,7 +227,7 @@ impl<F: Fabric> Bond<F> {
     /// name must not be computable from earlier ones.
     fn draw_name(&mut self) -> u64 {
         self.names_drawn += 1;
-        unguessable(self.config.seed, self.names_drawn)
+        keyed_sequence(self.config.seed, self.names_drawn)
     }
 
     fn new_peer(&mut self, peer: Peer) -> PeerId {

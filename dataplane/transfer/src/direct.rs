@@ -71,7 +71,7 @@ impl Purpose {
 
 /// A sum to be computed.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct SumRequest {
     pub(crate) purpose: Purpose,
     pub(crate) slot: SlotRef,
     pub(crate) offset: u32,
@@ -79,19 +79,19 @@ pub(crate) struct Wanted {
 }
 
 /// The sums of a node: the ones that wait, and the ones that its device computes.
-pub(crate) struct Summing {
+pub(crate) struct SumQueue {
     checksummer: Box<dyn Checksummer>,
     /// Sums for verification, then sums for announcements: a receiver waits for the former. There are at
     /// most as many of the former as layers of blocks are expected, since each is verified once; of the
     /// latter [`ANNOUNCING_MAX`].
-    waiting: [VecDeque<Wanted>; 2],
+    waiting: [VecDeque<SumRequest>; 2],
     under_way: HashMap<u64, Purpose>,
     next_token: u64,
     next_number: u64,
     done: Vec<SumDone>,
 }
 
-impl Summing {
+impl SumQueue {
     pub(crate) fn new(checksummer: Box<dyn Checksummer>) -> Self {
         Self {
             checksummer,
@@ -131,7 +131,7 @@ impl Summing {
         ANNOUNCING_MAX.saturating_sub(self.waiting[1].len())
     }
 
-    pub(crate) fn want(&mut self, wanted: Wanted) {
+    pub(crate) fn want(&mut self, wanted: SumRequest) {
         let queue = usize::from(matches!(wanted.purpose, Purpose::Announce { .. }));
         self.waiting[queue].push_back(wanted);
     }
@@ -145,7 +145,7 @@ impl Summing {
     /// compute, else `None`.
     pub(crate) fn start(&mut self) -> Option<Purpose> {
         for queue in &mut self.waiting {
-            while let Some(Wanted { purpose, slot, offset, len }) = queue.pop_front() {
+            while let Some(SumRequest { purpose, slot, offset, len }) = queue.pop_front() {
                 let token = self.next_token;
                 match self.checksummer.submit(SlotSum { token, slot, offset, len }) {
                     Ok(()) => {
@@ -153,7 +153,7 @@ impl Summing {
                         self.under_way.insert(token, purpose);
                     }
                     Err(SumRefused::Full(SlotSum { slot, .. })) => {
-                        queue.push_front(Wanted { purpose, slot, offset, len });
+                        queue.push_front(SumRequest { purpose, slot, offset, len });
                         self.checksummer.flush();
                         return None;
                     }

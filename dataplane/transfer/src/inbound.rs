@@ -8,10 +8,10 @@ use dataplane_memory::{SlotGrant, SlotRef};
 
 use crate::budget::Budget;
 use crate::checksum::{RunningChecksum, SlotRows};
-use crate::direct::{Purpose, Wanted};
+use crate::direct::{Purpose, SumRequest};
+use crate::negotiation::Terms;
 use crate::node::Outcome;
 use crate::shard::Cut;
-use crate::terms::Terms;
 use crate::wire::SlotName;
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ pub(crate) struct Landing {
     /// Blocks that failed verification.
     pub(crate) failures: u64,
     /// Sums that the device has to compute before the part is verified.
-    pub(crate) wanted: Vec<Wanted>,
+    pub(crate) wanted: Vec<SumRequest>,
     /// Whether [`Inbound::verify`] has work now and had none before.
     pub(crate) starts_verifying: bool,
 }
@@ -270,7 +270,7 @@ impl Inbound {
                 }
                 let block = block as u32;
                 let purpose = Purpose::Verify { transfer, number, block, layers, expected };
-                landing.wanted.push(Wanted { purpose, slot, offset, len });
+                landing.wanted.push(SumRequest { purpose, slot, offset, len });
             } else {
                 landing.failures += 1;
                 self.corrupted = true;

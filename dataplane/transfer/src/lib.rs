@@ -33,6 +33,7 @@ mod config;
 mod direct;
 mod inbound;
 mod metrics;
+mod negotiation;
 mod node;
 mod outbound;
 mod pieces;
@@ -40,7 +41,6 @@ mod service;
 mod shard;
 mod stages;
 mod staging;
-mod terms;
 mod timers;
 mod wire;
 
@@ -67,11 +67,11 @@ pub fn fuzz_wire(bytes: &[u8]) {
             let encoded = message.encode();
             assert_eq!(&*encoded, if is_greeting { &bytes[..encoded.len()] } else { bytes }, "{message:?}");
             if let wire::Message::Hello(theirs) = message {
-                let ours = terms::Greeting::new(theirs.layout, checksum::Checksum::Lanes);
-                let _agreed = terms::Terms::between(&ours, &theirs);
+                let ours = negotiation::Greeting::new(theirs.layout, checksum::Checksum::Lanes);
+                let _agreed = negotiation::Terms::between(&ours, &theirs);
             }
         }
-        None => _ = wire::breach_of(bytes),
+        None => _ = wire::decode_error(bytes),
     }
     bond::fuzz_frame(bytes);
     dataplane_fabric::auth::fuzz(bytes);

@@ -23,7 +23,7 @@ use dataplane_memory::{DeviceError, Lease, LeaseTable};
 
 use crate::budget::Budget;
 use crate::config::Limits;
-use crate::direct::{Purpose, Summing, Wanted};
+use crate::direct::{Purpose, SumQueue, SumRequest};
 use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
 use crate::outbound::{Outbound, Pushed, Sending};
@@ -33,7 +33,7 @@ use crate::timers::{Cancelled, Timer, TimerQueue};
 use crate::wire::Message;
 pub use command::{Command, Notice, Outcome, TransferId};
 use direct::is_on_device;
-pub(crate) use direct::{Returned, ReturnedExpectation};
+pub(crate) use direct::{ReturnedExpectation, ReturnedPush};
 use peers::{Backoff, Peer};
 use quarantine::Quarantine;
 
@@ -79,14 +79,14 @@ pub struct TransferNode<F> {
     quarantine: Quarantine,
     timers: TimerQueue,
     /// Checksums that a device computes; `None` without a checksummer.
-    summing: Option<Summing>,
+    summing: Option<SumQueue>,
     /// Outbound transfers with sums that were not requested yet, in order of arrival: at most as many as
     /// there are transfers.
     unasked: VecDeque<TransferId>,
     /// Blocks that have landed in a device's memory since the last poll and whose sums are to be requested.
-    landed: Vec<Wanted>,
+    landed: Vec<SumRequest>,
     /// Pushes that cannot be sent directly; staging takes them.
-    returned: Vec<Returned>,
+    returned: Vec<ReturnedPush>,
     /// Expectations that cannot be received directly; staging gives them host slots.
     returned_expectations: Vec<TransferId>,
     /// Outbound transfers that were reserved in this round, reported to staging.
@@ -187,7 +187,7 @@ impl<F: Fabric> TransferNode<F> {
             || !self.verifying.is_empty()
             || !self.unreserved.is_empty()
             || !self.unasked.is_empty()
-            || self.summing.as_ref().is_some_and(Summing::has_waiting)
+            || self.summing.as_ref().is_some_and(SumQueue::has_waiting)
             || self.talking.iter().any(|peer| self.peers.get(peer).is_some_and(|peer| peer.connected))
     }
 
@@ -197,7 +197,7 @@ impl<F: Fabric> TransferNode<F> {
         self.inbound.is_empty()
             && self.outbound.is_empty()
             && self.quarantine.is_empty()
-            && self.summing.as_ref().is_none_or(Summing::is_idle)
+            && self.summing.as_ref().is_none_or(SumQueue::is_idle)
     }
 
     /// Executes one command.
@@ -380,7 +380,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Releases the state of an outbound transfer that was removed from the table.
     fn forget_outbound(&mut self, transfer: TransferId, lease: &Lease<Option<PeerId>, Outbound>) {
         self.active.remove(&transfer);
-        self.forget_sums(lease.held.number);
+        self.cancel_sums(lease.held.number);
         if let Some(peer) = lease.owner.and_then(|peer| self.peers.get_mut(&peer)) {
             peer.blocks_reserved -= lease.held.blocks_reserved();
         }

@@ -10,10 +10,10 @@ use dataplane_memory::{SlabKind, SlotRef};
 use crate::budget::Budget;
 use crate::checksum::{RunningChecksum, SlotRows};
 use crate::config::ANNOUNCED_BLOCKS_MAX;
-use crate::direct::{Purpose, Wanted};
+use crate::direct::{Purpose, SumRequest};
+use crate::negotiation::Terms;
 use crate::pieces::{bytes_of, join_rest, split_front};
 use crate::stages::{Stage, StageClock};
-use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
 
 /// Largest write; rows are not cut, so a single row may exceed it. The limit bounds the time of one `post`,
@@ -255,7 +255,7 @@ impl Outbound {
     }
 
     /// Adds parts whose sums the processor computes, or, with `is_direct`, parts whose sums
-    /// [`Outbound::ask_sums`] requests from a device.
+    /// [`Outbound::request_sums`] requests from a device.
     pub(crate) fn push(&mut self, pushed: Pushed, is_direct: bool, now: Instant) {
         let Pushed { mut first_block, slots, layers } = pushed;
         let mut slots = slots.into_iter();
@@ -290,12 +290,12 @@ impl Outbound {
 
     /// Requests the sums of the next parts, in their order; returns false when `room` is too small for a
     /// part. A layer has `layer_bytes` bytes.
-    pub(crate) fn ask_sums(
+    pub(crate) fn request_sums(
         &mut self,
         transfer: u64,
         layer_bytes: u32,
         mut room: usize,
-        mut wanted: impl FnMut(Wanted),
+        mut wanted: impl FnMut(SumRequest),
     ) -> bool {
         let number = self.number.unwrap_or_default();
         let first = self.index_of(self.next_asked).min(self.ready.len());
@@ -307,7 +307,7 @@ impl Outbound {
                 let (part, len) = (*part, layers.len() as u32 * layer_bytes);
                 for (block, slot) in (*first_block..).zip(slots) {
                     let purpose = Purpose::Announce { transfer, number, part, block };
-                    wanted(Wanted { purpose, slot: slot.clone(), offset, len });
+                    wanted(SumRequest { purpose, slot: slot.clone(), offset, len });
                 }
             }
             self.next_asked = part + 1;
@@ -614,7 +614,7 @@ mod tests {
         for (room, is_all, blocks) in
             [(1, false, 0), (3, false, 2), (2, false, 4), (2, true, 6), (9, true, 6)]
         {
-            assert_eq!(outbound.ask_sums(1, 16, room, |wanted| asked.push(wanted)), is_all);
+            assert_eq!(outbound.request_sums(1, 16, room, |wanted| asked.push(wanted)), is_all);
             assert_eq!(asked.len(), blocks);
         }
         for (wanted, (part, block)) in asked.iter().zip([(0, 0), (0, 1), (2, 4), (2, 5), (3, 6), (3, 7)]) {

@@ -163,7 +163,7 @@ fn run<F: Fabric, C: Copier>(
             waiter.worked();
         } else if driven.is_device_busy() {
             std::thread::yield_now();
-        } else if !waiter.polls_on() {
+        } else if !waiter.should_poll() {
             sleep(driven, mailbox, &mut waiter);
         }
     }

@@ -33,9 +33,9 @@
 
 mod copies;
 mod incoming;
-mod lent;
 mod outgoing;
 mod schedule;
+mod slot_allotment;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,13 +45,13 @@ use dataplane_fabric::Fabric;
 use dataplane_memory::{Copier, DeviceError, SlotPool, SlotRef};
 
 use crate::metrics::TransferCounters;
-use crate::node::{Command, Notice, Outcome, Returned, ReturnedExpectation, TransferId, TransferNode};
+use crate::node::{Command, Notice, Outcome, ReturnedExpectation, ReturnedPush, TransferId, TransferNode};
 use crate::outbound::Pushed;
 use crate::shard::PieceLayout;
 use copies::{Copies, Purpose};
 use incoming::Incoming;
-use lent::Lent;
 use outgoing::Outgoing;
+use slot_allotment::Lent;
 
 /// Bounds of a [`Staging`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -259,8 +259,8 @@ impl<C: Copier> Staging<C> {
                 }
             }
         }
-        let returned: Vec<Returned> = node.take_returned().collect();
-        for Returned { transfer, content, pushed, is_ended } in returned {
+        let returned: Vec<ReturnedPush> = node.take_returned().collect();
+        for ReturnedPush { transfer, content, pushed, is_ended } in returned {
             self.stage_out(node, transfer, content, pushed, now);
             if let Some(outgoing) = self.outgoing.get_mut(&transfer).filter(|_| is_ended) {
                 outgoing.end();

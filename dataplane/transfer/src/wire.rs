@@ -5,8 +5,8 @@ use dataplane_fabric::auth::Versions;
 use dataplane_memory::SlabKind;
 
 use crate::config::{BLOCKS_MAX, MESSAGE_BLOCKS_MAX};
+use crate::negotiation::{Greeting, ProtocolError};
 use crate::shard::{HeadRange, PieceLayout};
-use crate::terms::{Breach, Greeting};
 
 /// The message versions that this node speaks. The newest is raised when a message changes its meaning; the
 /// oldest, when releases that speak no newer version are no longer supported.
@@ -171,14 +171,18 @@ impl Message {
 
 /// Returns the reason that these bytes are no valid message. The versions of a greeting are readable
 /// whatever else it holds.
-pub(crate) fn breach_of(bytes: &[u8]) -> Breach {
+pub(crate) fn decode_error(bytes: &[u8]) -> ProtocolError {
     let mut rest = Reader(bytes);
     match (rest.u8(), rest.u16(), rest.u16()) {
         (Some(HELLO), Some(oldest), Some(newest)) => {
             let theirs = Versions { oldest, newest };
-            if VERSIONS.common(theirs).is_some() { Breach::NoSense } else { Breach::Version(theirs) }
+            if VERSIONS.common(theirs).is_some() {
+                ProtocolError::NoSense
+            } else {
+                ProtocolError::Version(theirs)
+            }
         }
-        _ => Breach::NoSense,
+        _ => ProtocolError::NoSense,
     }
 }
 
@@ -329,19 +333,26 @@ mod tests {
         let hello = samples()[0].encode();
         let older = [&[HELLO][..], &[3, 0, 5, 0], &hello[5..hello.len() - 2]].concat();
         assert_eq!(Message::decode(&older), None);
-        assert_eq!(breach_of(&older), Breach::Version(Versions { oldest: 3, newest: 5 }));
+        assert_eq!(decode_error(&older), ProtocolError::Version(Versions { oldest: 3, newest: 5 }));
         // A greeting of a later release that still speaks this version, with bytes appended.
         let later = [&[HELLO][..], &[7, 0, 9, 0], &hello[5..], &[1, 2, 3]].concat();
         let Some(Message::Hello(theirs)) = Message::decode(&later) else { panic!("a greeting") };
         assert_eq!(theirs.versions, Versions { oldest: 7, newest: 9 });
         let longer = [&hello[..], &[1]].concat();
         assert_eq!(
-            (Message::decode(&longer), breach_of(&longer)),
-            (None, Breach::NoSense),
+            (Message::decode(&longer), decode_error(&longer)),
+            (None, ProtocolError::NoSense),
             "of this version"
         );
-        assert_eq!(breach_of(&hello[..hello.len() - 2]), Breach::NoSense, "of this version, and too short");
-        assert_eq!((breach_of(&[CANCEL, 3, 0, 0, 0]), breach_of(&[])), (Breach::NoSense, Breach::NoSense));
+        assert_eq!(
+            decode_error(&hello[..hello.len() - 2]),
+            ProtocolError::NoSense,
+            "of this version, and too short"
+        );
+        assert_eq!(
+            (decode_error(&[CANCEL, 3, 0, 0, 0]), decode_error(&[])),
+            (ProtocolError::NoSense, ProtocolError::NoSense)
+        );
     }
 
     /// Mutations of valid messages: never a panic, and never an allocation that the bytes do not back.

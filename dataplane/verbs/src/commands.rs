@@ -188,7 +188,7 @@ impl CommandThread {
 
     /// Returns true once after [`Self::next`] has detected that the thread panicked: outcomes of commands
     /// that it held will never come.
-    pub(crate) fn take_death(&mut self) -> bool {
+    pub(crate) fn take_thread_panic(&mut self) -> bool {
         let has_died = std::mem::take(&mut self.has_died);
         if has_died {
             self.commands = None;

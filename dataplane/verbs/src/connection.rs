@@ -18,8 +18,8 @@ use dataplane_memory::SlabKind;
 use crate::commands::{Abandoned, Destination};
 use crate::config::VerbsConfig;
 use crate::device::LinkLayer;
-use crate::lane::{Agreement, Lane, Pair};
-use crate::local::Local;
+use crate::lane::{Lane, LaneParameters, Pair};
+use crate::local::FabricResources;
 use crate::queue_pair::{Path, Retries};
 use crate::wire::{Handshake, Hello, LaneAddress, RemoteSlots};
 
@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// Returns the local hello; the lanes must have their pairs.
-    pub(crate) fn hello(&self, local: &Local) -> Handshake {
+    pub(crate) fn hello(&self, local: &FabricResources) -> Handshake {
         let lane = |index: usize| LaneAddress {
             queue_pair: self.lanes[index].number().unwrap_or(0),
             psn: self.psns[index],
@@ -151,11 +151,11 @@ impl Connection {
     }
 
     /// Applies the peer's hello; returns the peer's ends of the local pairs.
-    pub(crate) fn agree(&mut self, local: &Local, hello: &Hello) -> Destination {
+    pub(crate) fn agree(&mut self, local: &FabricResources, hello: &Hello) -> Destination {
         let config = &local.config;
         let needs_route = local.port.needs_global_route || local.port.lid == 0 || hello.lid == 0;
         for lane in &mut self.lanes {
-            lane.agree(Agreement {
+            lane.agree(LaneParameters {
                 send_credits: hello.receive_credits.into(),
                 receive_credits: config.receive_credits,
                 segment_bytes: hello.receive_buffer_bytes.min(config.receive_buffer_bytes) as usize,

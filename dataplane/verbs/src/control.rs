@@ -18,12 +18,12 @@ use crate::VerbsError;
 use crate::commands::{Command, Outcome, Pairs};
 use crate::completion::POLL_BATCH;
 use crate::connection::{Connection, Phase};
-use crate::ends::forget_pair;
 use crate::fabric::{Route, VerbsFabric};
 use crate::lane::{Lane, Pair};
 use crate::numbers::NumberMap;
 use crate::queue_pair::{Initialised, ReadyToSend};
 use crate::sockets;
+use crate::teardown::forget_pair;
 use crate::watch::{ASYNC, COMMANDS, HANDSHAKES};
 use crate::wire::{Handshake, Hello, Refusal};
 
@@ -35,7 +35,7 @@ const DRAIN_POLLS: usize = 64;
 
 impl VerbsFabric {
     /// Handles descriptors that are ready and deadlines that have passed.
-    pub(crate) fn look_after_connections(&mut self) {
+    pub(crate) fn check_connections(&mut self) {
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let ready = epoll::wait(&self.control.epoll, &mut room[..], Some(&at_once));
@@ -79,9 +79,9 @@ impl VerbsFabric {
                 HandshakeEvent::Frame { socket_id, frame, .. } => self.take_frame(socket_id, &frame),
                 // No answer: a proof under this node's key would help a stranger to guess the key.
                 HandshakeEvent::Failed { socket_id, error } => {
-                    self.begin_end(socket_id.0, &error.to_string())
+                    self.start_teardown(socket_id.0, &error.to_string())
                 }
-                HandshakeEvent::Closed { socket_id, reason } => self.begin_end(socket_id.0, &reason),
+                HandshakeEvent::Closed { socket_id, reason } => self.start_teardown(socket_id.0, &reason),
             }
         }
         self.handshake_events = handshake_events;
@@ -109,7 +109,7 @@ impl VerbsFabric {
                     }
                     self.destroy_pairs(number);
                 }
-                _ => self.begin_end(number, "the handshake timed out"),
+                _ => self.start_teardown(number, "the handshake timed out"),
             }
         }
     }
@@ -157,8 +157,8 @@ impl VerbsFabric {
                 Outcome::Destroyed(is_destroyed) => self.destroyed(number, is_destroyed),
             }
         }
-        if self.commands.take_death() {
-            self.commands_lost();
+        if self.commands.take_thread_panic() {
+            self.handle_command_thread_panic();
         }
     }
 
@@ -215,7 +215,7 @@ impl VerbsFabric {
             return self.stop_pairs(number);
         }
         self.refuse(number, Refusal::Exhausted);
-        self.begin_end(number, &error.to_string());
+        self.start_teardown(number, &error.to_string());
     }
 
     fn insert(&mut self, connection: Connection) {
@@ -226,7 +226,7 @@ impl VerbsFabric {
     /// Sends a frame with its proof.
     fn say(&mut self, number: u64, frame: &Handshake) {
         if let Err(reason) = self.handshakes.send(SocketId(number), &frame.encode(), &[]) {
-            self.begin_end(number, &reason);
+            self.start_teardown(number, &reason);
         }
     }
 
@@ -263,7 +263,7 @@ impl VerbsFabric {
                 let abandoned = connection.abandoned.clone();
                 self.submit(number, Command::Make(parameters, abandoned));
             }
-            Err(error) => self.begin_end(number, &error.to_string()),
+            Err(error) => self.start_teardown(number, &error.to_string()),
         }
     }
 
@@ -284,7 +284,7 @@ impl VerbsFabric {
         }
         match frame {
             Ok(frame) => self.frame(socket_id.0, &frame),
-            Err(reason) => self.begin_end(socket_id.0, &reason),
+            Err(reason) => self.start_teardown(socket_id.0, &reason),
         }
     }
 
@@ -322,16 +322,16 @@ impl VerbsFabric {
             // A message of the peer by RDMA arrived before its `ready` and established the connection.
             (Handshake::Ready, Phase::Established) => {}
             (Handshake::Refused(reason), Phase::Greeting | Phase::Preparing | Phase::Readying) => {
-                self.begin_end(number, &format!("the peer refuses: {reason:?}"));
+                self.start_teardown(number, &format!("the peer refuses: {reason:?}"));
             }
-            _ => self.begin_end(number, "protocol error: an unexpected handshake frame"),
+            _ => self.start_teardown(number, "protocol error: an unexpected handshake frame"),
         }
     }
 
     fn greeted(&mut self, number: u64, hello: &Hello) {
         if hello.link_layer != self.local.port.link_layer {
             self.refuse(number, Refusal::Incompatible);
-            return self.begin_end(number, "the peer's link layer is another one");
+            return self.start_teardown(number, "the peer's link layer is another one");
         }
         let Some(connection) = self.connections.get_mut(&number) else { return };
         self.handshakes.keep_open(SocketId(number));

@@ -5,7 +5,7 @@
 //! except one `epoll_wait` every [`CONTROL_EVERY`] polls and after each sleep, which detects events of the
 //! sockets.
 //!
-//! The end of connections is in `ends.rs`, connections and their handshake in `control.rs`.
+//! The end of connections is in `teardown.rs`, connections and their handshake in `control.rs`.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -28,15 +28,15 @@ use crate::config::VerbsConfig;
 use crate::connection::{Connection, Phase};
 use crate::device::Device;
 use crate::ffi;
-use crate::lane::Supplies;
-use crate::local::Local;
+use crate::lane::PumpResources;
+use crate::local::FabricResources;
 use crate::memory_region::Registration;
 use crate::metrics::{Metrics, VerbsCounters};
 use crate::numbers::NumberMap;
 use crate::post::PostArray;
 use crate::sockets;
 use crate::translate::translate;
-use crate::watch::Control;
+use crate::watch::EpollSet;
 use crate::wire::{HANDSHAKE_BYTES, SEGMENT_HEADER_BYTES, Segment};
 
 /// Polls between two checks of the sockets.
@@ -57,10 +57,10 @@ pub struct VerbsFabric {
     // Dropped in this order: connections destroy their pairs before the memory that the pairs name is freed.
     pub(crate) connections: NumberMap<u64, Box<Connection>>,
     pub(crate) routes: NumberMap<u32, Route>,
-    pub(crate) local: Local,
+    pub(crate) local: FabricResources,
     pub(crate) array: PostArray,
     pub(crate) commands: CommandThread,
-    pub(crate) control: Control,
+    pub(crate) control: EpollSet,
     pub(crate) handshakes: Handshakes,
     /// Events of the handshakes; empty between two polls.
     pub(crate) handshake_events: Vec<HandshakeEvent>,
@@ -94,7 +94,7 @@ impl VerbsFabric {
         listen: Option<SocketAddr>,
         config: VerbsConfig,
     ) -> Result<Self, VerbsError> {
-        let local = Local::new(device, slab, config)?;
+        let local = FabricResources::new(device, slab, config)?;
         let array =
             PostArray::new(local.batch_max(), local.entries_max(), local.config.inline_bytes as usize);
         let commands = CommandThread::start(local.device.name())?;
@@ -109,7 +109,7 @@ impl VerbsFabric {
         let listener = listen.map(sockets::listen).transpose()?;
         let failed = |error| VerbsError::System { operation: "make handshakes".to_owned(), error };
         let handshakes = Handshakes::new(handshakes, listener).map_err(failed)?;
-        let control = Control::new(&local, &commands, &handshakes)?;
+        let control = EpollSet::new(&local, &commands, &handshakes)?;
         let connections_max = local.config.connections_max;
         let mut connections = NumberMap::default();
         connections.reserve(connections_max);
@@ -240,7 +240,7 @@ impl VerbsFabric {
         let most = self.local.outstanding_max - self.local.outstanding_max / share;
         let bounce = &mut self.local.bounce;
         let bounce_count = bounce.slab.layout().slot_count as usize;
-        let mut supplies = Supplies {
+        let mut supplies = PumpResources {
             array: &mut self.array,
             regions: &self.local.regions,
             bounce_region: &bounce.region,
@@ -258,7 +258,7 @@ impl VerbsFabric {
                 if let VerbsError::Post { accepted, .. } = &error {
                     self.metrics.outstanding += *accepted as u64;
                 }
-                self.begin_end(peer, &error.to_string());
+                self.start_teardown(peer, &error.to_string());
             }
         }
     }
@@ -346,7 +346,7 @@ impl VerbsFabric {
         let id = connection.peer;
         let lane = &mut connection.lanes[lane];
         let event = if completion.opcode == ffi::WC_RECV_RDMA_WITH_IMM {
-            lane.owe()
+            lane.count_used_receive()
                 .map(|()| Some(Event::Immediate { peer: id, value: u32::from_be(completion.immediate) }))
         } else {
             let mut header = [0; SEGMENT_HEADER_BYTES];
@@ -358,7 +358,7 @@ impl VerbsFabric {
                 if !segment.carries_message {
                     return Ok(None);
                 }
-                lane.owe()?;
+                lane.count_used_receive()?;
                 let payload = received - SEGMENT_HEADER_BYTES;
                 let copy = |bytes: &mut [u8]| receives.read(buffer, SEGMENT_HEADER_BYTES, bytes);
                 let message = lane.assemble(&segment, payload, copy)?;
@@ -367,7 +367,7 @@ impl VerbsFabric {
         };
         match event {
             Ok(event) => self.events.extend(event),
-            Err(reason) => self.begin_end(peer, &format!("protocol error: {reason}")),
+            Err(reason) => self.start_teardown(peer, &format!("protocol error: {reason}")),
         }
         if self.connections.get(&peer).is_some_and(|connection| connection.has_work()) {
             self.list(peer);
@@ -422,7 +422,7 @@ impl Fabric for VerbsFabric {
                 if id != 0 {
                     self.events.push_back(Event::Completed { id, completion: Completion::PeerDown });
                 }
-                self.begin_end(peer, &format!("refused at the sender: {reason}"));
+                self.start_teardown(peer, &format!("refused at the sender: {reason}"));
             }
         }
         Ok(())
@@ -439,7 +439,7 @@ impl Fabric for VerbsFabric {
         self.reap(budget);
         if self.polls_until_control == 0 {
             self.polls_until_control = CONTROL_EVERY;
-            self.look_after_connections();
+            self.check_connections();
         }
         // A connection that began to end meanwhile sets this to 0, so that the next poll handles it.
         self.polls_until_control = self.polls_until_control.saturating_sub(1);
@@ -453,7 +453,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn disconnect(&mut self, peer: PeerId) {
-        self.begin_end(peer.0, "disconnected by this node");
+        self.start_teardown(peer.0, "disconnected by this node");
     }
 
     fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {

@@ -2,7 +2,7 @@
 
 use dataplane_fabric::MESSAGE_BYTES_MAX;
 
-use crate::lane::{Agreement, Lane};
+use crate::lane::{Lane, LaneParameters};
 use crate::wire::{HANDSHAKE_BYTES, Handshake, SEGMENT_HEADER_BYTES, Segment};
 
 /// Decodes a handshake frame; an accepted frame must survive another encoding and decoding.
@@ -27,7 +27,7 @@ pub fn handshake(bytes: &[u8]) {
 /// A stream of message pieces, each a length byte and that many bytes, as one lane receives them.
 pub fn segments(mut bytes: &[u8]) {
     let mut lane = Lane::new(0);
-    lane.agree(Agreement { send_credits: 32, receive_credits: 32, segment_bytes: 256 });
+    lane.agree(LaneParameters { send_credits: 32, receive_credits: 32, segment_bytes: 256 });
     while let Some((&length, rest)) = bytes.split_first() {
         let (piece, rest) = rest.split_at(usize::from(length).min(rest.len()));
         bytes = rest;

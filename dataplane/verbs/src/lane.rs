@@ -83,7 +83,7 @@ struct Flight {
 }
 
 /// Resources of the fabric that [`Lane::pump`] uses.
-pub(crate) struct Supplies<'fabric> {
+pub(crate) struct PumpResources<'fabric> {
     pub(crate) array: &'fabric mut PostArray,
     pub(crate) regions: &'fabric [MemoryRegion],
     pub(crate) bounce_region: &'fabric MemoryRegion,
@@ -100,7 +100,7 @@ pub(crate) struct Supplies<'fabric> {
 
 /// Parameters that both ends agreed on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Agreement {
+pub(crate) struct LaneParameters {
     /// Receives of the peer that this side may use up.
     pub(crate) send_credits: u32,
     /// Receives of this side that the peer may use up.
@@ -128,7 +128,7 @@ pub(crate) struct Lane {
     /// Every work request below this number has ended.
     ended: u64,
     unsignalled: u32,
-    agreement: Agreement,
+    agreement: LaneParameters,
     credits: u32,
     owed: u32,
     next_piece: u32,
@@ -152,7 +152,7 @@ impl Lane {
             posted: 0,
             ended: 0,
             unsignalled: 0,
-            agreement: Agreement { send_credits: 0, receive_credits: u32::MAX, segment_bytes: 0 },
+            agreement: LaneParameters { send_credits: 0, receive_credits: u32::MAX, segment_bytes: 0 },
             credits: 0,
             owed: 0,
             next_piece: 0,
@@ -201,7 +201,7 @@ impl Lane {
         matches!(self.pair, Pair::InCommand)
     }
 
-    pub(crate) fn agree(&mut self, agreement: Agreement) {
+    pub(crate) fn agree(&mut self, agreement: LaneParameters) {
         self.agreement = agreement;
         self.credits = agreement.send_credits;
     }
@@ -269,7 +269,7 @@ impl Lane {
 
     /// Counts a receive that the peer has used up and that will be posted again. Using more than were
     /// granted is an error.
-    pub(crate) fn owe(&mut self) -> Result<(), &'static str> {
+    pub(crate) fn count_used_receive(&mut self) -> Result<(), &'static str> {
         if self.owed >= self.agreement.receive_credits {
             return Err("it used more receives than it was given");
         }
@@ -355,7 +355,7 @@ mod tests {
 
     fn lane() -> Lane {
         let mut lane = Lane::new(4);
-        lane.agree(Agreement { send_credits: 4, receive_credits: 3, segment_bytes: 64 });
+        lane.agree(LaneParameters { send_credits: 4, receive_credits: 3, segment_bytes: 64 });
         lane
     }
 
@@ -370,10 +370,10 @@ mod tests {
         lane.credits = 1;
         assert_eq!((lane.earn(3), lane.credits), (Ok(()), 4));
         for _ in 0..3 {
-            assert_eq!(lane.owe(), Ok(()));
+            assert_eq!(lane.count_used_receive(), Ok(()));
         }
         assert!(lane.owes_credits());
-        assert!(lane.owe().is_err(), "a fourth of three");
+        assert!(lane.count_used_receive().is_err(), "a fourth of three");
     }
 
     #[test]

@@ -23,7 +23,6 @@ mod config;
 mod connection;
 mod control;
 mod device;
-mod ends;
 mod error;
 mod fabric;
 pub mod ffi;
@@ -44,6 +43,7 @@ mod queue_pair;
 pub mod raw;
 mod shared_receive;
 mod sockets;
+mod teardown;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod translate;

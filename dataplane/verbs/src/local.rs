@@ -24,7 +24,7 @@ const RECEIVE_TAG: u64 = 1 << 63;
 
 /// Declared in the order in which the fields may be dropped: an object comes before the ones that it uses.
 #[derive(Debug)]
-pub(crate) struct Local {
+pub(crate) struct FabricResources {
     pub(crate) receives: SharedReceiveQueue,
     pub(crate) bounce: BounceBuffers,
     /// The region of the slab that the fabric was created with, then those of the other slabs.
@@ -44,7 +44,7 @@ pub(crate) struct Local {
     pub(crate) outstanding_max: u64,
 }
 
-impl Local {
+impl FabricResources {
     pub(crate) fn new(
         device: Arc<Device>,
         slab: &Arc<Slab>,
@@ -103,7 +103,7 @@ impl Local {
 
     /// Selects the best port address and partition row again after the port has changed. Existing
     /// connections keep theirs.
-    pub(crate) fn look_at_port(&mut self) {
+    pub(crate) fn refresh_port(&mut self) {
         match self.device.choose_port(&self.config) {
             Ok((port, gid)) => {
                 let found = self.device.partition_index(&port, self.config.partition);

@@ -7,13 +7,13 @@ use dataplane_memory::SlabKind;
 
 use crate::geometry::{Cursor, Geometry};
 use crate::lane::Work;
-use crate::local::Local;
+use crate::local::FabricResources;
 use crate::post::Remote;
 use crate::wire::RemoteSlots;
 
 /// Returns the work for the lane, or the reason that the request is invalid.
 pub(crate) fn translate(
-    local: &Local,
+    local: &FabricResources,
     slots: &[RemoteSlots; SlabKind::COUNT],
     operation: Operation,
 ) -> Result<Work, String> {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::VerbsError;
 use crate::commands::CommandThread;
-use crate::local::Local;
+use crate::local::FabricResources;
 
 pub(crate) const HANDSHAKES: u64 = 0;
 pub(crate) const ASYNC: u64 = 1;
@@ -17,13 +17,13 @@ pub(crate) const COMMANDS: u64 = 3;
 
 /// The epoll descriptor over the handshakes, the asynchronous events, the completion channel and the commands.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct EpollSet {
     pub(crate) epoll: OwnedFd,
 }
 
-impl Control {
+impl EpollSet {
     pub(crate) fn new(
-        local: &Local,
+        local: &FabricResources,
         commands: &CommandThread,
         handshakes: &Handshakes,
     ) -> Result<Self, VerbsError> {

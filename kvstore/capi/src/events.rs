@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvstore_store::{Medium, Moved};
+use kvstore_store::{Medium, StoreEvent};
 
 use crate::backend::Identity;
 
@@ -67,11 +67,13 @@ impl Events {
     }
 
     /// Records a report of the store, if it is about a tier.
-    pub(crate) fn note(&self, moved: &Moved) {
+    pub(crate) fn note(&self, moved: &StoreEvent) {
         let (identity, medium, kind) = match moved {
-            Moved::Stored { identity, medium } => (identity, medium, STORED),
-            Moved::Removed { identity, medium } => (identity, medium, REMOVED),
-            Moved::Offloaded { .. } | Moved::Onboarded { .. } | Moved::Prepared { .. } => return,
+            StoreEvent::Stored { identity, medium } => (identity, medium, STORED),
+            StoreEvent::Removed { identity, medium } => (identity, medium, REMOVED),
+            StoreEvent::Offloaded { .. } | StoreEvent::Onboarded { .. } | StoreEvent::Prepared { .. } => {
+                return;
+            }
         };
         if self.capacity == 0 {
             return;
@@ -106,9 +108,10 @@ mod tests {
 
     #[test]
     fn a_full_queue_keeps_room_for_lost_blocks() {
-        let stored = |first: u8| Moved::Stored { identity: BlockIdentity([first; 16]), medium: Medium::Host };
+        let stored =
+            |first: u8| StoreEvent::Stored { identity: BlockIdentity([first; 16]), medium: Medium::Host };
         let removed =
-            |first: u8| Moved::Removed { identity: BlockIdentity([first; 16]), medium: Medium::Disk };
+            |first: u8| StoreEvent::Removed { identity: BlockIdentity([first; 16]), medium: Medium::Disk };
         let events = Events::new(4);
         (0..3).for_each(|first| events.note(&stored(first)));
         (3..6).for_each(|first| events.note(&removed(first)));

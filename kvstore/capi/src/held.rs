@@ -90,7 +90,7 @@ impl StoreBackend {
 
     /// Requests blocks up to the first that is absent. All are requested before the first is waited for, so
     /// that the disk reads them in parallel. Each is a request of its own: to the store they are no chain.
-    pub(crate) fn begin_all(
+    pub(crate) fn request_blocks(
         &self,
         identities: &[Identity],
         deadline: Instant,
@@ -178,7 +178,7 @@ impl StoreBackend {
         deadline: Instant,
         loaded: &mut Loaded,
     ) -> Result<Vec<HostBlock>, BackendError> {
-        let mut asked = self.begin_all(identities, deadline, loaded)?;
+        let mut asked = self.request_blocks(identities, deadline, loaded)?;
         let mut prefix: Vec<HostBlock> = Vec::with_capacity(asked.len());
         for identity in identities {
             let mut held = self.arrive(identity, &mut asked, prefix.is_empty(), deadline, loaded)?;

@@ -38,6 +38,7 @@ mod handles;
 mod handoff;
 mod held;
 mod interface;
+mod key_locks;
 mod layout;
 mod lock;
 mod memory;
@@ -49,7 +50,6 @@ mod status;
 mod store;
 mod tensors;
 mod transfer;
-mod turns;
 
 #[cfg(test)]
 mod header;

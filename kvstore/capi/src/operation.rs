@@ -44,7 +44,7 @@ impl Operation {
     /// # Safety
     /// The ranges must be usable as the header says for the time of the call: a get's for writes, a put's for reads.
     pub(crate) unsafe fn carry_out(self, backend: &dyn Backend) -> Result<Outcome, Failure> {
-        by_store(|| match self {
+        catch_store_panic(|| match self {
             Self::Get { identity, meta, payload } => {
                 // SAFETY: writable and used by no other code for the time of this call, by the contract of this
                 // function.
@@ -77,7 +77,7 @@ impl Operation {
 }
 
 /// Runs work of the store; a panic in it becomes a failure.
-pub(crate) fn by_store<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(crate) fn catch_store_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     // The panic drops what the closure captures, or the captured values are not accessed again.
     let done = catch_unwind(AssertUnwindSafe(work));
     done.unwrap_or_else(|_| Err(Failure::new(Status::Panicked, "the store panicked")))

@@ -21,7 +21,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::backend::Backend;
 use crate::config::QueueSettings;
 use crate::handoff::CopyTask;
-use crate::operation::{Operation, Outcome, by_store};
+use crate::operation::{Operation, Outcome, catch_store_panic};
 use crate::status::{Failure, Status};
 use crate::transfer::{Claim, Transfer};
 
@@ -345,7 +345,7 @@ impl Common {
             Work::Copying(copying) => {
                 drop(state);
                 // SAFETY: as above.
-                Some(by_store(|| unsafe { copying.carry_out_on_host() }))
+                Some(catch_store_panic(|| unsafe { copying.carry_out_on_host() }))
             }
         };
         (self.state(), outcome)

@@ -54,7 +54,7 @@ struct Uses {
 
 /// Tensors in use by a transfer, for as long as this value lives.
 #[derive(Debug)]
-pub(crate) struct InUse {
+pub(crate) struct TensorsGuard {
     registered: Arc<Registered>,
     // Dropped after the tensors: fields are dropped in declaration order.
     _use: Use,
@@ -86,12 +86,12 @@ impl Registry {
     }
 
     /// Returns the tensors with this number, for use by a transfer.
-    pub(crate) fn find(&self, id: u64) -> Result<InUse, Failure> {
+    pub(crate) fn find(&self, id: u64) -> Result<TensorsGuard, Failure> {
         let known = lock(&self.known);
         let registered = known.all.get(&id).ok_or_else(|| unknown(id))?;
         *lock(&registered.uses.transfers) += 1;
         let _use = Use(Arc::clone(&registered.uses));
-        Ok(InUse { registered: Arc::clone(registered), _use })
+        Ok(TensorsGuard { registered: Arc::clone(registered), _use })
     }
 
     /// Unregisters tensors, and waits until no transfer uses them. Their places are released on return: this
@@ -106,7 +106,7 @@ impl Registry {
     }
 }
 
-impl InUse {
+impl TensorsGuard {
     pub(crate) fn id(&self) -> u64 {
         self.registered.id
     }
@@ -122,7 +122,7 @@ impl InUse {
     }
 }
 
-impl std::ops::Deref for InUse {
+impl std::ops::Deref for TensorsGuard {
     type Target = PagedTensors;
 
     fn deref(&self) -> &PagedTensors {

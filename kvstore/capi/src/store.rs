@@ -18,7 +18,7 @@ use crate::backend::{
 };
 use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, head, is_block, pack, unpack};
-use crate::turns::{Turn, Turns};
+use crate::key_locks::{KeyLock, KeyLocks};
 
 /// Time to wait for the disk if the caller sets no deadline. Blocks not delivered by then are misses.
 pub(crate) const READ_MAX: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ pub(crate) struct StoreBackend {
     store: Store,
     payload_bytes_max: usize,
     slot_bytes: u64,
-    turns: Turns,
+    turns: KeyLocks,
     counters: Counters,
 }
 
@@ -66,7 +66,13 @@ pub(crate) fn failed(operation: &'static str, reason: &str) -> BackendError {
 impl StoreBackend {
     /// Wraps a store with slots of `slot_bytes`, which accepts payloads of up to `payload_bytes_max`.
     pub(crate) fn new(store: Store, payload_bytes_max: usize, slot_bytes: u64) -> Self {
-        Self { store, payload_bytes_max, slot_bytes, turns: Turns::default(), counters: Counters::default() }
+        Self {
+            store,
+            payload_bytes_max,
+            slot_bytes,
+            turns: KeyLocks::default(),
+            counters: Counters::default(),
+        }
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -79,7 +85,7 @@ impl StoreBackend {
 
     /// Whether this node keeps the block; if so, this counts as a use of it. A block in a pool's memory does
     /// not count, since the pool may evict it at any time.
-    pub(crate) fn is_there_to_use(&self, identity: &Identity) -> bool {
+    pub(crate) fn touch_if_kept(&self, identity: &Identity) -> bool {
         let is_there = self.store.is_kept(&BlockIdentity(*identity));
         if is_there {
             self.store.touch(&[BlockIdentity(*identity)]);
@@ -131,7 +137,7 @@ impl StoreBackend {
             _ => {
                 count(&self.counters.damaged);
                 drop(held);
-                let _unless_stopped = self.throw_away(identity);
+                let _unless_stopped = self.discard_block(identity);
                 Ok(self.missed())
             }
         }
@@ -161,16 +167,16 @@ impl StoreBackend {
     }
 
     /// Counts a block that a device found damaged, and discards it.
-    pub(crate) fn throw_away_damaged(&self, identity: &Identity) -> Result<(), BackendError> {
+    pub(crate) fn discard_damaged(&self, identity: &Identity) -> Result<(), BackendError> {
         count(&self.counters.damaged);
-        self.throw_away(identity)
+        self.discard_block(identity)
     }
 
     /// Discards a block that a reader found damaged, so that a later `put` by the reader's caller does not find
     /// it present. A block that was put again meanwhile is intact and stays. A block damaged in memory may be
     /// intact on the disk, where the next reader finds it. Intact bytes that are not a block of this library
     /// are removed from all tiers.
-    pub(crate) fn throw_away(&self, identity: &Identity) -> Result<(), BackendError> {
+    pub(crate) fn discard_block(&self, identity: &Identity) -> Result<(), BackendError> {
         let _turn = self.turns.take(identity);
         let held = self.hold("get", vec![BlockIdentity(*identity)], Instant::now() + READ_MAX)?;
         // When too many requests are in flight, the block stays and the next reader finds the damage.
@@ -238,7 +244,7 @@ impl StoreBackend {
         needs_slot: bool,
     ) -> Result<BegunPut, BackendError> {
         let throttled = || Ok(BegunPut::Over(self.throttled()));
-        if self.is_there_to_use(identity) {
+        if self.touch_if_kept(identity) {
             return Ok(BegunPut::Over(PutOutcome::Present));
         }
         let (done, is_stored) = sync_channel(1);
@@ -270,7 +276,7 @@ impl StoreBackend {
     }
 
     /// Waits until memory has taken or refused the block.
-    fn end_put(&self, turn: Turn<'_>, is_stored: &Receiver<bool>) -> Result<PutOutcome, BackendError> {
+    fn end_put(&self, turn: KeyLock<'_>, is_stored: &Receiver<bool>) -> Result<PutOutcome, BackendError> {
         let is_stored = self.answer("put", is_stored)?;
         drop(turn);
         if !is_stored {
@@ -281,7 +287,7 @@ impl StoreBackend {
     }
 
     /// Ends several puts. Returns how many blocks memory has taken.
-    fn end_puts(&self, under_way: &mut Vec<(Turn<'_>, Receiver<bool>)>) -> Result<usize, BackendError> {
+    fn end_puts(&self, under_way: &mut Vec<(KeyLock<'_>, Receiver<bool>)>) -> Result<usize, BackendError> {
         let mut stored = 0;
         for (turn, is_stored) in under_way.drain(..) {
             stored += usize::from(self.end_put(turn, &is_stored)? == PutOutcome::Stored);
@@ -317,7 +323,7 @@ impl Backend for StoreBackend {
         deadline: Instant,
     ) -> Result<Loaded, BackendError> {
         let mut loaded = Loaded::default();
-        let mut asked = self.begin_all(identities, deadline, &mut loaded)?;
+        let mut asked = self.request_blocks(identities, deadline, &mut loaded)?;
         for (identity, place) in identities.iter().zip(places) {
             let held = self.arrive(identity, &mut asked, true, deadline, &mut loaded)?;
             let outcome = self.unpack(identity, held, &mut Destination::nowhere(), place);

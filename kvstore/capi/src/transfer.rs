@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, ChainPlace, Identity, LoadReport, Loaded, NewBlock};
 use crate::buffers::{Destination, Source};
-use crate::operation::{Outcome, by_store};
-use crate::registry::InUse;
+use crate::operation::{Outcome, catch_store_panic};
+use crate::registry::TensorsGuard;
 use crate::status::{Failure, Status};
 
 /// Least number of blocks of a piece. One thread requests this many from the disk at a time.
@@ -34,7 +34,7 @@ pub(crate) enum Direction {
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(crate) direction: Direction,
-    pub(crate) tensors: InUse,
+    pub(crate) tensors: TensorsGuard,
     pub(crate) identities: Vec<Identity>,
     /// Block number in the tensors, one for each identity.
     pub(crate) blocks: Vec<u64>,
@@ -165,13 +165,13 @@ impl Transfer {
         match self.what.direction {
             Direction::Save => {
                 // SAFETY: readable by the contract of this function.
-                let saved = by_store(|| unsafe { self.save(piece, backend) });
+                let saved = catch_store_panic(|| unsafe { self.save(piece, backend) });
                 self.finish_piece(saved.map(|saved| self.progress().saved += saved), backend)
             }
             Direction::Load => {
                 let begun = Instant::now();
                 // SAFETY: writable by the contract of this function.
-                let loaded = by_store(|| unsafe { self.load(piece.clone(), backend) });
+                let loaded = catch_store_panic(|| unsafe { self.load(piece.clone(), backend) });
                 self.finish_piece(
                     loaded.map(|loaded| self.record_loaded(&piece, loaded, begun.elapsed())),
                     backend,

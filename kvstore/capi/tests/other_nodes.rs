@@ -23,7 +23,7 @@ use engine::{Engine, Identity, Rig, name};
 use harness::{Random, seed};
 use kvasir_kv::{Event, NodeStatistics, Status, Transfer};
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
 use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, Store, StoreBuilder, StoreConfig, StorePool};
@@ -311,7 +311,7 @@ fn disk_over(files: &MemoryFiles) -> DiskTier {
             ..DiskConfig::default()
         };
         let areas = [Area { file: 0, offset: 0, bytes: DISK_BYTES as u64 }];
-        let (log, recovered, _) = DiskLog::open(config, &areas, engine, 77, Moment::now())?;
+        let (log, recovered, _) = DiskLog::open(config, &areas, engine, 77, ClockReading::now())?;
         Ok((log, recovered))
     };
     let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };

@@ -14,16 +14,16 @@ use crate::list::Node;
 use crate::policy;
 use crate::record::Record;
 use crate::states::{Claim, Complete};
-use crate::tier::{Locked, Tier};
+use crate::tier::{LockedTier, Tier};
 
 const ANCHORS: usize = 32;
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Slots of one block, by tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Places(pub(crate) [u32; TIERS_MAX]);
+pub struct BlockSlots(pub(crate) [u32; TIERS_MAX]);
 
-impl Places {
+impl BlockSlots {
     /// Returns the block's slot in a tier.
     #[must_use]
     pub fn slot(&self, tier: TierIndex) -> Option<u32> {
@@ -88,7 +88,7 @@ pub(crate) struct Shared {
 pub(crate) struct Anchor(pub(crate) Arc<Shared>);
 
 impl Shared {
-    pub(crate) fn lock(&self, tier: u8) -> Locked<'_> {
+    pub(crate) fn lock(&self, tier: u8) -> LockedTier<'_> {
         self.tiers[usize::from(tier)].lock(&self.index)
     }
 }
@@ -144,7 +144,7 @@ impl Catalog {
         self.shared.tiers.get(usize::from(tier.0))
     }
 
-    pub(crate) fn lock(&self, tier: TierIndex) -> Option<Locked<'_>> {
+    pub(crate) fn lock(&self, tier: TierIndex) -> Option<LockedTier<'_>> {
         Some(self.tier(tier)?.lock(&self.shared.index))
     }
 

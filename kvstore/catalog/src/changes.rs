@@ -13,7 +13,7 @@ use crate::lease::Lease;
 use crate::record::{Record, State, halves};
 use crate::states::{Evicted, Evicting, Registered, Reserved};
 use crate::sync::Ordering;
-use crate::tier::{Contents, Locked, Refusal};
+use crate::tier::{Contents, LockedTier, Refusal};
 
 impl Catalog {
     /// Reserves up to `count` slots for the tenant, appends them and returns their number. Evicts blocks if
@@ -49,7 +49,7 @@ impl Catalog {
     pub fn register(&self, batch: &mut Vec<Registration>) -> Outcome {
         let mut outcome = Outcome::default();
         batch.iter().for_each(|block| self.shared.index.warm(hash_halves(halves(&block.identity))));
-        let mut locked: Option<Locked<'_>> = None;
+        let mut locked: Option<LockedTier<'_>> = None;
         for Registration { complete, identity, parent, recompute_seconds } in batch.drain(..) {
             let (shared, tier) = complete.home();
             if !Arc::ptr_eq(&self.shared, shared) {
@@ -116,7 +116,7 @@ impl Catalog {
     pub fn finish(&self, evicting: &mut Vec<Evicting>) -> usize {
         let mut freed = 0;
         evicting.iter().for_each(|block| self.shared.index.warm(hash_halves(halves(&block.identity()))));
-        let mut locked: Option<Locked<'_>> = None;
+        let mut locked: Option<LockedTier<'_>> = None;
         for block in evicting.drain(..) {
             let (shared, tier) = block.0.home();
             if !Arc::ptr_eq(&self.shared, shared) {

@@ -6,7 +6,7 @@ use crate::catalog::Catalog;
 use crate::index::hash_halves;
 use crate::list::{NONE, Place};
 use crate::record::{State, halves};
-use crate::tier::Locked;
+use crate::tier::LockedTier;
 
 impl Catalog {
     /// Asserts all invariants.
@@ -14,14 +14,14 @@ impl Catalog {
     /// # Panics
     /// When one is broken.
     pub fn debug_check(&self) {
-        let locked: Vec<Locked<'_>> =
+        let locked: Vec<LockedTier<'_>> =
             (0..self.shared.tiers.len()).map(|at| self.shared.lock(at as u8)).collect();
-        let indexed: usize = locked.iter().map(Locked::check).sum();
+        let indexed: usize = locked.iter().map(LockedTier::check).sum();
         assert_eq!(self.shared.index.entry_count(), indexed, "the index has just the blocks");
     }
 }
 
-impl Locked<'_> {
+impl LockedTier<'_> {
     fn in_states(&self, states: &[State]) -> impl Iterator<Item = u32> {
         let records = &self.tier.records;
         (0..records.len() as u32).filter(move |&slot| states.contains(&records[slot as usize].state()))

@@ -54,7 +54,7 @@ mod states;
 mod tenants;
 mod tier;
 
-pub use catalog::{Catalog, Outcome, Places, Registration, TierUsage};
+pub use catalog::{BlockSlots, Catalog, Outcome, Registration, TierUsage};
 pub use census::Census;
 pub use config::{
     CatalogConfig, PolicyKind, SlotOrder, TIERS_MAX, TenantId, TenantQuota, TierConfig, TierIndex,

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 
 use kvstore_block::BlockIdentity;
 
-use crate::catalog::{Catalog, NOWHERE, Places};
+use crate::catalog::{BlockSlots, Catalog, NOWHERE};
 use crate::config::{TIERS_MAX, TierIndex};
 use crate::index::hash_halves;
 use crate::lease::Lease;
@@ -30,13 +30,13 @@ impl Catalog {
 
     /// Returns the block's slots, if it is in any tier.
     #[must_use]
-    pub fn places(&self, identity: &BlockIdentity) -> Option<Places> {
+    pub fn places(&self, identity: &BlockIdentity) -> Option<BlockSlots> {
         let identity = halves(identity);
         self.places_of(identity, hash_halves(identity))
     }
 
-    fn places_of(&self, identity: [u64; 2], hash: u64) -> Option<Places> {
-        let mut places = Places([NOWHERE; TIERS_MAX]);
+    fn places_of(&self, identity: [u64; 2], hash: u64) -> Option<BlockSlots> {
+        let mut places = BlockSlots([NOWHERE; TIERS_MAX]);
         let mut found = false;
         self.shared.index.visit::<()>(hash, |tier, slot| {
             if self.shared.tiers[usize::from(tier)].records[slot as usize].holds(identity) {
@@ -50,7 +50,7 @@ impl Catalog {
 
     /// Appends the slots of the blocks of the longest prefix of `chain` that is in any tier; returns its
     /// length. The answer is not a promise: a block may be gone when it is asked for.
-    pub fn match_prefix(&self, chain: &[BlockIdentity], places: &mut Vec<Places>) -> usize {
+    pub fn match_prefix(&self, chain: &[BlockIdentity], places: &mut Vec<BlockSlots>) -> usize {
         let before = places.len();
         for batch in chain.chunks(BATCH) {
             let hashes = self.warm(batch);

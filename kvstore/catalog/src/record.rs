@@ -62,7 +62,7 @@ impl State {
 
 /// Outcome of an attempt to take a block for eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taking {
+pub enum TakeOutcome {
     /// The slot is the caller's.
     Taken,
     /// The block is pinned; its last reader hands it back.
@@ -299,15 +299,15 @@ impl Record {
     }
 
     /// `Registered` → `Evicting` if the block has no pins, otherwise parks it.
-    pub fn take(&self) -> Taking {
+    pub fn take(&self) -> TakeOutcome {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             if State::of(word) != State::Registered {
-                return Taking::Gone;
+                return TakeOutcome::Gone;
             }
             let (next, outcome) = match word & PINS {
-                0 => ((word & !STATE) | State::Evicting.bits(), Taking::Taken),
-                _ => (word | PARKED, Taking::Pinned),
+                0 => ((word & !STATE) | State::Evicting.bits(), TakeOutcome::Taken),
+                _ => (word | PARKED, TakeOutcome::Pinned),
             };
             // Acquire pairs with the Release of `unpin`: the readers' loads are over.
             match self.word.compare_exchange_weak(word, next, Ordering::Acquire, Ordering::Relaxed) {

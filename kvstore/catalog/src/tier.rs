@@ -13,8 +13,8 @@ use crate::config::{CatalogConfig, PolicyKind, SlotOrder, TenantId};
 use crate::index::{Index, hash_halves};
 use crate::list::{List, NONE, Node, ORDER, Place};
 use crate::orphans::Orphans;
-use crate::policy::{self, End, Field, Policy};
-use crate::record::{Record, State, Taking, halves};
+use crate::policy::{self, End, Policy, PolicyContext};
+use crate::record::{Record, State, TakeOutcome, halves};
 use crate::returns::Returns;
 use crate::sketch::FrequencySketch;
 use crate::sync::{AtomicU32, Ordering};
@@ -58,7 +58,7 @@ pub(crate) struct Changes {
 }
 
 /// A tier with its lock taken.
-pub(crate) struct Locked<'a> {
+pub(crate) struct LockedTier<'a> {
     pub(crate) tier: &'a Tier,
     pub(crate) index: &'a Index,
     pub(crate) changes: MutexGuard<'a, Changes>,
@@ -67,7 +67,7 @@ pub(crate) struct Locked<'a> {
     fresh: u32,
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedTier<'_> {
     fn drop(&mut self) {
         self.link_fresh();
     }
@@ -140,19 +140,19 @@ impl Tier {
         }
     }
 
-    pub(crate) fn lock<'a>(&'a self, index: &'a Index) -> Locked<'a> {
+    pub(crate) fn lock<'a>(&'a self, index: &'a Index) -> LockedTier<'a> {
         // A panic under the lock is a bug that the process has reported already; readers go on regardless.
         let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut locked = Locked { tier: self, index, changes, fresh: NONE };
+        let mut locked = LockedTier { tier: self, index, changes, fresh: NONE };
         locked.take_returned();
         locked
     }
 }
 
-impl<'a> Locked<'a> {
-    fn with_policy<T>(&mut self, work: impl FnOnce(&mut dyn Policy, &mut Field<'_>) -> T) -> T {
+impl<'a> LockedTier<'a> {
+    fn with_policy<T>(&mut self, work: impl FnOnce(&mut dyn Policy, &mut PolicyContext<'_>) -> T) -> T {
         let changes = &mut *self.changes;
-        let mut field = Field {
+        let mut field = PolicyContext {
             nodes: &mut changes.nodes,
             records: &self.tier.records,
             sketch: self.tier.sketch.as_ref(),
@@ -425,16 +425,16 @@ impl<'a> Locked<'a> {
 
     fn take(&mut self, slot: u32) -> bool {
         match self.record(slot).take() {
-            Taking::Taken => {
+            TakeOutcome::Taken => {
                 self.unlink(slot, Place::Away);
                 self.detach(slot);
                 true
             }
-            Taking::Pinned => {
+            TakeOutcome::Pinned => {
                 self.unlink(slot, Place::Parked);
                 false
             }
-            Taking::Gone => {
+            TakeOutcome::Gone => {
                 self.unlink(slot, Place::Away);
                 false
             }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::index::Index;
-use kvstore_catalog::record::{Record, State, Taking};
+use kvstore_catalog::record::{Record, State, TakeOutcome};
 use kvstore_catalog::returns::Returns;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -50,9 +50,9 @@ impl Slot {
     }
 
     /// Evicts block 1 and moves block 2 in, if block 1 is not pinned.
-    fn replace(&self) -> Taking {
+    fn replace(&self) -> TakeOutcome {
         let taking = self.records[0].take();
-        if taking == Taking::Taken {
+        if taking == TakeOutcome::Taken {
             // SAFETY: the evictor owns the slot: that nobody reads meanwhile is what loom checks.
             self.bytes.with_mut(|bytes| unsafe { *bytes = 2 });
             self.records[0].free();
@@ -82,7 +82,7 @@ fn a_pin_holds_the_bytes() {
         reader.join().expect("reader");
         // A slot that was found in use is handed back, once.
         let returned = slot.returns.take();
-        assert_eq!(returned.is_some(), taking == Taking::Pinned);
+        assert_eq!(returned.is_some(), taking == TakeOutcome::Pinned);
         assert_eq!(slot.records[0].pins(), 0);
         assert!(returned.is_none() || Returns::below(&slot.records, 0).is_none());
     });
@@ -147,11 +147,11 @@ fn a_doomed_slot_comes_back_once() {
             .collect();
         let record = &slot.records[0];
         let parked = match record.take() {
-            Taking::Taken => {
+            TakeOutcome::Taken => {
                 record.restore();
                 false
             }
-            taking => taking == Taking::Pinned,
+            taking => taking == TakeOutcome::Pinned,
         };
         let freed = record.doom(parked);
         readers.into_iter().for_each(|reader| reader.join().expect("reader"));

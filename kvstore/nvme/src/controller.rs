@@ -37,7 +37,7 @@ enum Stage {
 
 /// Identities read at the first start. A later start must read the same, or offsets would mean other bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Identities {
     pub(crate) controller: ControllerIdentity,
     pub(crate) namespace: NamespaceIdentity,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Controller<B: Bus> {
     stage: Stage,
     deadline: Instant,
     controller: Option<ControllerIdentity>,
-    found: Option<Found>,
+    found: Option<Identities>,
 }
 
 impl<B: Bus> Controller<B> {
@@ -119,7 +119,7 @@ impl<B: Bus> Controller<B> {
     }
 
     /// Identities of controller and namespace; `None` until the controller was first ready.
-    pub(crate) fn found(&self) -> Option<&Found> {
+    pub(crate) fn found(&self) -> Option<&Identities> {
         self.found.as_ref()
     }
 

@@ -26,7 +26,7 @@ use crate::recovery::Health;
 use crate::request_queue::RequestQueue;
 use crate::vfio::VfioBus;
 use crate::volatile_cache::VolatileCache;
-use crate::wake::{Alarm, Pause};
+use crate::wake::{Pause, WakeFlag};
 use crate::{ENGINE_NAME, NvmeConfig, NvmeError, PciAddress};
 
 /// Number of empty polls after which the clock is read.
@@ -72,7 +72,7 @@ pub struct NvmeEngine<B: Bus = VfioBus> {
     pub(crate) next_pair: usize,
     identity: ControllerIdentity,
     pub(crate) namespace: NamespaceIdentity,
-    alarm: Arc<Alarm>,
+    alarm: Arc<WakeFlag>,
     idle_polls: u32,
 }
 

@@ -74,7 +74,7 @@ impl<B: Bus> NvmeEngine<B> {
         match &self.health {
             Health::Running => self.watch_commands(now),
             Health::Aborting(_) => self.watch_abort(now),
-            Health::Resetting(_) => self.go_on_with_reset(now),
+            Health::Resetting(_) => self.continue_reset(now),
             Health::Failed(_) => {}
         }
     }
@@ -145,7 +145,7 @@ impl<B: Bus> NvmeEngine<B> {
         self.health = Health::Resetting(Reset { reason, was_reset_from_outside: false });
     }
 
-    fn go_on_with_reset(&mut self, now: Instant) {
+    fn continue_reset(&mut self, now: Instant) {
         let advanced = self.controller.advance(now);
         let Health::Resetting(reset) = &mut self.health else { return };
         match advanced {

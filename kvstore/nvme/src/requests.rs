@@ -12,7 +12,7 @@ pub(crate) enum Target {
 }
 
 #[derive(Debug)]
-pub(crate) struct Active {
+pub(crate) struct ActiveRequest {
     pub(crate) request: Request,
     pub(crate) target: Target,
     /// Bytes that commands were made for.
@@ -23,7 +23,7 @@ pub(crate) struct Active {
     pub(crate) failure: Option<IoError>,
 }
 
-impl Active {
+impl ActiveRequest {
     pub(crate) fn is_issued(&self) -> bool {
         self.issued == self.request.buffer.len()
     }
@@ -37,7 +37,7 @@ impl Active {
 /// A table of requests by index.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    slots: Box<[Option<Active>]>,
+    slots: Box<[Option<ActiveRequest>]>,
     free: Vec<u16>,
 }
 
@@ -50,12 +50,12 @@ impl Requests {
     pub(crate) fn insert(&mut self, request: Request, target: Target) -> Result<u16, Request> {
         let Some(index) = self.free.pop() else { return Err(request) };
         self.slots[usize::from(index)] =
-            Some(Active { request, target, issued: 0, outstanding: 0, failure: None });
+            Some(ActiveRequest { request, target, issued: 0, outstanding: 0, failure: None });
         Ok(index)
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, index: u16) -> Option<&mut Active> {
+    pub(crate) fn get(&mut self, index: u16) -> Option<&mut ActiveRequest> {
         self.slots.get_mut(usize::from(index))?.as_mut()
     }
 

@@ -21,11 +21,11 @@ const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 /// A flag to sleep on. `wake` sets it, the sleeper takes it.
 #[derive(Debug, Default)]
-pub(crate) struct Alarm {
+pub(crate) struct WakeFlag {
     rung: AtomicU32,
 }
 
-impl Alarm {
+impl WakeFlag {
     /// Whether `wake` was called since the last call. Acquire pairs with the release in `wake`.
     pub(crate) fn take(&self) -> bool {
         self.rung.load(Ordering::Relaxed) != 0 && self.rung.swap(0, Ordering::Acquire) != 0
@@ -39,7 +39,7 @@ impl Alarm {
     }
 }
 
-impl Waker for Alarm {
+impl Waker for WakeFlag {
     fn wake(&self) {
         if self.rung.swap(1, Ordering::Release) == 0 {
             let _ = futex::wake(&self.rung, futex::Flags::PRIVATE, 1);

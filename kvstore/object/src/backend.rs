@@ -36,16 +36,16 @@ pub(crate) struct Backend {
 
 tokio::task_local! {
     /// Status seen by the HTTP layer for the request of this task.
-    pub(crate) static SEEN: Seen;
+    pub(crate) static SEEN: LastStatus;
 }
 
 /// Status of the last answer; 0 if there was none. `TIMED_OUT` stands for a timeout of the HTTP library.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(AtomicU16);
+pub(crate) struct LastStatus(AtomicU16);
 
 const TIMED_OUT: u16 = 1;
 
-impl Seen {
+impl LastStatus {
     pub(crate) fn status(&self) -> Option<u16> {
         Some(self.0.load(Ordering::Relaxed)).filter(|status| *status >= 100)
     }

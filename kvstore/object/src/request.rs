@@ -10,7 +10,7 @@ use std::time::Duration;
 use object_store::Error as StoreError;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::backend::{SEEN, Seen};
+use crate::backend::{LastStatus, SEEN};
 use crate::error::{FailureCause, ObjectError, Operation};
 use crate::metrics::add;
 use crate::tier::ObjectTier;
@@ -122,7 +122,7 @@ impl ObjectTier {
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failure> {
         let limit = started + self.config.request_timeout;
-        let observed = SEEN.scope(Seen::default(), async {
+        let observed = SEEN.scope(LastStatus::default(), async {
             let result = request.await;
             SEEN.with(|seen| result.map_err(|error| classify(&error, seen)))
         });
@@ -148,7 +148,7 @@ impl ObjectTier {
     }
 }
 
-fn classify(error: &StoreError, seen: &Seen) -> Failure {
+fn classify(error: &StoreError, seen: &LastStatus) -> Failure {
     let status = seen.status();
     let cause = match (status, error) {
         (Some(404), _) | (None, StoreError::NotFound { .. }) => FailureCause::NotFound,

@@ -74,7 +74,7 @@ fn run<F: Fabric, B: PoolBlocks>(server: &mut PoolServer<F, B>, stop: &Stop, mut
     while !stop.asked.load(Ordering::Acquire) {
         if server.poll(Instant::now()) > 0 {
             waiter.worked();
-        } else if !waiter.polls_on() {
+        } else if !waiter.should_poll() {
             waiter.announce();
             let may_sleep = !stop.asked.load(Ordering::Acquire) && !server.has_answers();
             if may_sleep && server.fabric_mut().prepare_wait() {

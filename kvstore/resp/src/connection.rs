@@ -10,7 +10,7 @@
 //! command at a time may go beyond the budget, and the waiting commands finish one by one. A command that waits
 //! for [`CHARGE_WAIT`] is given up: its share is returned, the rest of its bytes are skipped, and it is
 //! answered with `TRYAGAIN`. A connection that holds a share must be at least as fast as
-//! [`RATE_MIN`](crate::quiet::RATE_MIN).
+//! [`RATE_MIN`](crate::stall_detector::RATE_MIN).
 //!
 //! A line of an HTTP request closes the connection at once: a page in a browser could carry commands in its body.
 
@@ -30,10 +30,10 @@ use crate::execute::execute;
 use crate::lanes::{Claims, Lanes};
 use crate::metrics::RespCounters;
 use crate::output::Output;
-use crate::quiet::Quiet;
 use crate::reply::Reply;
 use crate::server::{CHARGE_BYTES, Shared};
-use crate::session::{Next, Session};
+use crate::session::{Dispatch, Session};
+use crate::stall_detector::StallDetector;
 use crate::values::Values;
 use crate::wire::{READ_BYTES, RequestParser, Room, SHORT_MAX, WireError};
 
@@ -45,7 +45,7 @@ const CHARGE_WAIT: Duration = Duration::from_secs(3);
 
 /// Reason why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum ConnectionEnd {
     /// By the client, by a limit, or because the server stops.
     Closed,
     /// The client spoke HTTP.
@@ -68,21 +68,21 @@ pub(crate) async fn serve<V: Values>(
     mut writer: impl AsyncWrite + Unpin,
     mut stop: watch::Receiver<bool>,
     id: u64,
-) -> io::Result<Ended> {
+) -> io::Result<ConnectionEnd> {
     let config = &shared.config;
     let mut session = Session::new(id, config.password.is_none());
     let mut input = Input::new(reader, RequestParser::new(session.limits(config.limits())));
     let mut output = Output::default();
     let admission = Admission::new(config.buffered_bytes_max);
     let mut lanes = Lanes::new(config.pipeline_max);
-    let mut quiet = Quiet::default();
+    let mut quiet = StallDetector::default();
     // Bytes of the arguments of running commands.
     let mut held = 0;
     let mut charge = Charge::default();
     // Start of the wait for the budget, and whether the wait timed out.
     let mut short_since: Option<Instant> = None;
     let mut given_up = false;
-    let mut waiting: Option<Next> = None;
+    let mut waiting: Option<Dispatch> = None;
     let mut fault: Option<WireError> = None;
 
     let pace = if config.idle_timeout.is_zero() {
@@ -110,7 +110,7 @@ pub(crate) async fn serve<V: Values>(
                         given_up = false;
                         RespCounters::add(&shared.counters.throttled, 1);
                         let text = "TRYAGAIN too many large values are being received at the moment";
-                        waiting = Some(Next::Answer(Reply::error(text)));
+                        waiting = Some(Dispatch::Answer(Reply::error(text)));
                     }
                     Ok(Some(command)) => waiting = Some(session.recognise(&shared.names, command)),
                     Err(error) => fault = Some(error),
@@ -125,14 +125,14 @@ pub(crate) async fn serve<V: Values>(
             match waiting.take() {
                 None => break,
                 // The lines that follow are the HTTP request's too and must not be carried out.
-                Some(Next::CrossProtocol) => {
+                Some(Dispatch::CrossProtocol) => {
                     RespCounters::add(&shared.counters.connections_cross_protocol, 1);
-                    return Ok(Ended::CrossProtocol);
+                    return Ok(ConnectionEnd::CrossProtocol);
                 }
-                Some(Next::Stored(specification, command)) => {
+                Some(Dispatch::Stored(specification, command)) => {
                     let claims = Claims::of(specification, &command.arguments, &shared.hasher);
                     if full || !lanes.admits(&claims) {
-                        waiting = Some(Next::Stored(specification, command));
+                        waiting = Some(Dispatch::Stored(specification, command));
                         break;
                     }
                     let bytes = command.bytes;
@@ -151,11 +151,11 @@ pub(crate) async fn serve<V: Values>(
                     waiting = Some(next);
                     break;
                 }
-                Some(Next::Answer(reply)) => {
+                Some(Dispatch::Answer(reply)) => {
                     answer(shared, &session, &mut output, &reply);
                     charge = Charge::default();
                 }
-                Some(Next::Session(specification, command)) => {
+                Some(Dispatch::Session(specification, command)) => {
                     // `HELLO` and `RESET` are answered in the version that they choose.
                     let reply = session.answer(shared, specification, command);
                     answer(shared, &session, &mut output, &reply);
@@ -173,7 +173,7 @@ pub(crate) async fn serve<V: Values>(
             session.closing = true;
         }
         if session.closing && waiting.is_none() && lanes.is_empty() && !output.has_remaining() {
-            return writer.shutdown().await.map(|()| Ended::Closed);
+            return writer.shutdown().await.map(|()| ConnectionEnd::Closed);
         }
 
         let reading = waiting.is_none() && fault.is_none() && !session.closing;
@@ -183,7 +183,7 @@ pub(crate) async fn serve<V: Values>(
             && let Ok(permit) = shared.received.try_acquire_many(lacking)
         {
             if !charge.is_some() {
-                // From here on the connection must keep up [`RATE_MIN`](crate::quiet::RATE_MIN).
+                // From here on the connection must keep up [`RATE_MIN`](crate::stall_detector::RATE_MIN).
                 quiet.excuse();
             }
             charge.pay(permit);
@@ -214,7 +214,7 @@ pub(crate) async fn serve<V: Values>(
                     Ok(Ok(Permit::Paid(permit))) => charge.pay(permit),
                     Ok(Ok(Permit::Beyond(permit))) => charge.beyond = Some(permit),
                     // The semaphores are never closed.
-                    Ok(Err(_)) => return Ok(Ended::Closed),
+                    Ok(Err(_)) => return Ok(ConnectionEnd::Closed),
                     Err(_) => {
                         input.parser.abandon();
                         given_up = true;
@@ -241,10 +241,10 @@ pub(crate) async fn serve<V: Values>(
                     false => Duration::ZERO,
                 };
                 let slow_limit = (owing && charge.is_some()).then_some(config.stall_timeout);
-                if quiet.rang(pace, limit, slow_limit) {
+                if quiet.tick(pace, limit, slow_limit) {
                     RespCounters::add(&shared.counters.connections_stalled, 1);
                     tracing::debug!(id, owing, "closed a connection that stands still");
-                    return Ok(Ended::Closed);
+                    return Ok(ConnectionEnd::Closed);
                 }
                 alarm.as_mut().reset(Instant::now() + pace);
             }

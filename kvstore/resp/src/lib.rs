@@ -28,16 +28,16 @@ pub mod wire;
 
 mod commands;
 mod execute;
-mod informing;
 mod options;
 mod pattern;
+mod server_info;
 mod session;
 
 mod admission;
 mod connection;
 mod lanes;
 mod output;
-mod quiet;
+mod stall_detector;
 
 mod config;
 mod error;

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::commands::Names;
 use crate::config::{Listen, RespConfig};
-use crate::connection::{Ended, serve};
+use crate::connection::{ConnectionEnd, serve};
 use crate::error::RespError;
 use crate::metrics::RespCounters;
 use crate::values::Values;
@@ -232,8 +232,8 @@ async fn connection<V: Values>(shared: Arc<Shared<V>>, stream: Stream, stop: wat
         }
     };
     match ended {
-        Ok(Ended::Closed) => {}
-        Ok(Ended::CrossProtocol) => warn_of_http(&shared, client),
+        Ok(ConnectionEnd::Closed) => {}
+        Ok(ConnectionEnd::CrossProtocol) => warn_of_http(&shared, client),
         Err(error) => tracing::debug!(id, %error, "a connection broke"),
     }
 }

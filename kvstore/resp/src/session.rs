@@ -8,15 +8,16 @@ use std::borrow::Cow;
 use bytes::Bytes;
 
 use crate::commands::{KeyPlaces, Kind, Names, Specification};
-use crate::informing;
 use crate::options::{SYNTAX, integer, word};
 use crate::reply::{Protocol, Reply};
 use crate::server::Shared;
+use crate::server_info;
 use crate::values::{Value, Values};
 use crate::wire::{Command, Limits};
 
 /// Limits of a client that has not authenticated: as in Redis, enough for `AUTH` and `HELLO`.
-const STRANGER: Limits = Limits { value_bytes_max: 16 << 10, command_bytes_max: 64 << 10, arguments_max: 10 };
+const UNAUTHENTICATED_LIMITS: Limits =
+    Limits { value_bytes_max: 16 << 10, command_bytes_max: 64 << 10, arguments_max: 10 };
 const NO_AUTH: Reply = Reply::Error(Cow::Borrowed("NOAUTH Authentication required."));
 const WRONG_PASSWORD: Reply =
     Reply::Error(Cow::Borrowed("WRONGPASS invalid username-password pair or user is disabled."));
@@ -38,7 +39,7 @@ pub(crate) struct Session {
 
 /// Next step for a command.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum Dispatch {
     /// Send this answer.
     Answer(Reply),
     /// Let the session answer the command.
@@ -56,28 +57,28 @@ impl Session {
 
     /// Limits on the client's requests.
     pub(crate) fn limits(&self, known: Limits) -> Limits {
-        if self.authenticated { known } else { STRANGER }
+        if self.authenticated { known } else { UNAUTHENTICATED_LIMITS }
     }
 
     /// Looks a command up and checks whether this client may give it.
-    pub(crate) fn recognise(&self, names: &Names, command: Command) -> Next {
+    pub(crate) fn recognise(&self, names: &Names, command: Command) -> Dispatch {
         let name = command.arguments.first().and_then(Value::contiguous).unwrap_or_default();
         let Some(specification) = names.find(name) else {
             if CROSS_PROTOCOL.iter().any(|line| line.eq_ignore_ascii_case(name)) {
-                return Next::CrossProtocol;
+                return Dispatch::CrossProtocol;
             }
-            return Next::Answer(if self.authenticated { unknown(name) } else { NO_AUTH });
+            return Dispatch::Answer(if self.authenticated { unknown(name) } else { NO_AUTH });
         };
         let open = matches!(specification.kind, Kind::Auth | Kind::Hello | Kind::Quit | Kind::Reset);
         if !self.authenticated && !open {
-            return Next::Answer(NO_AUTH);
+            return Dispatch::Answer(NO_AUTH);
         }
         if !specification.takes(&command.arguments) {
-            return Next::Answer(wrong_count(specification.name));
+            return Dispatch::Answer(wrong_count(specification.name));
         }
         match specification.keys {
-            KeyPlaces::Connection => Next::Session(specification, command),
-            _ => Next::Stored(specification, command),
+            KeyPlaces::Connection => Dispatch::Session(specification, command),
+            _ => Dispatch::Stored(specification, command),
         }
     }
 
@@ -108,9 +109,9 @@ impl Session {
                 *self = Self::new(self.id, shared.config.password.is_none());
                 Ok(Reply::Simple("RESET"))
             }
-            Kind::Command => informing::command(&shared.names, &arguments),
-            Kind::Config => informing::config(shared, &arguments),
-            Kind::Info => Ok(informing::info(shared, &arguments)),
+            Kind::Command => server_info::command(&shared.names, &arguments),
+            Kind::Config => server_info::config(shared, &arguments),
+            Kind::Info => Ok(server_info::info(shared, &arguments)),
             other => Err(Reply::error(format!("ERR {other:?} does not concern the connection"))),
         };
         done.unwrap_or_else(|refusal| refusal)
@@ -157,7 +158,7 @@ impl Session {
             ));
         }
         *self = after;
-        Ok(informing::hello(self))
+        Ok(server_info::hello(self))
     }
 
     fn auth<V: Values>(&mut self, shared: &Shared<V>, arguments: &[Value]) -> Result<Reply, Reply> {
@@ -205,7 +206,7 @@ impl Session {
                 Ok(Reply::OK)
             }
             ("SETINFO", [_, _]) => Ok(Reply::OK),
-            ("INFO" | "LIST", _) => Ok(Reply::text(informing::client(self))),
+            ("INFO" | "LIST", _) => Ok(Reply::text(server_info::client(self))),
             ("NO-EVICT" | "NO-TOUCH", [switch]) if matches!(word(switch).as_str(), "ON" | "OFF") => {
                 Ok(Reply::OK)
             }

@@ -16,16 +16,16 @@ use crate::config::StoreConfig;
 use crate::device::DeviceCopies;
 use crate::disk::{DiskLink, LocalDisk, NO_PARENT, OpenDisk, Opened};
 use crate::error::StoreError;
-use crate::far::{FarInbox, FarLinks, FarTier};
-use crate::job::{Moved, Survivor};
+use crate::far::{SecondaryTier, SecondaryTierInbox, SecondaryTiers};
+use crate::job::{RecoveredBlock, StoreEvent};
 use crate::load::Loads;
 use crate::memory::{HostMemory, MAPPED_SLOTS};
 use crate::metrics::StoreCounters;
-use crate::mover::{Message, Mover};
 use crate::offload::Offloads;
 use crate::quota;
 use crate::shared::{DISK, MAPPED, Shared};
 use crate::store::Store;
+use crate::store_thread::{Message, StoreThread};
 use crate::tiers::{META_FIXED, Tiers, parse_meta};
 
 /// Blocks that may wait for the copying thread.
@@ -61,7 +61,7 @@ pub struct StoreBuilder {
     memory: Arc<HostMemory>,
     disk: Option<DiskTier>,
     copier: Option<Box<dyn Copier>>,
-    others: Vec<Box<dyn FarTier>>,
+    others: Vec<Box<dyn SecondaryTier>>,
     sender: Sender<Message>,
     inbox: Receiver<Message>,
 }
@@ -103,8 +103,8 @@ impl StoreBuilder {
 
     /// Inbox for the answers of tiers that are added.
     #[must_use]
-    pub fn inbox(&self) -> FarInbox {
-        FarInbox(self.sender.clone())
+    pub fn inbox(&self) -> SecondaryTierInbox {
+        SecondaryTierInbox(self.sender.clone())
     }
 
     /// Adds the disk tier.
@@ -124,7 +124,7 @@ impl StoreBuilder {
 
     /// Adds a tier that is not on this node; such tiers are asked in the order in which they were added.
     #[must_use]
-    pub fn other(mut self, tier: Box<dyn FarTier>) -> Self {
+    pub fn other(mut self, tier: Box<dyn SecondaryTier>) -> Self {
         self.others.push(tier);
         self
     }
@@ -133,8 +133,8 @@ impl StoreBuilder {
     /// the disk has kept, each after its parent.
     pub fn start(
         self,
-        notify: impl FnMut(Moved) + Send + 'static,
-    ) -> Result<(Store, Vec<Survivor>), StoreError> {
+        notify: impl FnMut(StoreEvent) + Send + 'static,
+    ) -> Result<(Store, Vec<RecoveredBlock>), StoreError> {
         let Self { config, host, memory, disk, copier, others, sender, inbox } = self;
         let default_quota = quota::of_share(config.tenant_share, host.slots);
         let mut tiers = vec![TierConfig { default_quota, ..TierConfig::new(host.slots, host.eviction) }];
@@ -164,12 +164,12 @@ impl StoreBuilder {
         let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
         let now = Instant::now();
         let bandwidth = Bandwidth::new(shared.config.bandwidth, now, Instant::now);
-        let mover = Mover {
+        let mover = StoreThread {
             inbox,
             offloads: Offloads::new(new_blocks),
             tiers: Tiers::new(Arc::clone(&shared), Box::new(notify), local, bandwidth),
             loads: Loads::default(),
-            far: FarLinks::new(others),
+            far: SecondaryTiers::new(others),
             background: Background::new(shared.config.prefetch, now),
             device: DeviceCopies::new(copier),
             busy_rounds: 0,
@@ -195,7 +195,7 @@ fn open_disk(
 }
 
 /// Makes the recovered blocks known, parents first; a block whose parent is gone is of no use and is left out.
-fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
+fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<RecoveredBlock> {
     let mut blocks: Vec<(u32, Recovered)> =
         recovered.into_iter().filter_map(|block| Some((parse_meta(&block.meta)?.0, block))).collect();
     blocks.sort_unstable_by_key(|(position, _)| *position);
@@ -209,7 +209,7 @@ fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
         let adopted = Contents { identity, parent, checksum, bytes, recompute_seconds: cost };
         if parent_is_here && shared.catalog.adopt(DISK, slot, adopted, tenant).is_ok() {
             let description = Description { parent, position, meta: block.meta[META_FIXED..].into(), tenant };
-            survivors.push(Survivor { identity, description });
+            survivors.push(RecoveredBlock { identity, description });
         }
     }
     survivors

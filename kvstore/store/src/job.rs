@@ -91,7 +91,7 @@ pub struct Throttled<T>(pub T);
 
 /// Events that the store's thread reports.
 #[derive(Debug)]
-pub enum Moved {
+pub enum StoreEvent {
     /// The tier holds the block now. Host memory below a [`StorePool`](crate::StorePool) may report this, and
     /// the removal, more than once.
     Stored {
@@ -134,7 +134,7 @@ pub enum Moved {
 
 /// A block that the disk tier has kept from an earlier process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Survivor {
+pub struct RecoveredBlock {
     /// Identity of the block.
     pub identity: BlockIdentity,
     /// Description of the block.
@@ -218,7 +218,7 @@ pub(crate) struct LoadRequest {
     pub(crate) destination: Destination,
     /// Whether the caller verifies blocks in a device's memory after their copy, instead of the store before
     /// it.
-    pub(crate) is_verified_there: bool,
+    pub(crate) verified_by_caller: bool,
     pub(crate) deadline: Instant,
 }
 

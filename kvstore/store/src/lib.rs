@@ -14,7 +14,7 @@
 //!  HOST  absent ────────────────▶ filling ───────────────────────▶ resident ◀──────────────────────────┐
 //!          ▲     free, or by evicting │                             │  │  │                            │
 //!          │                          │ not filled, damaged,        │  │  └▶ queued to be written      │
-//!          ◀──────────────────────────┘ forgotten meanwhile         │  │     (disk::Unwritten)         │
+//!          ◀──────────────────────────┘ forgotten meanwhile         │  │     (disk::WriteBacklog)      │
 //!          │                                                        │  │        │ write-through        │
 //!          ◀──── evicted, forgotten, damaged (waits for leases) ────┘  │        ▼                      │
 //!          │                                              write-back   │   being written, stays ───────┤
@@ -59,6 +59,7 @@ mod device;
 mod disk;
 mod error;
 pub mod far;
+mod fault_injection;
 mod guarded_count;
 mod held;
 mod job;
@@ -67,29 +68,33 @@ mod memory;
 mod metrics;
 #[cfg(test)]
 mod model;
-mod mover;
 mod offload;
 mod pages_ahead;
 mod plan;
-mod planted;
 mod pool;
 mod quota;
 mod shared;
 mod store;
+mod store_thread;
 mod tiers;
 
 pub use builder::{DiskTier, HostTier, StoreBuilder};
 pub use config::{RetentionConfig, StoreConfig, WriteMode};
 pub use disk::{DiskEngine, DiskTierConfig, OpenDisk};
 pub use error::StoreError;
-pub use far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, ReturnedSlots};
-pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, RetentionRequest, Survivor, Throttled};
+pub use far::{
+    Delivered, DeliveredSum, FetchRequest, OfferedBlock, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
+    SecondaryTierInbox,
+};
+pub use job::{
+    Description, Medium, Offload, Onboard, Prepare, RecoveredBlock, RetentionRequest, StoreEvent, Throttled,
+};
 pub use kvstore_catalog::TenantId;
 pub use memory::{BlockRead, HostBlock, NewSlot};
 pub use metrics::StoreCounters;
 pub use plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
 pub use pool::StorePool;
-pub use shared::{LoadTimes, Others, Plan, Prompt, PromptGroup};
+pub use shared::{LoadTimes, Plan, Prompt, PromptGroup, RemoteCoverage};
 pub use store::Store;
 
 /// Most bytes that a caller may keep with a block on the disk: the tokens of a block of 64 and some more.

@@ -14,8 +14,8 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::fault_injection::{Planted, is_planted};
 use crate::pages_ahead::PagesAhead;
-use crate::planted::{Planted, is_planted};
 use crate::shared::MAPPED;
 
 /// Bytes that are copied to a buffer and hashed at a time, where two checksums are taken.

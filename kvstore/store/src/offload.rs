@@ -9,10 +9,10 @@ use kvstore_catalog::Filling;
 
 use crate::config::WriteMode;
 use crate::device::{Ended, Purpose, Refused};
-use crate::job::{Moved, NewBlock, Source};
+use crate::job::{NewBlock, Source, StoreEvent};
 use crate::metrics::StoreCounters;
-use crate::mover::Mover;
 use crate::shared::HOST;
+use crate::store_thread::StoreThread;
 use crate::tiers::{Arrival, Origin};
 
 /// New blocks that wait to be copied into host memory.
@@ -34,7 +34,7 @@ impl Offloads {
     }
 }
 
-impl Mover {
+impl StoreThread {
     /// Returns the block whose turn it is.
     pub(crate) fn next_offload(&mut self) -> Option<NewBlock> {
         if self.offloads.wait_for_room() {
@@ -146,7 +146,7 @@ impl Mover {
             }
         }
         if has_ended {
-            self.tiers.room.came_free();
+            self.tiers.room.mark_released();
         }
         has_ended
     }
@@ -186,7 +186,7 @@ impl Mover {
         drop(source);
         match done {
             Some(done) => done(is_stored),
-            None => self.tiers.tell(Moved::Offloaded { identity }),
+            None => self.tiers.tell(StoreEvent::Offloaded { identity }),
         }
     }
 }

@@ -7,7 +7,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TenantId, TenantQuota, TierIndex};
 
 /// Tenant of blocks that no tenant asked for. It has no quota.
-pub(crate) const NOBODY: TenantId = TenantId(u32::MAX);
+pub(crate) const UNOWNED: TenantId = TenantId(u32::MAX);
 
 /// Number of tenants that are told apart where tenants have quotas; further tenants share one account.
 pub(crate) const TENANTS_MAX: u16 = 8192;
@@ -18,16 +18,16 @@ pub(crate) fn of_share(share: f64, slots: u32) -> Option<u32> {
     (share < 1.0).then(|| (f64::from(slots) * share).ceil() as u32)
 }
 
-/// Returns the unlimited accounts of [`NOBODY`] in so many tiers.
+/// Returns the unlimited accounts of [`UNOWNED`] in so many tiers.
 pub(crate) fn unlimited(tiers: usize) -> Vec<TenantQuota> {
-    let unlimited = |tier| TenantQuota { tenant: NOBODY, tier: TierIndex(tier), slots: u32::MAX };
+    let unlimited = |tier| TenantQuota { tenant: UNOWNED, tier: TierIndex(tier), slots: u32::MAX };
     (0..tiers as u8).map(unlimited).collect()
 }
 
 /// Returns the tenant that the tier's block counts against.
 pub(crate) fn owner(catalog: &Catalog, tier: TierIndex, identity: &BlockIdentity) -> TenantId {
     let lease = catalog.pin(tier, identity);
-    lease.and_then(|lease| catalog.tenant_of(&lease)).unwrap_or(NOBODY)
+    lease.and_then(|lease| catalog.tenant_of(&lease)).unwrap_or(UNOWNED)
 }
 
 #[cfg(test)]

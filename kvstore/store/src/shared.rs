@@ -68,7 +68,7 @@ pub struct PromptGroup<'a> {
 
 /// Knowledge of a prompt's blocks in the tiers of other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Others {
+pub enum RemoteCoverage {
     /// The tiers were asked: what they had is here.
     Asked,
     /// Nothing.
@@ -253,7 +253,7 @@ impl Shared {
     }
 
     /// Returns the plan, and the blocks to read besides so that the disk's speed stays known.
-    pub(crate) fn plan(&self, prompt: &Prompt<'_>, others: Others) -> (Plan, Option<Probe>) {
+    pub(crate) fn plan(&self, prompt: &Prompt<'_>, others: RemoteCoverage) -> (Plan, Option<Probe>) {
         let now = Instant::now();
         // Long prompts are looked up without the lock: the store's thread takes it for every copy.
         let mut held = std::mem::take(&mut self.estimates().held);
@@ -297,13 +297,13 @@ impl Shared {
         let available = loadable_end - prompt.device_blocks;
         let others = match others {
             // The count concerns the nodes alone: further tiers may have more.
-            Others::Hold(_) if self.others[..] != [Tier::Remote] => Others::Unknown,
+            RemoteCoverage::Hold(_) if self.others[..] != [Tier::Remote] => RemoteCoverage::Unknown,
             others => others,
         };
         let missing = match others {
-            Others::Asked => 0,
-            Others::Unknown => prompt.chain.len() - available,
-            Others::Hold(blocks) => blocks.min(prompt.chain.len()).saturating_sub(available),
+            RemoteCoverage::Asked => 0,
+            RemoteCoverage::Unknown => prompt.chain.len() - available,
+            RemoteCoverage::Hold(blocks) => blocks.min(prompt.chain.len()).saturating_sub(available),
         };
         let nearest = self.others.first().filter(|_| missing > 0);
         let question = nearest.map(|tier| {
@@ -316,7 +316,7 @@ impl Shared {
             let blocks = end.saturating_sub(held.len()) + windows.sum::<usize>();
             let fetch = speed.expected(bytes * blocks as u64, 0);
             let gain_s = match others {
-                Others::Hold(_) => {
+                RemoteCoverage::Hold(_) => {
                     let fetched = (missing * prompt.block_tokens) as u32;
                     estimates.saved_s(rest, context, fetched) - fetch.as_secs_f64()
                 }
@@ -369,7 +369,7 @@ impl Shared {
                 return (Plan::AskOthers { deadline }, probe);
             }
         }
-        if let Others::Hold(_) = others {
+        if let RemoteCoverage::Hold(_) = others {
             StoreCounters::add(&self.counters.far_not_asked, missing);
         }
         estimates.previous = chosen.choice();
@@ -452,7 +452,7 @@ mod tests {
     use crate::tiers::testing::{host_tiers, numbered_chain};
 
     /// Whether each of so many prompts is looked for on other nodes.
-    fn asked(shared: &Shared, others: Others, prompts: usize) -> Vec<bool> {
+    fn asked(shared: &Shared, others: RemoteCoverage, prompts: usize) -> Vec<bool> {
         let chain = numbered_chain(1, 100);
         let (groups, tokens) = (&[][..], 1601);
         let prompt =
@@ -467,7 +467,7 @@ mod tests {
         // 0.4 s to compute.
         (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
         assert!(
-            asked(shared, Others::Unknown, 10).iter().all(|asked| *asked),
+            asked(shared, RemoteCoverage::Unknown, 10).iter().all(|asked| *asked),
             "nothing is known against them"
         );
         let latency = Duration::from_millis(50);
@@ -475,12 +475,12 @@ mod tests {
             shared.observe_far(Tier::Remote, 4096, latency, false);
             shared.observe_search(false);
         }
-        let of_100 = asked(shared, Others::Unknown, 100).iter().filter(|asked| **asked).count();
+        let of_100 = asked(shared, RemoteCoverage::Unknown, 100).iter().filter(|asked| **asked).count();
         // A question costs an eighth of a prompt.
         assert!((15..=35).contains(&of_100), "{of_100} of 100");
         (0..50).for_each(|_| shared.observe_search(true));
         assert!(
-            asked(shared, Others::Unknown, 10).iter().all(|asked| *asked),
+            asked(shared, RemoteCoverage::Unknown, 10).iter().all(|asked| *asked),
             "they have what is looked for again"
         );
     }
@@ -492,8 +492,9 @@ mod tests {
         (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
         (0..50).for_each(|_| shared.observe_prefill(16, 0, Duration::from_millis(4)));
         shared.observe_far(Tier::Remote, 0, Duration::from_millis(300), true);
-        let of_10 =
-            |shared: &Shared| asked(shared, Others::Hold(100), 10).iter().filter(|asked| **asked).count();
+        let of_10 = |shared: &Shared| {
+            asked(shared, RemoteCoverage::Hold(100), 10).iter().filter(|asked| **asked).count()
+        };
         assert!(of_10(shared) < 10, "as far as is known they take 600 ms");
         (0..4).for_each(|_| shared.observe_far(Tier::Remote, 0, Duration::from_millis(2), false));
         assert_eq!(of_10(shared), 10);
@@ -512,11 +513,14 @@ mod tests {
         let of_10 =
             |shared: &Shared, others| asked(shared, others, 10).iter().filter(|asked| **asked).count();
         assert!(
-            of_10(shared, Others::Unknown) < 10 && of_10(shared, Others::Hold(100)) < 10,
+            of_10(shared, RemoteCoverage::Unknown) < 10 && of_10(shared, RemoteCoverage::Hold(100)) < 10,
             "they do not answer"
         );
         shared.observe_reached(Tier::Remote);
-        assert_eq!((of_10(shared, Others::Unknown), of_10(shared, Others::Hold(100))), (10, 10));
+        assert_eq!(
+            (of_10(shared, RemoteCoverage::Unknown), of_10(shared, RemoteCoverage::Hold(100))),
+            (10, 10)
+        );
     }
 
     #[test]
@@ -530,10 +534,11 @@ mod tests {
             shared.observe_far(Tier::Remote, 4096, Duration::from_millis(50), false);
             shared.observe_search(false);
         }
-        let of_100 = |blocks| asked(shared, Others::Hold(blocks), 100).iter().filter(|asked| **asked).count();
+        let of_100 =
+            |blocks| asked(shared, RemoteCoverage::Hold(blocks), 100).iter().filter(|asked| **asked).count();
         // 50 ms are 12.5 blocks. What does not pay is still asked for now and then.
         assert_eq!((of_100(50), of_100(0)), (100, 0), "whatever searches have found before");
         assert!((15..=35).contains(&of_100(8)), "{}", of_100(8));
-        assert!(asked(shared, Others::Asked, 10).iter().all(|asked| !asked));
+        assert!(asked(shared, RemoteCoverage::Asked, 10).iter().all(|asked| !asked));
     }
 }

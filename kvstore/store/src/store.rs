@@ -19,9 +19,9 @@ use crate::job::{
 };
 use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
-use crate::mover::Message;
 use crate::quota;
-use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Others, Plan, Prompt, Shared};
+use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Plan, Prompt, RemoteCoverage, Shared};
+use crate::store_thread::Message;
 
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
@@ -142,7 +142,7 @@ impl Store {
 
     /// Returns the plan for a prompt, given the knowledge of its blocks in the tiers of other nodes.
     #[must_use]
-    pub fn plan(&self, prompt: &Prompt<'_>, others: Others) -> Plan {
+    pub fn plan(&self, prompt: &Prompt<'_>, others: RemoteCoverage) -> Plan {
         let (plan, probe) = self.shared.plan(prompt, others);
         if let Some(probe) = probe {
             // A full queue drops the probe; a later plan names it again.
@@ -151,7 +151,7 @@ impl Store {
         plan
     }
 
-    /// Reports that a prompt has come. Together with [`Store::went_idle`] this teaches when conversations
+    /// Reports that a prompt has come. Together with [`Store::conversation_idle`] this teaches when conversations
     /// continue, so that their blocks can be fetched ahead; without prefetch it does nothing.
     pub fn came(&self, chain: &[BlockIdentity]) {
         // A dropped hint costs nothing but a measurement.
@@ -161,7 +161,7 @@ impl Store {
     }
 
     /// Reports that the conversation with these blocks is idle: it waits for its user.
-    pub fn went_idle(&self, chain: &[BlockIdentity]) {
+    pub fn conversation_idle(&self, chain: &[BlockIdentity]) {
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::WentIdle(chain.to_vec()));
         }
@@ -194,7 +194,7 @@ impl Store {
         self.shared.observe_load(times);
     }
 
-    /// Queues a block for the copy into host memory; [`crate::Moved::Offloaded`] follows.
+    /// Queues a block for the copy into host memory; [`crate::StoreEvent::Offloaded`] follows.
     pub fn offload(&self, offload: Offload) -> Result<(), Throttled<Offload>> {
         self.queue_offload(offload, None)
     }
@@ -280,7 +280,7 @@ impl Store {
     /// and the disk is behind: blocks that it has not written yet would be lost. The store's thread publishes
     /// the evictions; a disk must be written through.
     pub(crate) fn reserve_evicting(&self) -> Option<NewSlot> {
-        if let Some(free) = self.shared.catalog.reserve_free(HOST, quota::NOBODY) {
+        if let Some(free) = self.shared.catalog.reserve_free(HOST, quota::UNOWNED) {
             return Some(NewSlot::new(free.fill(), Arc::clone(&self.shared.memory)));
         }
         let slots = self.shared.memory.slot_count();
@@ -288,7 +288,7 @@ impl Store {
             return None;
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(HOST, 1, quota::NOBODY, &mut evicted, &mut reserved);
+        self.shared.catalog.reserve(HOST, 1, quota::UNOWNED, &mut evicted, &mut reserved);
         StoreCounters::add(&self.shared.counters.evicted, evicted.len());
         evicted.into_iter().for_each(|evicted| self.shared.evicted_elsewhere.push(evicted.identity));
         let filling = reserved.pop()?.fill();
@@ -342,7 +342,7 @@ impl Store {
         })
     }
 
-    /// Queues the copy of a chain into slots; [`crate::Moved::Onboarded`] with the request's number follows. Blocks that
+    /// Queues the copy of a chain into slots; [`crate::StoreEvent::Onboarded`] with the request's number follows. Blocks that
     /// have gone since the plan was made are simply not counted as verified.
     pub fn onboard(&self, onboard: Onboard) -> Result<(), Throttled<Onboard>> {
         self.queue_onboard(onboard, false)
@@ -354,11 +354,11 @@ impl Store {
         self.queue_onboard(onboard, true)
     }
 
-    fn queue_onboard(&self, onboard: Onboard, is_verified_there: bool) -> Result<(), Throttled<Onboard>> {
+    fn queue_onboard(&self, onboard: Onboard, verified_by_caller: bool) -> Result<(), Throttled<Onboard>> {
         assert_eq!(onboard.chain.len(), onboard.targets.len(), "one slot for each block");
         let Onboard { request, chain, first, targets, deadline } = onboard;
         let destination = Destination::Slots(targets);
-        let wanted = LoadRequest { request, chain, first, destination, is_verified_there, deadline };
+        let wanted = LoadRequest { request, chain, first, destination, verified_by_caller, deadline };
         self.send(Job::Load(wanted)).map_err(|job| match job {
             Job::Load(LoadRequest { chain, destination: Destination::Slots(targets), .. }) => {
                 Throttled(Onboard { request, chain, first, targets, deadline })
@@ -378,7 +378,7 @@ impl Store {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let destination = Destination::Held(Box::new(reply));
         let wanted =
-            LoadRequest { request, chain, first: 0, destination, is_verified_there: false, deadline };
+            LoadRequest { request, chain, first: 0, destination, verified_by_caller: false, deadline };
         self.send(Job::Load(wanted)).map_err(|_| Throttled(()))
     }
 
@@ -424,7 +424,7 @@ impl Store {
         [HOST, DISK].into_iter().for_each(|tier| self.shared.catalog.touch(tier, chain));
     }
 
-    /// Starts a search in the tiers of other nodes; [`crate::Moved::Prepared`] follows.
+    /// Starts a search in the tiers of other nodes; [`crate::StoreEvent::Prepared`] follows.
     pub fn prepare(&self, prepare: Prepare) -> Result<(), Throttled<Prepare>> {
         self.send(Job::Prepare(prepare)).map_err(|job| match job {
             Job::Prepare(prepare) => Throttled(prepare),

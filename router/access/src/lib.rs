@@ -42,7 +42,8 @@ mod salt;
 mod screen;
 
 pub use admission::{
-    Ask, Entry, Gate, GateConfig, GateStats, Permit, Refusal, WAITING_MAX_LIMIT, Wait, WaitOutcome,
+    AdmissionRequest, Entry, Gate, GateConfig, GateStats, Permit, Refusal, WAITING_MAX_LIMIT, Wait,
+    WaitOutcome,
 };
 pub use audit::{AUDIT_QUEUE_MAX, AuditCounters, AuditLog, AuditRecord};
 pub use body::{BODY_FIELDS, BodyPolicy};
@@ -62,4 +63,4 @@ pub use limits::{
 pub use media::MediaPolicy;
 pub use random::{new_secret, random_number};
 pub use salt::{Salt, Salter};
-pub use screen::{CONVERSATIONS, Objection, RANKED, Screen, TEMPLATE_FIELDS};
+pub use screen::{CONVERSATIONS, RANKED, Screen, ScreenError, TEMPLATE_FIELDS};

@@ -3,7 +3,7 @@
 //!
 //! A body may have unknown fields, so only known places are checked: the fields of [`BODY_FIELDS`] that are
 //! refused, `chat_template_kwargs`, and in `messages` and `input` the parts of their contents. Texts are
-//! skipped unparsed. So the cost is one or two scans of the conversation, and at most [`LOOKED_AT_MAX`]
+//! skipped unparsed. So the cost is one or two scans of the conversation, and at most [`CHECKED_ITEMS_MAX`]
 //! items are checked. A refused field is named by its path, rather than left out: an answer that ignored an
 //! image or a template would be a wrong answer.
 
@@ -27,7 +27,7 @@ pub const RANKED: [&str; 9] =
     ["query", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2", "input"];
 
 /// Largest number of messages, parts and their fields that are checked in a request; more are refused.
-const LOOKED_AT_MAX: usize = 1 << 16;
+const CHECKED_ITEMS_MAX: usize = 1 << 16;
 /// Nesting depth of contents in contents: a message's, a part's, and one to spare.
 const DEPTH_MAX: usize = 3;
 /// Longest value of a template's variable.
@@ -44,7 +44,7 @@ const EMBEDDINGS: [&str; 4] = ["image_embeds", "audio_embeds", "video_embeds", "
 
 /// Reason why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Objection {
+pub struct ScreenError {
     /// Path of the field.
     pub param: String,
     /// Description of the problem, for people.
@@ -73,7 +73,7 @@ impl Screen {
         &self,
         contents: &[&str],
         field: impl Fn(&str) -> Option<&'a str>,
-    ) -> Result<(), Objection> {
+    ) -> Result<(), ScreenError> {
         for &(name, decision, why) in &BODY_FIELDS {
             let is_refused = decision == Decision::Refuse && !contents.contains(&name) && !self.allows(name);
             if is_refused && field(name).is_some() {
@@ -99,7 +99,7 @@ impl Screen {
         self.allowed.iter().any(|allowed| allowed == name)
     }
 
-    fn variables(&self, raw: &str) -> Result<(), Objection> {
+    fn variables(&self, raw: &str) -> Result<(), ScreenError> {
         let root = Path::root(TEMPLATE_VARIABLES);
         each(raw, |place, value| {
             let Place::Member(name) = place else { return Ok(()) };
@@ -128,7 +128,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// Checks messages, items or parts.
-    fn list(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), Objection> {
+    fn list(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), ScreenError> {
         if raw.starts_with('{') {
             return self.part(path, raw, depth);
         }
@@ -142,7 +142,7 @@ impl Walk<'_> {
     }
 
     /// Checks a message or a part: both may hold contents, as may a list of parts in place of one.
-    fn part(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), Objection> {
+    fn part(&mut self, path: &Path<'_>, raw: &str, depth: usize) -> Result<(), ScreenError> {
         if raw.starts_with('[') && depth > 0 {
             return self.list(path, raw, depth - 1);
         }
@@ -167,7 +167,7 @@ impl Walk<'_> {
         })
     }
 
-    fn media(&mut self, path: &Path<'_>, raw: &str) -> Result<(), Objection> {
+    fn media(&mut self, path: &Path<'_>, raw: &str) -> Result<(), ScreenError> {
         match raw.as_bytes().first() {
             Some(b'"') => self.url(path, raw),
             Some(b'{' | b'[') => each(raw, |place, value| {
@@ -187,7 +187,7 @@ impl Walk<'_> {
         }
     }
 
-    fn url(&mut self, path: &Path<'_>, raw: &str) -> Result<(), Objection> {
+    fn url(&mut self, path: &Path<'_>, raw: &str) -> Result<(), ScreenError> {
         self.count(path)?;
         // Without an escape the text is the URL itself. A value other than a text is no URL either.
         let url: Cow<'_, str> = match raw.contains('\\') {
@@ -197,7 +197,7 @@ impl Walk<'_> {
         self.screen.media.check(&url).map_err(|why| path.objection(why))
     }
 
-    fn count(&mut self, path: &Path<'_>) -> Result<(), Objection> {
+    fn count(&mut self, path: &Path<'_>) -> Result<(), ScreenError> {
         let most = self.screen.media.count_max;
         self.media += 1;
         match self.media > most {
@@ -208,11 +208,11 @@ impl Walk<'_> {
         }
     }
 
-    fn look(&mut self, path: &Path<'_>) -> Result<(), Objection> {
+    fn look(&mut self, path: &Path<'_>) -> Result<(), ScreenError> {
         self.looked_at += 1;
-        match self.looked_at > LOOKED_AT_MAX {
+        match self.looked_at > CHECKED_ITEMS_MAX {
             true => Err(path.objection(format_args!(
-                "has too many parts, here and before: {LOOKED_AT_MAX} are the most"
+                "has too many parts, here and before: {CHECKED_ITEMS_MAX} are the most"
             ))),
             false => Ok(()),
         }
@@ -242,8 +242,8 @@ impl<'a> Path<'a> {
         Path { above: Some(self), place }
     }
 
-    fn objection(&self, what: impl fmt::Display) -> Objection {
-        Objection { param: self.to_string(), message: format!("`{self}` {what}.") }
+    fn objection(&self, what: impl fmt::Display) -> ScreenError {
+        ScreenError { param: self.to_string(), message: format!("`{self}` {what}.") }
     }
 }
 
@@ -265,8 +265,8 @@ impl fmt::Display for Path<'_> {
 /// objection.
 fn each<'a>(
     raw: &'a str,
-    mut visit: impl FnMut(Place<'_>, &'a str) -> Result<(), Objection>,
-) -> Result<(), Objection> {
+    mut visit: impl FnMut(Place<'_>, &'a str) -> Result<(), ScreenError>,
+) -> Result<(), ScreenError> {
     Entries::of(raw).enumerate().try_for_each(|(index, Entry { name, value })| match &name {
         Some(name) => visit(Place::Member(name), value),
         None => visit(Place::Element(index), value),
@@ -279,7 +279,7 @@ mod tests {
 
     use super::*;
 
-    fn checked(screen: &Screen, body: &Value) -> Result<(), Objection> {
+    fn checked(screen: &Screen, body: &Value) -> Result<(), ScreenError> {
         let fields: Vec<(String, String)> = body
             .as_object()
             .expect("an object")
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(param(&screen, &body), "messages[0].content[0].image_url.url");
         let body = json!({"messages": [{"content": [{"input_audio": {"data": "x".repeat(200)}}]}]});
         assert_eq!(param(&screen, &body), "messages[0].content[0].input_audio.data");
-        let many = format!("[{}{{}}]", "{},".repeat(LOOKED_AT_MAX));
+        let many = format!("[{}{{}}]", "{},".repeat(CHECKED_ITEMS_MAX));
         let refused = screen.check(&CONVERSATIONS, |name| (name == "messages").then_some(many.as_str()));
         assert_eq!(refused.expect_err("refused").param, "messages");
         // Walked without recursion at any depth.

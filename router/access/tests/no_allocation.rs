@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use router_access::{
-    Ask, BodyPolicy, Credential, Entry, Gate, GateConfig, KeySet, KeyStore, LimitTable, Salter, Scope, admit,
-    is_plain_request_id, new_key,
+    AdmissionRequest, BodyPolicy, Credential, Entry, Gate, GateConfig, KeySet, KeyStore, LimitTable, Salter,
+    Scope, admit, is_plain_request_id, new_key,
 };
 use tests_allocations::{Counting, count};
 
@@ -47,7 +47,7 @@ fn an_admitted_request_allocates_nothing() {
         let of_key = table.get(grant.scope, &grant.name, grant.limits, now).expect("room");
         let of_tenant = table.get(Scope::Tenant, &grant.tenant, grant.tenant_limits, now).expect("room");
         let mut charge = admit(of_key.as_ref(), of_tenant.as_ref(), 1000, now).expect("within limits");
-        let ask = Ask {
+        let ask = AdmissionRequest {
             tenant: &grant.tenant,
             priority: grant.priority,
             weight: grant.weight,

@@ -1,7 +1,7 @@
 //! A request that a proxy sends in the gateway's place.
 //!
 //! A proxy that speaks Envoy's `ext_proc` asks where a request should go, and sends it there itself. The gateway treats it like
-//! any other request up to the moment of sending; then the [`Handover`] takes the [`Call`] to the proxy's side, and the
+//! any other request up to the moment of sending; then the [`ProxyHandover`] takes the [`Call`] to the proxy's side, and the
 //! engine's answer comes back through it as a [`ReplyBody`].
 //!
 //! Invariant: one request is handed over once. A second attempt is refused, so nothing is computed twice.
@@ -19,18 +19,18 @@ const PIECES_MAX: usize = 8;
 
 /// Channel to the proxy that one request came from.
 #[derive(Debug, Clone)]
-pub struct Handover(Arc<Inner>);
+pub struct ProxyHandover(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    to_proxy: Mutex<Option<oneshot::Sender<HandedOver>>>,
+    to_proxy: Mutex<Option<oneshot::Sender<ProxyRequest>>>,
     shows_answers: bool,
     among: Option<Vec<String>>,
 }
 
 /// A request that the proxy is to send.
 #[derive(Debug)]
-pub struct HandedOver {
+pub struct ProxyRequest {
     /// The request for the engine.
     pub call: Call,
     /// The engine's URL.
@@ -82,11 +82,11 @@ pub enum Piece {
     End,
 }
 
-impl Handover {
+impl ProxyHandover {
     /// Returns a channel to a proxy, and its other end. `shows_answers`: the proxy passes on the bodies of answers, not only
     /// their heads. `among`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
     #[must_use]
-    pub fn new(shows_answers: bool, among: Option<Vec<String>>) -> (Self, oneshot::Receiver<HandedOver>) {
+    pub fn new(shows_answers: bool, among: Option<Vec<String>>) -> (Self, oneshot::Receiver<ProxyRequest>) {
         let (sender, receiver) = oneshot::channel();
         let inner = Inner { to_proxy: Mutex::new(Some(sender)), shows_answers, among };
         (Self(Arc::new(inner)), receiver)
@@ -120,7 +120,7 @@ impl Handover {
         let to_proxy = self.0.to_proxy.lock().unwrap_or_else(PoisonError::into_inner).take();
         let to_proxy = to_proxy.ok_or_else(|| error("the proxy has sent this request already"))?;
         let (sender, head) = oneshot::channel();
-        let handed_over = HandedOver {
+        let handed_over = ProxyRequest {
             call,
             base: upstream.base().to_owned(),
             authorization: upstream.authorization(),
@@ -161,7 +161,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_is_handed_over_once_and_its_answer_comes_back() {
         let upstream = Upstream::new("http://engine:8000", None);
-        let (handover, proxy) = Handover::new(true, None);
+        let (handover, proxy) = ProxyHandover::new(true, None);
         let call = || Call::json("/v1/completions", Bytes::from_static(b"{}"));
         let asked = tokio::spawn({
             let (handover, upstream) = (handover.clone(), Arc::clone(&upstream));
@@ -170,7 +170,7 @@ mod tests {
                 reply.into_body().whole(1 << 10).await
             }
         });
-        let HandedOver { call: sent, base, reply, .. } = proxy.await.expect("a request");
+        let ProxyRequest { call: sent, base, reply, .. } = proxy.await.expect("a request");
         assert_eq!((sent.path.path(), base.as_str()), ("/v1/completions", "http://engine:8000"));
         let pieces = reply.answered(Response::new(())).expect("it waits");
         for piece in
@@ -186,7 +186,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_without_an_end_has_broken_off() {
         let upstream = Upstream::new("http://engine:8000", None);
-        let (handover, proxy) = Handover::new(true, None);
+        let (handover, proxy) = ProxyHandover::new(true, None);
         let whole = async {
             let reply = handover.send(&upstream, Call::json("/", Bytes::new())).await.expect("an answer");
             reply.into_body().whole(99).await

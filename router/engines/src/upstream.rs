@@ -125,7 +125,7 @@ thread_local! {
 
 /// Gives this thread its own connections, which no other thread uses. A connection wakes the reactor that it was made on,
 /// so a thread that runs its own reactor would otherwise be woken for other threads' requests.
-pub fn own_connections() {
+pub fn use_thread_connections() {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     let place = NEXT.fetch_add(1, Ordering::Relaxed);
     PLACE.set(if place < OWNERS_MAX { place } else { 0 });

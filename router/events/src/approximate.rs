@@ -15,9 +15,9 @@ const FRESH_SHARE: u32 = 8;
 
 /// Hasher for keys that are hashes already.
 #[derive(Debug, Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -55,11 +55,11 @@ impl Run {
 
 /// Blocks that one worker is assumed to hold.
 #[derive(Debug)]
-pub struct Approximate {
+pub struct ApproximateTracker {
     member: Member,
     ttl: Duration,
     blocks_max: usize,
-    runs: HashMap<EngineHash, Run, BuildHasherDefault<AsItIs>>,
+    runs: HashMap<EngineHash, Run, BuildHasherDefault<IdentityHasher>>,
     /// Number of blocks of all runs. A block at the end of a prompt that became part of a longer prompt's run counts twice for a while.
     blocks: usize,
     /// Runs in order of use; an entry is stale if its run was used again since.
@@ -69,7 +69,7 @@ pub struct Approximate {
     keys: Vec<EngineHash>,
 }
 
-impl Approximate {
+impl ApproximateTracker {
     /// Returns a state without blocks.
     #[must_use]
     pub fn new(member: Member, ttl: Duration, blocks_max: usize) -> Self {
@@ -199,7 +199,7 @@ mod tests {
         let index = Index::new(IndexConfig::default());
         let member = index.write().join().expect("room");
         let mut reader = index.reader().expect("a reader");
-        let mut approximate = Approximate::new(member, Duration::from_secs(10), 6);
+        let mut approximate = ApproximateTracker::new(member, Duration::from_secs(10), 6);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         approximate.routed(&mut index.write(), &[1, 2, 3, 4], at(0));
@@ -233,7 +233,7 @@ mod tests {
             let index = Index::new(IndexConfig::default());
             let member = index.write().join().expect("room");
             let mut reader = index.reader().expect("a reader");
-            let mut approximate = Approximate::new(member, Duration::from_secs(40), 300);
+            let mut approximate = ApproximateTracker::new(member, Duration::from_secs(40), 300);
             let start = Instant::now();
             for step in 0..400 {
                 // Conversations that share beginnings and diverge anywhere.
@@ -263,7 +263,7 @@ mod tests {
     fn the_order_stays_short_when_one_prompt_comes_again_and_again() {
         let index = Index::new(IndexConfig::default());
         let member = index.write().join().expect("room");
-        let mut approximate = Approximate::new(member, Duration::from_secs(3600), 1000);
+        let mut approximate = ApproximateTracker::new(member, Duration::from_secs(3600), 1000);
         let now = Instant::now();
         for _ in 0..10_000 {
             approximate.routed(&mut index.write(), &[1, 2, 3, 4, 5, 6, 7, 8], now);

@@ -235,7 +235,7 @@ struct Member {
 
 /// The connections that have used a member's topic.
 #[derive(Debug)]
-struct Speakers {
+struct TopicConnections {
     member: u64,
     /// The connection that used the topic last.
     current: u64,
@@ -245,7 +245,7 @@ struct Speakers {
     contested: bool,
 }
 
-impl Speakers {
+impl TopicConnections {
     /// Records that a connection has used the topic.
     fn heard(&mut self, connection: u64) {
         if connection == self.current {
@@ -282,7 +282,7 @@ struct Demux {
     endpoint: String,
     members: Vec<Member>,
     joined: u64,
-    topics: HashMap<Bytes, Speakers>,
+    topics: HashMap<Bytes, TopicConnections>,
     unmatched: HashSet<Bytes>,
     counts: Arc<Counts>,
 }
@@ -394,7 +394,8 @@ impl Demux {
         if self.topics.len() >= TOPICS_MAX && !self.topics.contains_key(topic) {
             return false;
         }
-        let speakers = Speakers { member, current: connection, earlier: Vec::new(), contested: false };
+        let speakers =
+            TopicConnections { member, current: connection, earlier: Vec::new(), contested: false };
         // Copied, because the topic's bytes are a part of a message, which would stay in memory.
         self.topics.insert(Bytes::copy_from_slice(topic), speakers);
         true

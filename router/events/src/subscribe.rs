@@ -66,7 +66,7 @@ fn port_after(endpoint: &str, by: u16) -> String {
 
 /// State that a subscription shares with the rest of the process.
 #[derive(Debug, Clone)]
-pub struct Followed {
+pub struct SubscriptionContext {
     /// The publisher's state.
     pub follower: Arc<Mutex<Follower>>,
     /// The index that the subscription writes to.
@@ -75,7 +75,7 @@ pub struct Followed {
     pub distrust: Arc<Notify>,
 }
 
-impl Followed {
+impl SubscriptionContext {
     fn lock(&self) -> MutexGuard<'_, Follower> {
         self.follower.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,7 +83,12 @@ impl Followed {
 
 /// Follows a publisher until the task is dropped. `ready` is called once the index has caught up with the publisher's
 /// past events.
-pub async fn follow(feed: Feed, followed: Followed, listeners: Arc<Listeners>, ready: impl Fn() + Send) {
+pub async fn follow(
+    feed: Feed,
+    followed: SubscriptionContext,
+    listeners: Arc<Listeners>,
+    ready: impl Fn() + Send,
+) {
     let mut complaint = String::new();
     loop {
         match Subscription::open(&feed, &listeners).await {
@@ -159,7 +164,7 @@ impl Subscription {
     }
 }
 
-async fn listen(feed: &Feed, followed: &Followed, mut subscription: Subscription) -> String {
+async fn listen(feed: &Feed, followed: &SubscriptionContext, mut subscription: Subscription) -> String {
     let mut is_ambiguous = subscription.is_ambiguous();
     loop {
         let delivery = tokio::select! {
@@ -195,7 +200,7 @@ pub(crate) fn numbered(parts: &[Bytes]) -> Option<(u64, Bytes)> {
 }
 
 /// Requests everything from `from` on and applies it. An interrupted replay is continued.
-async fn catch_up(feed: &Feed, followed: &Followed, mut from: u64) {
+async fn catch_up(feed: &Feed, followed: &SubscriptionContext, mut from: u64) {
     let Some(replay) = &feed.replay else { return };
     let mut pauses = REPLAY_PAUSES.iter();
     loop {
@@ -220,7 +225,7 @@ async fn unless_silent<T, E: ToString>(said: impl Future<Output = Result<T, E>>)
     }
 }
 
-async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<u64, String> {
+async fn replayed(endpoint: &str, followed: &SubscriptionContext, mut from: u64) -> Result<u64, String> {
     for _ in 0..RESTARTS_MAX {
         let mut socket = unless_silent(DealerSocket::connect(endpoint, LIMITS)).await?;
         let request = [Bytes::new(), Bytes::copy_from_slice(&from.to_be_bytes())];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use router_events::follower::Follower;
 use router_events::listen::{Listeners, Publisher};
-use router_events::subscribe::{Feed, Followed, follow};
+use router_events::subscribe::{Feed, SubscriptionContext, follow};
 use router_events::tracker::Tracker;
 use router_events::wire::{EventBatch, KvEvent, Stored, encode};
 use router_radix::{Index, IndexConfig, Member};
@@ -51,7 +51,7 @@ impl Rig {
         let member = index.write().join().expect("room");
         let follower = Arc::new(Mutex::new(Follower::new(Tracker::new(member, BLOCK_TOKENS))));
         let distrust = Arc::<Notify>::default();
-        let followed = Followed {
+        let followed = SubscriptionContext {
             follower: Arc::clone(&follower),
             index: Arc::clone(&index),
             distrust: Arc::clone(&distrust),

@@ -28,7 +28,7 @@ const AHEAD_MAX_NS: u64 = 24 * 3600 * 1_000_000_000;
 /// The state that an administrator wants of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Wish {
+pub enum DesiredState {
     /// New requests are sent to the worker.
     Serve,
     /// No new requests are sent to the worker; requests that it has continue.
@@ -41,7 +41,7 @@ pub enum Wish {
 
 /// A worker added by an administrator; the configuration does not name it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Added {
+pub struct AddedWorker {
     /// As in [`WorkerSpec::url`].
     pub url: String,
     /// `prefill`, `decode` or `both`. Empty: the role that the worker reports.
@@ -63,14 +63,14 @@ fn default_pool() -> String {
 struct Change {
     /// Of two wishes the one with the larger version counts.
     version: u64,
-    wish: Wish,
+    wish: DesiredState,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    added: Option<Added>,
+    added: Option<AddedWorker>,
     /// Identity of the worker that the wish was made for ([`WorkerSpec::uid`]): a wish to drain a pod does not concern the
     /// next pod at its address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<String>,
-    /// With [`Wish::Sleep`]: the run of the worker's process that sleeps.
+    /// With [`DesiredState::Sleep`]: the run of the worker's process that sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asleep: Option<AsleepRun>,
 }
@@ -86,7 +86,7 @@ impl Change {
 
     /// The run that is put to sleep; `None` for other wishes.
     fn asleep(&self) -> Option<AsleepRun> {
-        (self.wish == Wish::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
+        (self.wish == DesiredState::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
     }
 
     /// Whether the wish was made for this worker. Without identities from the sources the address decides.
@@ -99,7 +99,7 @@ impl Change {
 
     /// Whether the wish may come from a peer: its fields are within the limits that this gateway applies itself.
     fn can_be(&self, name: &str, version_max: u64) -> bool {
-        let fits = |added: &Added| added.check().is_ok() && name_of(&added.url) == name;
+        let fits = |added: &AddedWorker| added.check().is_ok() && name_of(&added.url) == name;
         let is_bounded = self.uid.as_ref().is_none_or(|uid| uid.len() <= UID_BYTES_MAX);
         self.version <= version_max && is_bounded && self.added.as_ref().is_none_or(fits)
     }
@@ -114,7 +114,7 @@ fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-impl Added {
+impl AddedWorker {
     fn check(&self) -> Result<(), SpecError> {
         check_url(&self.url)?;
         if !self.role.is_empty() && Role::from_name(&self.role).is_none() {
@@ -133,12 +133,12 @@ impl Changes {
         self.0.is_empty()
     }
 
-    /// Records a wish for a worker by its name. `uid`: identity from the worker's source. `asleep`: with [`Wish::Sleep`], the run of its process.
+    /// Records a wish for a worker by its name. `uid`: identity from the worker's source. `asleep`: with [`DesiredState::Sleep`], the run of its process.
     pub(crate) fn wish(
         &mut self,
         name: &str,
         uid: Option<String>,
-        wish: Wish,
+        wish: DesiredState,
         asleep: Option<AsleepRun>,
         is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
@@ -150,14 +150,14 @@ impl Changes {
     /// Adds a worker, or replaces the description of an added one.
     pub(crate) fn add(
         &mut self,
-        added: Added,
+        added: AddedWorker,
         is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
         added.check()?;
         let version = self.next_version();
         self.put(
             name_of(&added.url),
-            Change { version, wish: Wish::Serve, added: Some(added), uid: None, asleep: None },
+            Change { version, wish: DesiredState::Serve, added: Some(added), uid: None, asleep: None },
             is_current,
         )
     }
@@ -181,7 +181,7 @@ impl Changes {
     pub(crate) fn over<'a>(
         &self,
         configured: impl Iterator<Item = &'a WorkerSpec>,
-        described: impl Fn(&Added) -> Option<WorkerSpec>,
+        described: impl Fn(&AddedWorker) -> Option<WorkerSpec>,
     ) -> Vec<WorkerSpec> {
         let mut workers = Vec::new();
         let mut seen = HashSet::new();
@@ -190,11 +190,11 @@ impl Changes {
             let change = self.0.get(&name).filter(|change| change.concerns(spec));
             seen.insert(name);
             let wish = change.map(|change| change.wish);
-            if wish == Some(Wish::Remove) {
+            if wish == Some(DesiredState::Remove) {
                 continue;
             }
             let asleep = change.and_then(Change::asleep);
-            let is_draining = spec.is_draining || asleep.is_some() || wish == Some(Wish::Drain);
+            let is_draining = spec.is_draining || asleep.is_some() || wish == Some(DesiredState::Drain);
             let anew = change.and_then(|change| described(change.added.as_ref()?)).map(|anew| {
                 let uid = anew.uid.or_else(|| spec.uid.clone());
                 WorkerSpec { uid, generation: spec.generation.clone(), ..anew }
@@ -202,13 +202,13 @@ impl Changes {
             workers.push(WorkerSpec { is_draining, asleep, ..anew.unwrap_or_else(|| spec.clone()) });
         }
         for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
-            if change.wish == Wish::Remove || workers.len() >= WORKERS_MAX {
+            if change.wish == DesiredState::Remove || workers.len() >= WORKERS_MAX {
                 continue;
             }
             if let Some(added) = change.added.as_ref().and_then(&described) {
                 let asleep = change.asleep();
                 workers.push(WorkerSpec {
-                    is_draining: asleep.is_some() || change.wish == Wish::Drain,
+                    is_draining: asleep.is_some() || change.wish == DesiredState::Drain,
                     asleep,
                     ..added
                 });
@@ -233,10 +233,10 @@ impl Changes {
             let has_no_effect = |name: &str, change: &Change| {
                 let is_current = is_current(name, change.uid.as_deref());
                 match change.wish {
-                    Wish::Serve => change.added.is_none(),
-                    Wish::Remove => !is_current,
+                    DesiredState::Serve => change.added.is_none(),
+                    DesiredState::Remove => !is_current,
                     // The pod was drained and is gone. Without identities from the sources it may come back.
-                    Wish::Drain | Wish::Sleep => {
+                    DesiredState::Drain | DesiredState::Sleep => {
                         change.uid.is_some() && change.added.is_none() && !is_current
                     }
                 }
@@ -259,12 +259,12 @@ mod tests {
         false
     }
 
-    fn described(added: &Added) -> Option<WorkerSpec> {
+    fn described(added: &AddedWorker) -> Option<WorkerSpec> {
         Some(WorkerSpec { role: Role::from_name(&added.role), ..WorkerSpec::new(&added.url) })
     }
 
-    fn added(url: &str) -> Added {
-        Added { url: url.to_owned(), role: String::new(), pool: default_pool(), uid: None }
+    fn added(url: &str) -> AddedWorker {
+        AddedWorker { url: url.to_owned(), role: String::new(), pool: default_pool(), uid: None }
     }
 
     fn names(workers: &[WorkerSpec]) -> Vec<(String, bool)> {
@@ -281,14 +281,14 @@ mod tests {
         let mut changes = Changes::default();
         let configured = ["http://a:1", "http://b:1"];
         changes.add(added("http://c:1"), nowhere).expect("a URL");
-        changes.wish("a:1", None, Wish::Drain, None, nowhere).expect("room");
+        changes.wish("a:1", None, DesiredState::Drain, None, nowhere).expect("room");
         let (a, b, c) = ("a:1".to_owned(), "b:1".to_owned(), "c:1".to_owned());
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (b.clone(), false), (c.clone(), false)]);
-        changes.wish("b:1", None, Wish::Remove, None, nowhere).expect("room");
-        changes.wish("c:1", None, Wish::Drain, None, nowhere).expect("room");
+        changes.wish("b:1", None, DesiredState::Remove, None, nowhere).expect("room");
+        changes.wish("c:1", None, DesiredState::Drain, None, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (c, true)]);
-        changes.wish("c:1", None, Wish::Remove, None, nowhere).expect("room");
-        changes.wish("a:1", None, Wish::Serve, None, nowhere).expect("room");
+        changes.wish("c:1", None, DesiredState::Remove, None, nowhere).expect("room");
+        changes.wish("a:1", None, DesiredState::Serve, None, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a, false)]);
         assert_eq!(changes.add(added("c:1"), nowhere), Err(SpecError::Url("c:1".to_owned())));
     }
@@ -307,9 +307,9 @@ mod tests {
                 let (which, name) = (next() % 3, format!("w{}:1", next() % 4));
                 match next() % 4 {
                     0 => gateways[which].add(added(&format!("http://{name}")), nowhere),
-                    1 => gateways[which].wish(&name, None, Wish::Serve, None, nowhere),
-                    2 => gateways[which].wish(&name, None, Wish::Drain, None, nowhere),
-                    _ => gateways[which].wish(&name, None, Wish::Remove, None, nowhere),
+                    1 => gateways[which].wish(&name, None, DesiredState::Serve, None, nowhere),
+                    2 => gateways[which].wish(&name, None, DesiredState::Drain, None, nowhere),
+                    _ => gateways[which].wish(&name, None, DesiredState::Remove, None, nowhere),
                 }
                 .expect("room");
                 if next() % 2 == 0 {
@@ -334,11 +334,13 @@ mod tests {
         let mut changes = Changes::default();
         let is_configured = |name: &str, _: Option<&str>| name.starts_with("configured");
         changes.add(added("http://kept:1"), is_configured).expect("room");
-        changes.wish("drained:1", None, Wish::Drain, None, is_configured).expect("room");
-        changes.wish("configured:1", None, Wish::Remove, None, is_configured).expect("room");
+        changes.wish("drained:1", None, DesiredState::Drain, None, is_configured).expect("room");
+        changes.wish("configured:1", None, DesiredState::Remove, None, is_configured).expect("room");
         for number in 0..10_000 {
             changes.add(added(&format!("http://w{number}:1")), is_configured).expect("room");
-            changes.wish(&format!("w{number}:1"), None, Wish::Remove, None, is_configured).expect("room");
+            changes
+                .wish(&format!("w{number}:1"), None, DesiredState::Remove, None, is_configured)
+                .expect("room");
         }
         assert_eq!(changes.0.len(), CHANGES_MAX);
         for name in ["kept:1", "drained:1", "configured:1", "w9999:1"] {
@@ -349,7 +351,7 @@ mod tests {
         let mut pods = Changes::default();
         for number in 0..2 * CHANGES_MAX {
             let uid = Some(format!("uid-{number}"));
-            pods.wish(&format!("10.0.0.{number}:1"), uid, Wish::Drain, None, nowhere).expect("room");
+            pods.wish(&format!("10.0.0.{number}:1"), uid, DesiredState::Drain, None, nowhere).expect("room");
         }
         assert_eq!(pods.0.len(), CHANGES_MAX);
         let mut full = Changes::default();
@@ -357,7 +359,7 @@ mod tests {
             full.add(added(&format!("http://w{number}:1")), nowhere).expect("room");
         }
         assert_eq!(full.add(added("http://more:1"), nowhere), Err(SpecError::TooManyChanges));
-        full.wish("w7:1", None, Wish::Remove, None, nowhere).expect("it is known");
+        full.wish("w7:1", None, DesiredState::Remove, None, nowhere).expect("it is known");
         full.add(added("http://more:1"), nowhere).expect("its place is free");
     }
 
@@ -365,7 +367,7 @@ mod tests {
     fn wishes_of_peers_that_cannot_be_are_left_out_and_the_rest_is_taken() {
         let change = |version, url: &str| Change {
             version,
-            wish: Wish::Serve,
+            wish: DesiredState::Serve,
             added: Some(added(url)),
             uid: None,
             asleep: None,
@@ -379,20 +381,20 @@ mod tests {
         ];
         let mut told = Changes(told.map(|(name, change)| (name.to_owned(), change)).into());
         told.0.insert("role:1".to_owned(), {
-            let role = Added { role: "boss".to_owned(), ..added("http://role:1") };
-            Change { version: now, wish: Wish::Serve, added: Some(role), uid: None, asleep: None }
+            let role = AddedWorker { role: "boss".to_owned(), ..added("http://role:1") };
+            Change { version: now, wish: DesiredState::Serve, added: Some(role), uid: None, asleep: None }
         });
         let mut own = Changes::default();
         assert!(own.merge(told, nowhere));
         assert_eq!(own.0.keys().collect::<Vec<_>>(), ["good:1"]);
-        own.wish("good:1", None, Wish::Remove, None, nowhere).expect("room");
+        own.wish("good:1", None, DesiredState::Remove, None, nowhere).expect("room");
         assert!(own.next_version() < now + AHEAD_MAX_NS);
     }
 
     #[test]
     fn a_wish_for_a_pod_does_not_concern_the_next_one_at_its_address() {
         let pod = |uid: &str| WorkerSpec { uid: Some(uid.to_owned()), ..WorkerSpec::new("http://a:1") };
-        for (wish, workers) in [(Wish::Drain, 1), (Wish::Remove, 0)] {
+        for (wish, workers) in [(DesiredState::Drain, 1), (DesiredState::Remove, 0)] {
             let mut changes = Changes::default();
             changes.wish("a:1", Some("first".to_owned()), wish, None, |_, _| true).expect("room");
             let first = changes.over([pod("first")].iter(), described);
@@ -404,7 +406,7 @@ mod tests {
         }
         let long = Change {
             version: 1,
-            wish: Wish::Drain,
+            wish: DesiredState::Drain,
             added: None,
             uid: Some("u".repeat(UID_BYTES_MAX + 1)),
             asleep: None,
@@ -416,7 +418,7 @@ mod tests {
     #[test]
     fn a_configured_worker_may_be_described_anew() {
         let mut changes = Changes::default();
-        let prefill = Added { role: "prefill".to_owned(), ..added("http://a:1") };
+        let prefill = AddedWorker { role: "prefill".to_owned(), ..added("http://a:1") };
         changes.add(prefill, |_, _| true).expect("room");
         let configured = [WorkerSpec::new("http://a:1")];
         let workers = changes.over(configured.iter(), described);
@@ -428,8 +430,10 @@ mod tests {
     #[test]
     fn what_peers_tell_comes_back_as_it_was() {
         let mut changes = Changes::default();
-        changes.add(Added { role: "prefill".to_owned(), ..added("http://a:1") }, nowhere).expect("a URL");
-        changes.wish("b:1", None, Wish::Drain, None, nowhere).expect("room");
+        changes
+            .add(AddedWorker { role: "prefill".to_owned(), ..added("http://a:1") }, nowhere)
+            .expect("a URL");
+        changes.wish("b:1", None, DesiredState::Drain, None, nowhere).expect("room");
         let text = serde_json::to_string(&changes).expect("JSON");
         assert_eq!(serde_json::from_str::<Changes>(&text).expect("the same"), changes);
     }

@@ -24,11 +24,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::booking::Booking;
-use crate::changes::{Added, Changes, Wish};
+use crate::changes::{AddedWorker, Changes, DesiredState};
 use crate::config::FleetConfig;
 use crate::decisions::Decisions;
 use crate::health::watch;
-use crate::peers::{Peers, Shares, tell};
+use crate::peers::{PeerMessageSource, Peers, tell};
 use crate::pool::Pool;
 use crate::report::report;
 use crate::route::{Chooser, Route, RouteRequest};
@@ -60,14 +60,14 @@ struct RosterSources {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Discovered {
     /// Changes to the fleet.
-    pub applied: Applied,
+    pub applied: RosterDelta,
     /// One error for each worker that was left out.
     pub refused: Vec<SpecError>,
 }
 
 /// Number of workers that a change added, replaced, removed, and began or stopped draining.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct RosterDelta {
     /// Workers with new names.
     pub added: usize,
     /// Workers that replaced another under the same name.
@@ -97,7 +97,7 @@ pub struct Fleet {
     /// Identity of this gateway among its peers.
     pub(crate) gateway: u64,
     pub(crate) loads_changed: Option<Arc<Notify>>,
-    shares: OnceLock<Box<dyn Shares>>,
+    shares: OnceLock<Box<dyn PeerMessageSource>>,
     /// Notified when a worker becomes ready, changes or leaves.
     pub changed: Notify,
     /// Snapshot states of workers that have not joined yet.
@@ -211,7 +211,7 @@ impl Fleet {
 
     /// Replaces the configured workers; administrators' changes are kept. Must be called within a Tokio runtime, as every
     /// other change.
-    pub fn configure(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<Applied, SpecError> {
+    pub fn configure(self: &Arc<Self>, workers: Vec<WorkerSpec>) -> Result<RosterDelta, SpecError> {
         self.change(|roster| {
             roster.configured = Arc::new(workers);
             Ok(())
@@ -266,7 +266,7 @@ impl Fleet {
 
     /// Adds a worker for an administrator, or replaces the description of an added one. This gateway authenticates to the
     /// worker with `key`, if given; peers use their own keys.
-    pub fn add(self: &Arc<Self>, added: Added, key: Option<ApiKey>) -> Result<Applied, SpecError> {
+    pub fn add(self: &Arc<Self>, added: AddedWorker, key: Option<ApiKey>) -> Result<RosterDelta, SpecError> {
         if self.pool(&added.pool).is_none() {
             return Err(SpecError::UnknownPool { worker: name_of(&added.url), pool: added.pool });
         }
@@ -284,30 +284,34 @@ impl Fleet {
     }
 
     /// Drains a worker for an administrator: it gets no new requests.
-    pub fn drain(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
-        self.wish_for(name, Wish::Drain)
+    pub fn drain(self: &Arc<Self>, name: &str) -> Result<RosterDelta, SpecError> {
+        self.wish_for(name, DesiredState::Drain)
     }
 
     /// The opposite of [`Self::drain`].
-    pub fn serve_again(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
-        self.wish_for(name, Wish::Serve)
+    pub fn serve_again(self: &Arc<Self>, name: &str) -> Result<RosterDelta, SpecError> {
+        self.wish_for(name, DesiredState::Serve)
     }
 
     /// Removes a worker for an administrator, also one that the configuration names.
-    pub fn remove(self: &Arc<Self>, name: &str) -> Result<Applied, SpecError> {
-        self.wish_for(name, Wish::Remove)
+    pub fn remove(self: &Arc<Self>, name: &str) -> Result<RosterDelta, SpecError> {
+        self.wish_for(name, DesiredState::Remove)
     }
 
-    pub(crate) fn wish_for(self: &Arc<Self>, name: &str, wish: Wish) -> Result<Applied, SpecError> {
+    pub(crate) fn wish_for(
+        self: &Arc<Self>,
+        name: &str,
+        wish: DesiredState,
+    ) -> Result<RosterDelta, SpecError> {
         self.wish_for_run(name, wish, None)
     }
 
     fn wish_for_run(
         self: &Arc<Self>,
         name: &str,
-        wish: Wish,
+        wish: DesiredState,
         asleep: Option<AsleepRun>,
-    ) -> Result<Applied, SpecError> {
+    ) -> Result<RosterDelta, SpecError> {
         // Normalizes the spelling of the name.
         let name = &name_of(name);
         self.wish(|roster| {
@@ -325,14 +329,18 @@ impl Fleet {
     }
 
     /// Records that this run of a worker's process is put to sleep.
-    pub(crate) fn wish_sleep(self: &Arc<Self>, name: &str, run: Option<u64>) -> Result<Applied, SpecError> {
-        self.wish_for_run(name, Wish::Sleep, Some(AsleepRun(run)))
+    pub(crate) fn wish_sleep(
+        self: &Arc<Self>,
+        name: &str,
+        run: Option<u64>,
+    ) -> Result<RosterDelta, SpecError> {
+        self.wish_for_run(name, DesiredState::Sleep, Some(AsleepRun(run)))
     }
 
     fn wish(
         self: &Arc<Self>,
         change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
-    ) -> Result<Applied, SpecError> {
+    ) -> Result<RosterDelta, SpecError> {
         let applied = self.change(change)?;
         self.tell_peers();
         Ok(applied)
@@ -373,7 +381,7 @@ impl Fleet {
     fn change(
         self: &Arc<Self>,
         change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
-    ) -> Result<Applied, SpecError> {
+    ) -> Result<RosterDelta, SpecError> {
         let mut roster = self.lock();
         let before = (
             Arc::clone(&roster.configured),
@@ -385,7 +393,7 @@ impl Fleet {
             let keys = Arc::clone(&roster.added_keys);
             let workers = roster.changes.over(roster.workers(), |added| self.described(added, &keys));
             if workers == roster.spec.workers {
-                return Ok(Applied::default());
+                return Ok(RosterDelta::default());
             }
             let version = roster.spec.version + 1;
             self.apply_locked(&mut roster, FleetSpec { version, workers })
@@ -402,7 +410,7 @@ impl Fleet {
 
     /// Description of an added worker at this gateway; `None` when it cannot have the worker, though a peer may: its pool is
     /// not configured here, or TLS is not loaded for https.
-    fn described(&self, added: &Added, added_keys: &HashMap<String, ApiKey>) -> Option<WorkerSpec> {
+    fn described(&self, added: &AddedWorker, added_keys: &HashMap<String, ApiKey>) -> Option<WorkerSpec> {
         let pool = self.pool(&added.pool)?;
         if added.url.starts_with("https://") && self.config.tls.is_none() {
             return None;
@@ -424,7 +432,7 @@ impl Fleet {
     }
 
     /// Makes the fleet equal to a state that is newer than the one in force. An error changes nothing.
-    pub fn apply(self: &Arc<Self>, spec: FleetSpec) -> Result<Applied, SpecError> {
+    pub fn apply(self: &Arc<Self>, spec: FleetSpec) -> Result<RosterDelta, SpecError> {
         let mut roster = self.lock();
         let workers = spec.workers.clone();
         let applied = self.apply_locked(&mut roster, spec)?;
@@ -438,7 +446,7 @@ impl Fleet {
         self: &Arc<Self>,
         roster: &mut MutexGuard<'_, RosterSources>,
         spec: FleetSpec,
-    ) -> Result<Applied, SpecError> {
+    ) -> Result<RosterDelta, SpecError> {
         if spec.version <= roster.spec.version {
             return Err(SpecError::Stale { given: spec.version, current: roster.spec.version });
         }
@@ -449,7 +457,7 @@ impl Fleet {
             return Err(SpecError::Tls(worker.url.clone()));
         }
         let before = self.workers.load_full();
-        let mut applied = Applied::default();
+        let mut applied = RosterDelta::default();
         let mut workers = Workers::new();
         let (mut joined, mut left) = (Vec::new(), Vec::new());
         for wanted in &spec.workers {
@@ -494,8 +502,8 @@ impl Fleet {
         applied.added = joined.len() - applied.replaced;
         roster.spec = Arc::new(spec);
         self.workers.store(Arc::new(workers));
-        if applied != Applied::default() {
-            let Applied { added, replaced, removed, drained } = applied;
+        if applied != RosterDelta::default() {
+            let RosterDelta { added, replaced, removed, drained } = applied;
             let (version, workers) = (roster.spec.version, roster.spec.workers.len());
             tracing::info!(version, workers, added, replaced, removed, drained, "the roster has changed");
         }
@@ -599,11 +607,11 @@ impl Fleet {
     }
 
     /// Adds a source of data to the messages between gateways. Only the first call takes effect.
-    pub fn share(&self, shares: Box<dyn Shares>) {
+    pub fn share(&self, shares: Box<dyn PeerMessageSource>) {
         let _taken = self.shares.set(shares);
     }
 
-    pub(crate) fn shares(&self) -> Option<&dyn Shares> {
+    pub(crate) fn shares(&self) -> Option<&dyn PeerMessageSource> {
         self.shares.get().map(AsRef::as_ref)
     }
 

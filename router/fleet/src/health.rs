@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 use router_engines::client::EngineError;
 use router_engines::dialect::{Description, Dialect, Engine, Hints, detect};
 
-use crate::agreement::Verdict;
-use crate::changes::Wish;
+use crate::changes::DesiredState;
 use crate::config::FleetConfig;
 use crate::fleet::Fleet;
+use crate::served_model::Verdict;
 use crate::spec::AsleepRun;
 use crate::state::Health;
 use crate::worker::Worker;
@@ -42,7 +42,7 @@ const QUICK: Duration = Duration::from_millis(100);
 
 /// State kept between two health checks.
 #[derive(Default)]
-struct Asked {
+struct HealthCheckState {
     engine: Option<Engine>,
     /// The last check failed, so an engine without instance numbers may have restarted.
     was_down: bool,
@@ -50,7 +50,7 @@ struct Asked {
     hides_sleep: bool,
 }
 
-impl Asked {
+impl HealthCheckState {
     /// Runs one health check; an error says why the worker cannot be used.
     async fn ask(&mut self, worker: &Worker, config: &FleetConfig) -> Result<Answer, EngineError> {
         let client = &worker.client;
@@ -72,7 +72,7 @@ impl Asked {
         if let Some(run) = run {
             let before = run.description.instance;
             let mut now = dialect.alive(client).await?;
-            let in_doubt = worker.take_doubt() || self.was_down;
+            let in_doubt = worker.take_possible_restart() || self.was_down;
             if in_doubt && now.is_none() && before.is_some() {
                 // A late report must not keep the worker out; if it is another run after all, `report` notices.
                 let reported = tokio::time::timeout(config.health_timeout, dialect.report(client)).await;
@@ -105,7 +105,7 @@ impl Asked {
     }
 }
 
-impl Asked {
+impl HealthCheckState {
     /// Whether the worker is asleep, by its engine's report; by an administrator's wish, for an engine that reports nothing.
     async fn is_asleep(&mut self, worker: &Worker, dialect: &dyn Dialect) -> Result<bool, EngineError> {
         if self.hides_sleep {
@@ -154,7 +154,7 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
         Answer::Restarted => {
             tracing::info!(worker = worker.name, "worker was asleep, and has started again");
             // The worker may have left the roster meanwhile.
-            let _gone = fleet.wish_for(&worker.name, Wish::Serve);
+            let _gone = fleet.wish_for(&worker.name, DesiredState::Serve);
             return Verdict::Waits;
         }
         Answer::New(description) => description,
@@ -182,7 +182,7 @@ struct Outcome {
 }
 
 /// Runs one check, and waits for its answer as long as the configuration allows.
-async fn check(asked: &mut Asked, worker: &Worker, config: &FleetConfig) -> Outcome {
+async fn check(asked: &mut HealthCheckState, worker: &Worker, config: &FleetConfig) -> Outcome {
     let question = asked.ask(worker, config);
     tokio::pin!(question);
     let mut misses = 0;
@@ -214,7 +214,7 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         }
     }
     let interval = config.health_interval;
-    let mut asked = Asked::default();
+    let mut asked = HealthCheckState::default();
     let mut failures = 0;
     // Time since which connections are refused without an answer in between.
     let mut refused_since: Option<Instant> = None;

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use router_engines::dialect::{Description, Engine, POLLED, Role, authority_of};
-use router_events::approximate::Approximate;
+use router_events::approximate::ApproximateTracker;
 use router_events::follower::Follower;
 use router_events::listen::Publisher;
 use router_events::snapshot::restore;
-use router_events::subscribe::{Feed, Followed, follow};
+use router_events::subscribe::{Feed, SubscriptionContext, follow};
 use router_events::tracker::Tracker;
 use router_radix::Member;
 use tokio::sync::Notify;
@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 
 use crate::fleet::Fleet;
 use crate::poll::poll;
-use crate::routed::{Routed, keep};
+use crate::routed::{RoutedPromptQueue, keep};
 use crate::worker::{RunParts, Worker, WorkerRun};
 
 /// Number of blocks assumed for an engine that does not report it.
@@ -144,7 +144,7 @@ impl Fleet {
         let has_feed = feed.is_some();
         let (task, routed) = match feed {
             Some(feed) => {
-                let followed = Followed {
+                let followed = SubscriptionContext {
                     follower: Arc::clone(&follower),
                     index: Arc::clone(&self.index),
                     distrust: Arc::clone(&distrust),
@@ -155,8 +155,8 @@ impl Fleet {
             None => {
                 // An engine that does not report its number of blocks is assumed to have some.
                 let blocks = if description.blocks > 0 { description.blocks } else { BLOCKS_ASSUMED };
-                let approximate = Approximate::new(member, self.config.approximate_ttl, blocks);
-                let routed = Routed::new();
+                let approximate = ApproximateTracker::new(member, self.config.approximate_ttl, blocks);
+                let routed = RoutedPromptQueue::new();
                 let keeping = keep(Arc::clone(&routed), approximate, Arc::clone(&self.index));
                 (tokio::spawn(keeping), Some(routed))
             }
@@ -180,7 +180,7 @@ impl Fleet {
     fn follow(
         self: &Arc<Self>,
         feed: Feed,
-        followed: Followed,
+        followed: SubscriptionContext,
         is_warm: &Arc<AtomicBool>,
         worker: &Arc<Worker>,
     ) -> JoinHandle<()> {

@@ -12,7 +12,6 @@
 
 #![forbid(unsafe_code)]
 
-mod agreement;
 mod booking;
 mod breaker;
 mod capacity;
@@ -31,6 +30,7 @@ mod report;
 mod roster;
 mod route;
 mod routed;
+mod served_model;
 mod sleep;
 mod snapshots;
 mod spec;
@@ -43,12 +43,12 @@ mod worker;
 pub use booking::Booking;
 pub use breaker::{Breaker, RetryBudget};
 pub use capacity::Capacity;
-pub use changes::{Added, Changes, Wish};
+pub use changes::{AddedWorker, Changes, DesiredState};
 pub use config::{FleetConfig, PoolConfig, RoutingPolicy};
 pub use decisions::Decisions;
-pub use fleet::{Applied, Discovered, Fleet, Workers};
+pub use fleet::{Discovered, Fleet, RosterDelta, Workers};
 pub use load::{Audit, Counts, Load, Speeds};
-pub use peers::{SharedState, Shares};
+pub use peers::{PeerMessageSource, SharedState};
 pub use pool::Pool;
 pub use roster::Roster;
 pub use route::{Chooser, Route, RouteRequest};
@@ -56,4 +56,4 @@ pub use sleep::{SLEEP_REQUEST_MAX, SleepError};
 pub use spec::{AsleepRun, DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 pub use state::WorkerState;
 pub use stores::{GroupStatus, StoreStatus, Stores};
-pub use worker::{RankRef, Reported, Worker, WorkerRun, able_to_decode};
+pub use worker::{RankRef, ReportedLoad, Worker, WorkerRun, able_to_decode};

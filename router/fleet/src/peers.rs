@@ -53,7 +53,7 @@ struct Message {
 pub type SharedState = HashMap<String, Value>;
 
 /// A source and receiver of data in the messages between gateways.
-pub trait Shares: std::fmt::Debug + Send + Sync {
+pub trait PeerMessageSource: std::fmt::Debug + Send + Sync {
     /// The present state, each entry with its version. A peer is sent the entries whose version it has not confirmed.
     fn state(&self) -> HashMap<String, (u64, Value)>;
 

@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use router_engines::client::EngineClient;
-use router_events::subscribe::Followed;
+use router_events::subscribe::SubscriptionContext;
 use router_events::trtllm::Decoder;
 
 const PATH: &str = "/kv_cache_events";
@@ -16,11 +16,11 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
 /// Asks again and again until it is aborted; `begun` is called when the first answer is in the index.
-pub(crate) async fn poll(client: EngineClient, followed: Followed, begun: impl Fn()) {
+pub(crate) async fn poll(client: EngineClient, followed: SubscriptionContext, begun: impl Fn()) {
     let mut decoder = Decoder::default();
     let mut is_first = true;
     let mut complained = false;
-    let Followed { follower, index, distrust } = followed;
+    let SubscriptionContext { follower, index, distrust } = followed;
     loop {
         let asked = tokio::time::timeout(ANSWER_WITHIN, client.post_large(PATH, bytes::Bytes::new()));
         let answer = tokio::select! {

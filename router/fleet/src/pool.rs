@@ -11,10 +11,10 @@ use arc_swap::{ArcSwap, Guard};
 use router_engines::dialect::{Description, Engine, Role};
 use router_policy::{Policy, Strategy};
 
-use crate::agreement::{ServedModel, Verdict};
 use crate::config::{PoolConfig, RoutingPolicy};
 use crate::load::Speeds;
 use crate::roster::Roster;
+use crate::served_model::{ServedModel, Verdict};
 use crate::worker::{RankRef, Worker, able_to_decode};
 
 /// A model and the workers that serve it.
@@ -149,7 +149,7 @@ impl Pool {
 
     /// Whether every worker takes and returns token ids, and computes both prompt and answer.
     #[must_use]
-    pub fn speaks_ids(&self) -> bool {
+    pub fn supports_token_ids(&self) -> bool {
         let roster = self.roster();
         !roster.is_empty()
             && roster.iter().all(|rank| {

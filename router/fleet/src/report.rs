@@ -95,7 +95,7 @@ async fn ask(fleet: &Weak<Fleet>, worker: &Arc<Worker>, interval: Duration) {
         };
         // The worker may have described itself again while the report was on its way.
         if other_run && Arc::ptr_eq(&runs, &worker.runs.load_full()) {
-            worker.doubt();
+            worker.mark_possibly_restarted();
         }
     }
 }

@@ -36,7 +36,7 @@ struct Orders {
 
 /// Position of a rank in the orders of its pool's roster.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct LoadOrderPosition {
     orders: Arc<Orders>,
     place: usize,
 }
@@ -57,7 +57,7 @@ impl Roster {
         let mut places = vec![u32::MAX; if ranks.is_empty() { 0 } else { MEMBERS_MAX }];
         for (place, rank) in ranks.iter().enumerate() {
             places[rank.run.member.index()] = place as u32;
-            rank.run.take_seat(Seat { orders: Arc::clone(&orders), place });
+            rank.run.take_seat(LoadOrderPosition { orders: Arc::clone(&orders), place });
         }
         Self { ranks, places, orders: Some(orders) }
     }
@@ -105,7 +105,7 @@ impl Roster {
     }
 }
 
-impl Seat {
+impl LoadOrderPosition {
     /// Sets the load of a rank with this role; `None` when it takes no requests.
     pub(crate) fn put(&self, role: Role, load: Option<u32>) {
         let order = if role == Role::Prefill { &self.orders.prefill } else { &self.orders.decode };

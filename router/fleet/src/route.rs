@@ -2,7 +2,7 @@
 //!
 //! Hot path: runs on the request's own thread, without lock and without waiting, and allocates nothing once its
 //! buffers have grown, but a copy of the hashes for a worker without events. With peers configured, their tasks are woken.
-//! Cost of a decision hardly grows with the number of workers: see `Look::gather`.
+//! Cost of a decision hardly grows with the number of workers: see `CandidateSearch::gather`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -241,7 +241,7 @@ impl Chooser {
         let speed = pool.speeds.get();
         let mut pick = |phase: Phase, fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
             let turn = self.turns[usize::from(phase == Phase::Prefill)].fetch_add(1, Ordering::Relaxed);
-            let look = Look { roster: &roster, overlaps, wanted, fits, transfer_seconds, speed };
+            let look = CandidateSearch { roster: &roster, overlaps, wanted, fits, transfer_seconds, speed };
             look.gather(routing.policy.strategy, phase, turn, candidates, places);
             choose(&routing.policy, &request, &roster, candidates, places, turn)
         };
@@ -345,7 +345,8 @@ impl Chooser {
         };
         let fits = able_to_decode(&roster, wanted.adapter);
         let speed = pool.speeds.get();
-        let look = Look { roster: &roster, overlaps, wanted, fits: &fits, transfer_seconds: 0.0, speed };
+        let look =
+            CandidateSearch { roster: &roster, overlaps, wanted, fits: &fits, transfer_seconds: 0.0, speed };
         look.gather_all(candidates, places);
         let chosen = routing.policy.choose(&request, candidates, 0, 0);
         let shown = |(candidate, &place): (&Candidate, &u32)| {
@@ -403,7 +404,7 @@ struct Chosen<'a> {
 }
 
 /// Inputs of the search for candidates.
-struct Look<'a> {
+struct CandidateSearch<'a> {
     roster: &'a Roster,
     overlaps: &'a Overlaps,
     wanted: &'a RouteRequest<'a>,
@@ -413,7 +414,7 @@ struct Look<'a> {
     speed: Speed,
 }
 
-impl Look<'_> {
+impl CandidateSearch<'_> {
     /// Gathers candidates: all ranks of a small pool; of a large one those that hold most of the prefix, and the least
     /// loaded. Among ranks that hold equally much the least loaded is the best, so a larger choice would seldom find a
     /// better one.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
-use router_events::approximate::Approximate;
+use router_events::approximate::ApproximateTracker;
 use router_radix::Index;
 use tokio::sync::Notify;
 
@@ -21,14 +21,14 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// Queue of routed prompts.
 #[derive(Debug)]
-pub(crate) struct Routed {
+pub(crate) struct RoutedPromptQueue {
     waiting: ArrayQueue<Vec<u64>>,
     /// Whether the task has been notified of the queued prompts.
     is_told: AtomicBool,
     queued: Notify,
 }
 
-impl Routed {
+impl RoutedPromptQueue {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             waiting: ArrayQueue::new(WAITING_MAX),
@@ -48,7 +48,11 @@ impl Routed {
 }
 
 /// Moves queued prompts into the index until the task is aborted.
-pub(crate) async fn keep(routed: Arc<Routed>, mut approximate: Approximate, index: Arc<Index>) {
+pub(crate) async fn keep(
+    routed: Arc<RoutedPromptQueue>,
+    mut approximate: ApproximateTracker,
+    index: Arc<Index>,
+) {
     loop {
         if tokio::time::timeout(EXPIRE_EVERY, routed.queued.notified()).await.is_err() {
             approximate.expire(&mut index.write(), Instant::now());

@@ -25,7 +25,7 @@ use router_engines::client::EngineError;
 use router_engines::dialect::{Dialect, Engine, detect};
 use serde_json::json;
 
-use crate::changes::Wish;
+use crate::changes::DesiredState;
 use crate::fleet::Fleet;
 use crate::spec::{SpecError, name_of};
 use crate::state::WorkerState;
@@ -114,7 +114,7 @@ impl Fleet {
             return Err(refused("it has not yet said what it is".to_owned()));
         };
         let dialect = first.description.engine.dialect();
-        let asked = dialect.why_sleepless(&worker.client, &first.description, first.role);
+        let asked = dialect.sleep_obstacle(&worker.client, &first.description, first.role);
         if let Some(reason) = within(WARM_MAX, &worker, asked).await? {
             return Err(refused(reason));
         }
@@ -124,10 +124,10 @@ impl Fleet {
         }
         let tells = told.is_some();
         let was_draining = worker.is_draining();
-        self.wish_for(name, Wish::Drain)?;
+        self.wish_for(name, DesiredState::Drain)?;
         let serve_again = || match was_draining {
             true => Ok(()),
-            false => self.wish_for(name, Wish::Serve).map(drop),
+            false => self.wish_for(name, DesiredState::Serve).map(drop),
         };
         if !is_idle_within(&worker, dialect, DRAIN_MAX).await {
             if !worker.is_draining() {
@@ -153,13 +153,13 @@ impl Fleet {
                 serve_again()?;
             } else {
                 worker.is_uncertain.store(true, Ordering::Release);
-                self.wish_for(name, Wish::Drain)?;
+                self.wish_for(name, DesiredState::Drain)?;
             }
-            worker.look_now();
+            worker.check_health_now();
             return Err(error);
         }
         tracing::info!(worker = worker.name, ?took, "worker sleeps");
-        worker.look_now();
+        worker.check_health_now();
         if tells {
             // Peers see the sleep with their next health check, so waking needs no message to them.
             tokio::time::sleep(self.config.health_interval * 2 + IDLE_FOR).await;
@@ -196,8 +196,8 @@ impl Fleet {
         if let Err(error) = within(WARM_MAX, &worker, first_token(&worker, engine)).await {
             tracing::warn!(worker = worker.name, "the first request after waking failed: {error}");
         }
-        self.wish_for(name, Wish::Serve)?;
-        worker.look_now();
+        self.wish_for(name, DesiredState::Serve)?;
+        worker.check_health_now();
         while worker.state() != WorkerState::Ready
             && !worker.is_removed()
             && began.elapsed() < TURN_MAX + WARM_MAX

@@ -25,8 +25,8 @@ use crate::breaker::Breaker;
 use crate::capacity::Capacity;
 use crate::load::Load;
 use crate::pool::Pool;
-use crate::roster::Seat;
-use crate::routed::Routed;
+use crate::roster::LoadOrderPosition;
+use crate::routed::RoutedPromptQueue;
 use crate::spec::AsleepRun;
 use crate::spec::WorkerSpec;
 use crate::state::{Condition, Health, WorkerState};
@@ -57,7 +57,7 @@ pub struct WorkerRun {
     /// The data-parallel rank, when there are several.
     pub rank: Option<u16>,
     /// Load that the engine itself reported last.
-    pub reported: Reported,
+    pub reported: ReportedLoad,
     /// Last reported hand-offs; `None` when the engine does not use Kvasir's data plane.
     pub transfers: ArcSwapOption<TransferReport>,
     /// The state of its KV events.
@@ -71,9 +71,9 @@ pub struct WorkerRun {
     /// Notified when this gateway's outstanding work at any worker changes; `None` without peers.
     pub(crate) loads_changed: Option<Arc<Notify>>,
     /// Prompts routed to a worker without events, on their way into the index.
-    pub(crate) routed: Option<Arc<Routed>>,
+    pub(crate) routed: Option<Arc<RoutedPromptQueue>>,
     /// Position in the load order of the pool.
-    seat: ArcSwapOption<Seat>,
+    seat: ArcSwapOption<LoadOrderPosition>,
     /// Task that writes to the index; ended before the place in the index is reused.
     pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
 }
@@ -124,7 +124,7 @@ impl WorkerRun {
     }
 
     /// Notes the seat in a new list of ranks.
-    pub(crate) fn take_seat(&self, seat: Seat) {
+    pub(crate) fn take_seat(&self, seat: LoadOrderPosition) {
         self.seat.store(Some(Arc::new(seat)));
         self.reorder();
     }
@@ -189,7 +189,7 @@ pub(crate) struct RunParts {
     pub(crate) is_warm: Arc<AtomicBool>,
     pub(crate) distrust: Arc<Notify>,
     pub(crate) loads_changed: Option<Arc<Notify>>,
-    pub(crate) routed: Option<Arc<Routed>>,
+    pub(crate) routed: Option<Arc<RoutedPromptQueue>>,
     pub(crate) writing: Option<JoinHandle<()>>,
 }
 
@@ -204,7 +204,7 @@ impl WorkerRun {
             member: parts.member,
             shared_stores: AtomicU32::new(0),
             load: Load::default(),
-            reported: Reported::default(),
+            reported: ReportedLoad::default(),
             transfers: ArcSwapOption::empty(),
             capacity: Capacity::default(),
             follower: parts.follower,
@@ -233,7 +233,7 @@ const COUNTED_AFTER: Duration = Duration::from_millis(500);
 
 /// An engine's own count of its load.
 #[derive(Debug, Default)]
-pub struct Reported {
+pub struct ReportedLoad {
     /// Running requests in the upper half, waiting requests in the lower.
     requests: AtomicU64,
     usage: AtomicU64,
@@ -241,7 +241,7 @@ pub struct Reported {
     asked: Mutex<Option<Instant>>,
 }
 
-impl Reported {
+impl ReportedLoad {
     /// Stores the engine's answer to a question sent at `asked`.
     pub(crate) fn set(&self, load: &EngineLoad, asked: Instant) {
         self.requests.store(u64::from(load.running) << 32 | u64::from(load.waiting), Ordering::Relaxed);
@@ -508,22 +508,22 @@ impl Worker {
                 condition.health = Health::Suspect;
             }
         });
-        self.doubt();
+        self.mark_possibly_restarted();
     }
 
     /// Starts a health check at once, because the worker may have changed.
-    pub(crate) fn look_now(&self) {
+    pub(crate) fn check_health_now(&self) {
         self.suspected.notify_one();
     }
 
     /// Notes that the process may have restarted, and starts a health check at once.
-    pub fn doubt(&self) {
+    pub fn mark_possibly_restarted(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
         self.suspected.notify_one();
     }
 
     /// Returns and clears the doubt.
-    pub(crate) fn take_doubt(&self) -> bool {
+    pub(crate) fn take_possible_restart(&self) -> bool {
         self.in_doubt.swap(false, Ordering::Relaxed)
     }
 
@@ -590,7 +590,7 @@ mod tests {
 
     #[test]
     fn only_a_count_that_includes_a_request_says_that_it_is_lost() {
-        let reported = Reported::default();
+        let reported = ReportedLoad::default();
         let sent = Instant::now();
         assert!(!reported.is_idle_since(sent), "nothing has been reported");
         reported.set(&EngineLoad::default(), sent);

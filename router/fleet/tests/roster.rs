@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use router_engines::dialect::Role;
 use router_fleet::testing::config;
-use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, FleetSpec, SpecError, WorkerSpec};
+use router_fleet::{AddedWorker, DEFAULT_POOL, Fleet, FleetSpec, RosterDelta, SpecError, WorkerSpec};
 use router_policy::Policy;
 
 fn specs(urls: &[&str]) -> Vec<WorkerSpec> {
     urls.iter().map(|url| WorkerSpec::new(url)).collect()
 }
 
-fn added(url: &str, uid: Option<&str>) -> Added {
-    Added {
+fn added(url: &str, uid: Option<&str>) -> AddedWorker {
+    AddedWorker {
         url: url.to_owned(),
         role: String::new(),
         pool: DEFAULT_POOL.to_owned(),
@@ -30,31 +30,31 @@ fn names(fleet: &Fleet) -> Vec<String> {
 async fn workers_that_are_described_alike_go_on_and_others_are_new() {
     let fleet = Fleet::start(config(Policy::default()), 1);
     let applied = fleet.configure(specs(&["http://a:1", "http://b:1"])).expect("a roster");
-    assert_eq!(applied, Applied { added: 2, ..Applied::default() });
+    assert_eq!(applied, RosterDelta { added: 2, ..RosterDelta::default() });
     let before = fleet.workers().get("a:1").cloned().expect("a");
     let version = fleet.spec().version;
     assert_eq!(fleet.configure(specs(&["http://A:1/", "http://b:1"])).map(|_| ()), Ok(()));
-    assert_eq!(fleet.configure(fleet.configured().to_vec()), Ok(Applied::default()));
+    assert_eq!(fleet.configure(fleet.configured().to_vec()), Ok(RosterDelta::default()));
     assert_eq!(fleet.spec().version, version + 1, "an equal roster is no change");
     let before = fleet.workers().get("a:1").cloned().unwrap_or(before);
     // A wish to drain does not change the description.
-    assert_eq!(fleet.drain("a:1"), Ok(Applied { drained: 1, ..Applied::default() }));
+    assert_eq!(fleet.drain("a:1"), Ok(RosterDelta { drained: 1, ..RosterDelta::default() }));
     assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
     // The wish to drain outlives changes of the configuration.
     fleet.configure(specs(&["http://A:1/", "http://c:1"])).expect("a roster");
     assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
     assert_eq!(names(&fleet), ["a:1", "c:1"]);
-    assert_eq!(fleet.serve_again("http://A:1"), Ok(Applied { drained: 1, ..Applied::default() }));
+    assert_eq!(fleet.serve_again("http://A:1"), Ok(RosterDelta { drained: 1, ..RosterDelta::default() }));
     // Another identity, or another role, is another worker.
     for uid in ["one", "two"] {
         let applied = fleet.add(added("http://a:1", Some(uid)), None);
-        assert_eq!(applied, Ok(Applied { replaced: 1, ..Applied::default() }), "{uid}");
+        assert_eq!(applied, Ok(RosterDelta { replaced: 1, ..RosterDelta::default() }), "{uid}");
     }
     assert!(!Arc::ptr_eq(&before, &fleet.workers()["a:1"]));
     let prefill = WorkerSpec { role: Some(Role::Prefill), ..WorkerSpec::new("http://c:1") };
     let applied = fleet.configure(vec![prefill]).expect("a roster");
     assert_eq!((applied.replaced, applied.removed), (1, 0), "a was added by an administrator, too");
-    assert_eq!(fleet.remove("a:1"), Ok(Applied { removed: 1, ..Applied::default() }));
+    assert_eq!(fleet.remove("a:1"), Ok(RosterDelta { removed: 1, ..RosterDelta::default() }));
     assert_eq!(names(&fleet), ["c:1"]);
 }
 
@@ -102,13 +102,13 @@ async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_no
         pod("http://B:1/", "2"),
     ];
     let discovered = fleet.discover(found).expect("some can be");
-    assert_eq!(discovered.applied, Applied { added: 1, ..Applied::default() });
+    assert_eq!(discovered.applied, RosterDelta { added: 1, ..RosterDelta::default() });
     assert_eq!(discovered.refused.len(), 5, "{:?}", discovered.refused);
     assert_eq!(names(&fleet), ["a:1", "b:1"]);
     assert!(Arc::ptr_eq(&configured, &fleet.workers()["a:1"]), "the configuration says more of it");
     // A worker that the configuration no longer names is described by its discovery source.
     let applied = fleet.configure(Vec::new()).expect("a roster");
-    assert_eq!(applied, Applied { replaced: 1, ..Applied::default() });
+    assert_eq!(applied, RosterDelta { replaced: 1, ..RosterDelta::default() });
     assert_eq!(fleet.workers()["a:1"].spec.uid.as_deref(), Some("1"));
     let all =
         (0..router_fleet::WORKERS_MAX + 5).map(|port| WorkerSpec::new(&format!("http://w:{}", port + 1)));
@@ -119,7 +119,7 @@ async fn discovered_workers_stand_beside_configured_ones_and_one_mistake_does_no
     let more = (0..9).map(|number| WorkerSpec::new(&format!("http://a{number}:1")));
     let all = (0..router_fleet::WORKERS_MAX).map(|port| WorkerSpec::new(&format!("http://w:{}", port + 1)));
     let discovered = fleet.discover(more.chain(all).collect()).expect("as many as can be");
-    assert_eq!((discovered.applied, discovered.refused.len()), (Applied::default(), 1));
+    assert_eq!((discovered.applied, discovered.refused.len()), (RosterDelta::default(), 1));
     let applied = fleet.configure(specs(&["http://configured:1"])).expect("it has a place");
     assert_eq!((applied.added, applied.removed), (1, 1));
     fleet.configure(Vec::new()).expect("none");
@@ -133,10 +133,10 @@ async fn a_pod_that_takes_the_address_of_another_one_inherits_nothing() {
     let first = fleet.workers().get("a:1").cloned().expect("a");
     fleet.drain("a:1").expect("it is there");
     let draining = WorkerSpec { is_draining: true, ..pod("http://a:1", "1") };
-    assert_eq!(fleet.discover(vec![draining]).expect("a worker").applied, Applied::default());
+    assert_eq!(fleet.discover(vec![draining]).expect("a worker").applied, RosterDelta::default());
     assert!(Arc::ptr_eq(&first, &fleet.workers()["a:1"]) && first.is_draining());
     let replaced = fleet.discover(vec![pod("http://a:1", "2")]).expect("a worker");
-    assert_eq!(replaced.applied, Applied { replaced: 1, ..Applied::default() });
+    assert_eq!(replaced.applied, RosterDelta { replaced: 1, ..RosterDelta::default() });
     let second = fleet.workers().get("a:1").cloned().expect("a");
     assert!(!Arc::ptr_eq(&first, &second) && !second.is_draining());
     // Nor does an administrator's description of the address make one pod of two.

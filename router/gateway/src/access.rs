@@ -17,7 +17,7 @@ use router_access::{
     Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
 };
 use router_engines::client::EngineClient;
-use router_fleet::{SharedState, Shares};
+use router_fleet::{PeerMessageSource, SharedState};
 use router_openai::{ApiError, RawBody, Surface};
 use router_tls::{ClientTls, ServerTls};
 use tokio::sync::Notify;
@@ -125,7 +125,7 @@ pub struct AccessConfig {
 #[derive(Debug)]
 pub(crate) struct SharedLimits(pub(crate) std::sync::Weak<Gateway>);
 
-impl Shares for SharedLimits {
+impl PeerMessageSource for SharedLimits {
     fn state(&self) -> HashMap<String, (u64, serde_json::Value)> {
         let Some(gateway) = self.0.upgrade() else { return HashMap::new() };
         let reports = gateway.access.limits.reports(gateway.access.now()).into_iter();

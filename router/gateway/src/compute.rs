@@ -34,7 +34,7 @@ pub(crate) type IsCancelled<'a> = &'a dyn Fn() -> bool;
 
 /// Reason why work has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotComputed {
+pub(crate) enum ComputeError {
     /// The queue is full.
     Full,
     /// The work panicked; the panic was reported where it happened.
@@ -83,10 +83,10 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, job: Box<dyn Job>) -> Result<(), NotComputed> {
+    fn push(&self, job: Box<dyn Job>) -> Result<(), ComputeError> {
         let mut state = self.state();
         if state.jobs.len() >= self.waiting_max {
-            return Err(NotComputed::Full);
+            return Err(ComputeError::Full);
         }
         state.jobs.push_back(job);
         drop(state);
@@ -156,11 +156,11 @@ impl ComputePool {
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(IsCancelled<'_>) -> T + Send + 'static,
-    ) -> Result<T, NotComputed> {
+    ) -> Result<T, ComputeError> {
         let (sender, receiver) = oneshot::channel();
         let mut ticket = Ticket { queue: Arc::clone(&self.queue), result: receiver };
         self.queue.push(Box::new(Task { work, result: sender }))?;
-        (&mut ticket.result).await.map_err(|_| NotComputed::Panicked)
+        (&mut ticket.result).await.map_err(|_| ComputeError::Panicked)
     }
 }
 
@@ -216,11 +216,11 @@ impl Work {
             done
         };
         pool.run(charged).await.map_err(|reason| match reason {
-            NotComputed::Full => {
+            ComputeError::Full => {
                 let message = "Too many large requests are waiting; try again later.";
                 ApiError::unavailable(message).retry_after(Some(1))
             }
-            NotComputed::Panicked => ApiError::internal("The request could not be worked on."),
+            ComputeError::Panicked => ApiError::internal("The request could not be worked on."),
         })
     }
 }
@@ -340,7 +340,7 @@ mod tests {
         for work in &mut queued {
             assert!(work.as_mut().poll(&mut context).is_pending());
         }
-        assert_eq!(pool.run(|_| 7).await, Err(NotComputed::Full));
+        assert_eq!(pool.run(|_| 7).await, Err(ComputeError::Full));
         // A cancelled job frees its place in the queue.
         drop(queued.pop());
         let mut next = pin!(pool.run(|_| 7));
@@ -370,7 +370,7 @@ mod tests {
         }
         seen.recv().expect("told");
         // A panic is an error, and the thread keeps running.
-        assert_eq!(pool.run(|_| -> u8 { panic!("as planned") }).await, Err(NotComputed::Panicked));
+        assert_eq!(pool.run(|_| -> u8 { panic!("as planned") }).await, Err(ComputeError::Panicked));
         assert_eq!(pool.run(|_| 7).await, Ok(7));
     }
 }

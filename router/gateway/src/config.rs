@@ -12,7 +12,7 @@ use crate::models::{ModelConfig, Split};
 
 /// Component that renders prompts and makes the text of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TextBy {
+pub enum TextSource {
     /// The gateway, in front of the reference engine; other engines themselves.
     #[default]
     Auto,
@@ -39,7 +39,7 @@ pub struct GatewayConfig {
     /// Destination of request traces; `None` turns tracing off.
     pub trace: Option<TraceConfig>,
     /// Component that makes the text of answers.
-    pub text: TextBy,
+    pub text: TextSource,
     /// Largest request body.
     pub body_bytes_max: usize,
     /// Origins whose pages may send requests from a browser (CORS); `*` is every origin.

@@ -46,7 +46,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::Arc;
 
-    use router_access::{Ask, Entry, Gate, GateConfig, Permit, Wait, WaitOutcome};
+    use router_access::{AdmissionRequest, Entry, Gate, GateConfig, Permit, Wait, WaitOutcome};
     use router_engines::dialect::EngineLoad;
     use router_fleet::Capacity;
 
@@ -111,7 +111,8 @@ mod tests {
         fn ask(&mut self, is_urgent: bool) {
             let tenant: Arc<str> = if is_urgent { "chat".into() } else { "batch".into() };
             let priority = if is_urgent { 0 } else { 1 };
-            let ask = Ask { tenant: &tenant, priority, weight: 1, cost: 100, deadline: u64::MAX };
+            let ask =
+                AdmissionRequest { tenant: &tenant, priority, weight: 1, cost: 100, deadline: u64::MAX };
             match self.gate.enter(&ask, self.now()) {
                 Entry::Admitted(permit) => self.send(is_urgent, permit),
                 Entry::Waiting(wait) => self.queue.push((is_urgent, wait)),

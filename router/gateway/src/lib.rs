@@ -47,7 +47,7 @@ mod upstream;
 
 pub use access::{AccessConfig, Explain, JwksFrom, TokenConfig};
 pub use answer::output_parser::Formats;
-pub use config::{GatewayConfig, TextBy, Tuning};
+pub use config::{GatewayConfig, TextSource, Tuning};
 pub use grpc::serve_grpc;
 pub use guardrail::GuardrailConfig;
 pub use models::{ModelConfig, Split};
@@ -56,4 +56,4 @@ pub use router_access::random_number;
 /// The table of the gateway's metrics, in Markdown.
 pub const METRICS: &str = include_str!("../METRICS.md");
 
-pub use service::{Gateway, MoreMetrics, admin_router, api_router, router, status_router};
+pub use service::{Gateway, MetricsSource, admin_router, api_router, router, status_router};

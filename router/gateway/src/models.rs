@@ -18,7 +18,7 @@ use router_tokens::ModelText;
 
 use crate::answer::output_parser::Formats;
 use crate::service::{Gateway, fresh_number};
-use crate::{GatewayConfig, TextBy};
+use crate::{GatewayConfig, TextSource};
 
 /// The gateway's own settings of a pool's model.
 #[derive(Debug, Clone)]
@@ -54,14 +54,14 @@ pub(crate) struct Model {
     pub(crate) gate: Arc<Gate>,
     pub(crate) requests_max: u32,
     fallback: Vec<String>,
-    text_by: TextBy,
+    text_by: TextSource,
 }
 
 impl Model {
     /// Whether prompts become the same tokens here as at the engines: because the gateway has the model's
     /// own tokenizer, or because the gateway makes the prompts.
     pub(crate) fn knows_tokens(&self) -> bool {
-        self.pool.has_tokenizer || (self.text_by != TextBy::Engine && self.pool.is_native())
+        self.pool.has_tokenizer || (self.text_by != TextSource::Engine && self.pool.is_native())
     }
 
     /// Returns error 503 when the pool's workers serve different models and none is configured.
@@ -90,7 +90,7 @@ impl Target {
             gate: Gate::new(GateConfig::default()).expect("a gate"),
             requests_max: 1,
             fallback: Vec::new(),
-            text_by: TextBy::Auto,
+            text_by: TextSource::Auto,
         };
         Self { model: Arc::new(model), adapter: None }
     }

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use router_engines::dialect::Role;
 use router_engines::key::ApiKey;
-use router_fleet::{Added, Applied, DEFAULT_POOL, Fleet, SleepError, SpecError, Worker, name_of};
+use router_fleet::{AddedWorker, DEFAULT_POOL, Fleet, RosterDelta, SleepError, SpecError, Worker, name_of};
 use router_openai::ApiError;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ use crate::plan;
 use crate::service::json_response;
 
 /// A change of the roster.
-type Change = fn(&Arc<Fleet>, &str) -> Result<Applied, SpecError>;
+type Change = fn(&Arc<Fleet>, &str) -> Result<RosterDelta, SpecError>;
 
 /// A worker to be added.
 #[derive(Deserialize)]
@@ -159,7 +159,7 @@ async fn add(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Byte
         None => None,
     };
     let pool = pool.unwrap_or_else(|| DEFAULT_POOL.to_owned());
-    answered(gateway.fleet().add(Added { url, role, pool, uid }, key))
+    answered(gateway.fleet().add(AddedWorker { url, role, pool, uid }, key))
 }
 
 async fn drain(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
@@ -211,9 +211,9 @@ fn changed(gateway: &Gateway, name: &str, change: Change) -> Response {
     answered(change(gateway.fleet(), name))
 }
 
-fn answered(changed: Result<Applied, SpecError>) -> Response {
+fn answered(changed: Result<RosterDelta, SpecError>) -> Response {
     match changed {
-        Ok(Applied { added, replaced, removed, drained }) => json_response(
+        Ok(RosterDelta { added, replaced, removed, drained }) => json_response(
             StatusCode::OK,
             json!({ "added": added, "replaced": replaced, "removed": removed, "drained": drained })
                 .to_string(),

@@ -59,7 +59,7 @@ pub struct Gateway {
     pub(crate) guardrail: Option<Guardrail>,
     /// Objects that clients store here, if a database is configured.
     pub(crate) stored: Option<Arc<Stored>>,
-    more_metrics: Mutex<Vec<MoreMetrics>>,
+    more_metrics: Mutex<Vec<MetricsSource>>,
     shown_configuration: ArcSwapOption<Value>,
     shown_discovery: ArcSwapOption<Value>,
     /// Latest plan that a planner posted.
@@ -69,7 +69,7 @@ pub struct Gateway {
 }
 
 /// Appends series in the OpenMetrics text format.
-pub type MoreMetrics = Box<dyn Fn(&mut String) + Send + Sync>;
+pub type MetricsSource = Box<dyn Fn(&mut String) + Send + Sync>;
 
 impl Gateway {
     /// Creates a gateway over a fleet; an error names the file or setting that cannot be used.
@@ -146,7 +146,7 @@ impl Gateway {
     }
 
     /// Lets `/metrics` show what the process around this gateway measures as well.
-    pub fn show_also(&self, metrics: MoreMetrics) {
+    pub fn show_also(&self, metrics: MetricsSource) {
         self.more_metrics.lock().unwrap_or_else(PoisonError::into_inner).push(metrics);
     }
 

@@ -7,14 +7,14 @@ use crate::error::Error;
 use crate::flags::Output;
 use crate::proto::inference::infer_parameter::ParameterChoice;
 use crate::proto::inference::{InferParameter, ModelInferResponse, ModelStreamInferResponse};
-use crate::request::{Ask, VERSION};
+use crate::request::{ResponseSpec, VERSION};
 use crate::wire::Writer;
 
 /// Parameter that marks a request's last response.
 const FINAL: &str = "triton_final_response";
 
 /// Converts a whole answer: one choice for each prompt.
-pub(crate) fn whole(ask: &Ask, answer: &Value) -> Result<ModelInferResponse, Error> {
+pub(crate) fn whole(ask: &ResponseSpec, answer: &Value) -> Result<ModelInferResponse, Error> {
     let mut choices: Vec<&Value> =
         answer["choices"].as_array().map_or_else(Vec::new, |list| list.iter().collect());
     choices.sort_by_key(|choice| choice["index"].as_u64().unwrap_or(0));
@@ -27,7 +27,7 @@ pub(crate) fn whole(ask: &Ask, answer: &Value) -> Result<ModelInferResponse, Err
 
 /// Converts a chunk of a streamed answer; `None` if the chunk has no choice, for example one with only the
 /// usage.
-pub(crate) fn piece(ask: &Ask, chunk: &Value) -> Result<Option<Piece>, Error> {
+pub(crate) fn piece(ask: &ResponseSpec, chunk: &Value) -> Result<Option<Piece>, Error> {
     if !chunk["error"].is_null() {
         let message = crate::error::message_of(chunk.to_string().as_bytes());
         return Err(Error::Answer(message.unwrap_or_else(|| "the engine failed".to_owned())));
@@ -52,7 +52,7 @@ pub(crate) fn streamed(mut response: ModelInferResponse, is_final: bool) -> Mode
 }
 
 /// Returns the response without outputs that ends a request.
-pub(crate) fn empty_final(ask: &Ask) -> ModelStreamInferResponse {
+pub(crate) fn empty_final(ask: &ResponseSpec) -> ModelStreamInferResponse {
     streamed(named(&ask.id, &ask.model), true)
 }
 
@@ -77,7 +77,7 @@ fn named(id: &str, model: &str) -> ModelInferResponse {
     }
 }
 
-fn written(ask: &Ask, choices: &[&Value], usage: &Value) -> Result<ModelInferResponse, Error> {
+fn written(ask: &ResponseSpec, choices: &[&Value], usage: &Value) -> Result<ModelInferResponse, Error> {
     let mut writer = Writer::new(ask.form);
     for output in &ask.outputs {
         match output {
@@ -99,7 +99,7 @@ fn written(ask: &Ask, choices: &[&Value], usage: &Value) -> Result<ModelInferRes
     Ok(ModelInferResponse { outputs: writer.outputs, raw_output_contents: writer.raw, ..named })
 }
 
-fn texts(ask: &Ask, choices: &[&Value]) -> Result<Vec<Bytes>, Error> {
+fn texts(ask: &ResponseSpec, choices: &[&Value]) -> Result<Vec<Bytes>, Error> {
     let with_prefix = |(index, choice): (usize, &&Value)| {
         let text = choice["text"].as_str().ok_or_else(|| Error::Answer("a choice has no text".to_owned()))?;
         let prefix = ask.prefixes.as_ref().and_then(|prefixes| prefixes.get(index));

@@ -12,7 +12,7 @@ pub type Answer = http::Response<Body>;
 /// A completion that a client asked for.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Headers made of the call's metadata ([`crate::PASSED_ON`]).
+    /// Headers made of the call's metadata ([`crate::FORWARDED_METADATA`]).
     pub headers: HeaderMap,
     /// The body of `POST /v1/completions`.
     pub body: Bytes,

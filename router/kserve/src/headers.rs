@@ -11,7 +11,7 @@ use crate::error::Error;
 
 /// Metadata that is passed to the backend as headers, if the client sent it: credentials, the request's id,
 /// the trace and the session. No other metadata is passed.
-pub const PASSED_ON: [&str; 6] =
+pub const FORWARDED_METADATA: [&str; 6] =
     ["authorization", "x-api-key", "x-request-id", "traceparent", "tracestate", "x-session-id"];
 
 /// Seconds above which a deadline counts as none, since a clock cannot be set to it.
@@ -21,7 +21,7 @@ const DEADLINE_SECONDS_MAX: u64 = 365 * 24 * 3600;
 pub(crate) fn passed_on(metadata: &MetadataMap) -> HeaderMap {
     let given = metadata.as_ref();
     let mut headers = HeaderMap::new();
-    for name in PASSED_ON {
+    for name in FORWARDED_METADATA {
         for value in given.get_all(name) {
             headers.append(name, value.clone());
         }

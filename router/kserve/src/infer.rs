@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, returned};
 use crate::headers::{after, earlier, within};
 use crate::proto::inference::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use crate::request::{Ask, Plan};
+use crate::request::{Plan, ResponseSpec};
 use crate::sse::Events;
 
 /// Answers one request; the returned headers become the client's metadata.
@@ -75,8 +75,8 @@ struct Begin<B> {
 
 enum Step<B> {
     Begin(Begin<B>),
-    Pieces { ask: Ask, events: Box<Events>, has_last: bool },
-    Final(Ask),
+    Pieces { ask: ResponseSpec, events: Box<Events>, has_last: bool },
+    Final(ResponseSpec),
     Over,
 }
 
@@ -127,7 +127,7 @@ impl<B: Backend> Begin<B> {
 /// Returns the next piece. The body is read to its end, also after the last piece, so that its connection
 /// can be used again; an error after the last piece is ignored.
 async fn pieces<B>(
-    ask: Ask,
+    ask: ResponseSpec,
     mut events: Box<Events>,
     mut has_last: bool,
     deadline: Option<Instant>,

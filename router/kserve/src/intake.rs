@@ -54,7 +54,7 @@ impl Budget {
 
 /// Limits of an [`Intake`].
 #[derive(Debug)]
-pub(crate) struct Rules {
+pub(crate) struct IntakeLimits {
     pub(crate) budget: Arc<Budget>,
     pub(crate) message_bytes_max: usize,
     pub(crate) within: Duration,
@@ -65,7 +65,7 @@ pub(crate) struct Rules {
 /// The body of a call, message by message.
 pub(crate) struct Intake<B> {
     body: B,
-    rules: Rules,
+    rules: IntakeLimits,
     /// Whole messages with their prefixes; of one frame at most.
     whole: VecDeque<Bytes>,
     /// Received part of the next message.
@@ -83,7 +83,7 @@ fn announced(bytes: &[u8]) -> Option<usize> {
 }
 
 impl<B> Intake<B> {
-    pub(crate) fn new(body: B, rules: Rules) -> Self {
+    pub(crate) fn new(body: B, rules: IntakeLimits) -> Self {
         Self {
             body,
             rules,
@@ -113,7 +113,7 @@ impl<B> Intake<B> {
             self.coming.extend_from_slice(&part);
             let whole = self.checked(&self.coming)?.map(|len| PREFIX_BYTES + len);
             if whole == Some(self.coming.len()) {
-                self.hand_on();
+                self.emit_message();
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ impl<B> Intake<B> {
     }
 
     /// Passes on the received bytes, which are a whole message.
-    fn hand_on(&mut self) {
+    fn emit_message(&mut self) {
         self.whole.push_back(self.coming.split().freeze());
         // The buffer's memory moves with the message.
         self.coming = BytesMut::new();
@@ -206,7 +206,7 @@ where
                     this.has_ended = true;
                     if !this.coming.is_empty() {
                         // tonic reports the error of an incomplete message.
-                        this.hand_on();
+                        this.emit_message();
                     }
                 }
             }
@@ -230,8 +230,8 @@ mod tests {
         bytes
     }
 
-    fn rules(budget: &Arc<Budget>) -> Rules {
-        Rules {
+    fn rules(budget: &Arc<Budget>) -> IntakeLimits {
+        IntakeLimits {
             budget: Arc::clone(budget),
             message_bytes_max: 4096,
             within: Duration::from_secs(3600),

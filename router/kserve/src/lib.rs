@@ -46,5 +46,5 @@ mod wire;
 
 pub use backend::{Answer, Backend, Call};
 pub use config::Config;
-pub use headers::PASSED_ON;
+pub use headers::FORWARDED_METADATA;
 pub use serve::serve;

@@ -17,11 +17,11 @@ use crate::request::VERSION;
 const PLATFORM: &str = "openai_completions";
 
 /// An input or output: name, datatype, length (-1 is any), and whether it is required.
-type Described = (&'static str, DataType, i64, bool);
+type TensorSpec = (&'static str, DataType, i64, bool);
 
 /// Inputs that need no JSON. Sampling parameters may also be tensors of their own; the usual ones are
 /// listed.
-const INPUTS: [Described; 14] = [
+const INPUTS: [TensorSpec; 14] = [
     ("text_input", DataType::TypeString, -1, true),
     ("stream", DataType::TypeBool, 1, false),
     ("sampling_parameters", DataType::TypeString, 1, false),
@@ -38,7 +38,7 @@ const INPUTS: [Described; 14] = [
     ("stop_words", DataType::TypeString, -1, false),
 ];
 
-const OUTPUTS: [Described; 5] = [
+const OUTPUTS: [TensorSpec; 5] = [
     ("text_output", DataType::TypeString, -1, true),
     ("finish_reason", DataType::TypeString, -1, false),
     ("logprobs", DataType::TypeString, -1, false),
@@ -62,7 +62,7 @@ pub(crate) async fn names<B: Backend>(
 
 /// Returns the metadata of a model.
 pub(crate) fn metadata(name: String) -> ModelMetadataResponse {
-    let described = |(name, datatype, length, _): &Described| TensorMetadata {
+    let described = |(name, datatype, length, _): &TensorSpec| TensorMetadata {
         name: (*name).to_owned(),
         datatype: written(*datatype).to_owned(),
         shape: vec![*length],
@@ -78,13 +78,13 @@ pub(crate) fn metadata(name: String) -> ModelMetadataResponse {
 
 /// Returns the configuration of a model, from which clients read whether it streams.
 pub(crate) fn configuration(name: String) -> ModelConfig {
-    let input = |(name, datatype, length, is_required): &Described| ModelInput {
+    let input = |(name, datatype, length, is_required): &TensorSpec| ModelInput {
         name: (*name).to_owned(),
         data_type: (*datatype).into(),
         dims: vec![*length],
         optional: !is_required,
     };
-    let output = |(name, datatype, length, _): &Described| ModelOutput {
+    let output = |(name, datatype, length, _): &TensorSpec| ModelOutput {
         name: (*name).to_owned(),
         data_type: (*datatype).into(),
         dims: vec![*length],

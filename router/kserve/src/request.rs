@@ -26,7 +26,7 @@ const RESERVED: [&str; 6] =
 
 /// Attributes of the request that determine the form of its answer.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
+pub(crate) struct ResponseSpec {
     pub(crate) id: String,
     pub(crate) model: String,
     pub(crate) form: Form,
@@ -42,7 +42,7 @@ pub(crate) struct Ask {
 /// A parsed request.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    pub(crate) ask: Ask,
+    pub(crate) ask: ResponseSpec,
     pub(crate) body: Bytes,
     pub(crate) is_streamed: bool,
     pub(crate) timeout: Option<Duration>,
@@ -93,7 +93,7 @@ impl Plan {
         if outputs.contains(&Output::Logprobs) && !body.contains_key("logprobs") {
             body.insert("logprobs".to_owned(), Value::from(1));
         }
-        let ask = Ask {
+        let ask = ResponseSpec {
             id: request.id,
             form,
             shape,

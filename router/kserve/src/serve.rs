@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::error::Error;
-use crate::intake::{Budget, Intake, Rules};
+use crate::intake::{Budget, Intake, IntakeLimits};
 use crate::service::service;
 
 /// Time after which a connection without a call is closed.
@@ -83,13 +83,13 @@ struct Guard<B> {
 
 impl<B> Guard<B> {
     /// Returns the limits for the messages of a call.
-    fn rules(&self, path: &str) -> Rules {
+    fn rules(&self, path: &str) -> IntakeLimits {
         let is_stream = path.ends_with("/ModelStreamInfer");
         let message_bytes_max = match is_stream || path.ends_with("/ModelInfer") {
             true => self.request_bytes_max,
             false => SMALL_MESSAGE_BYTES_MAX.min(self.request_bytes_max),
         };
-        Rules { budget: Arc::clone(&self.budget), message_bytes_max, within: self.within, is_stream }
+        IntakeLimits { budget: Arc::clone(&self.budget), message_bytes_max, within: self.within, is_stream }
     }
 }
 

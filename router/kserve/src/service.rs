@@ -25,7 +25,7 @@ use crate::proto::inference::{
     ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
 use crate::request::{VERSION, check_version};
-use crate::stream::Conversation;
+use crate::stream::InferStream;
 use crate::{infer, models};
 
 /// Supported extensions of the protocol, by Triton's names.
@@ -73,7 +73,7 @@ impl<B: Backend> Inference<B> {
 
 #[tonic::async_trait]
 impl<B: Backend> GrpcInferenceService for Inference<B> {
-    type ModelStreamInferStream = Conversation<B>;
+    type ModelStreamInferStream = InferStream<B>;
 
     async fn server_live(
         &self,
@@ -169,6 +169,6 @@ impl<B: Backend> GrpcInferenceService for Inference<B> {
         let (metadata, _, incoming) = request.into_parts();
         let (backend, config) = (Arc::clone(&self.backend), Arc::clone(&self.config));
         let (headers, budget) = (passed_on(&metadata), Arc::clone(&self.budget));
-        Ok(Response::new(Conversation::new(backend, config, budget, headers, deadline(&metadata), incoming)))
+        Ok(Response::new(InferStream::new(backend, config, budget, headers, deadline(&metadata), incoming)))
     }
 }

@@ -31,13 +31,13 @@ use crate::intake::Budget;
 use crate::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
 
 /// A received request.
-struct Asked {
+struct ReceivedRequest {
     has_id: bool,
     /// The request with its charge, or the error response when the budget was used up.
     work: Result<(ModelInferRequest, OwnedSemaphorePermit), Box<ModelStreamInferResponse>>,
 }
 
-impl Asked {
+impl ReceivedRequest {
     fn new(budget: &Budget, request: ModelInferRequest) -> Self {
         let has_id = !request.id.is_empty();
         let work = match budget.hold(&request) {
@@ -49,21 +49,21 @@ impl Asked {
 }
 
 /// One call of ModelStreamInfer.
-pub(crate) struct Conversation<B> {
+pub(crate) struct InferStream<B> {
     backend: Arc<B>,
     config: Arc<Config>,
     budget: Arc<Budget>,
     headers: HeaderMap,
     incoming: Option<Streaming<ModelInferRequest>>,
     /// A request without an id that waits for the earlier ones.
-    held: Option<Asked>,
+    held: Option<ReceivedRequest>,
     /// Whether a request without an id is in flight.
     is_alone: bool,
     active: SelectAll<BoxStream<'static, ModelStreamInferResponse>>,
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl<B: Backend> Conversation<B> {
+impl<B: Backend> InferStream<B> {
     pub(crate) fn new(
         backend: Arc<B>,
         config: Arc<Config>,
@@ -93,7 +93,7 @@ impl<B: Backend> Conversation<B> {
         self.deadline = None;
     }
 
-    fn start(&mut self, asked: Asked) {
+    fn start(&mut self, asked: ReceivedRequest) {
         self.is_alone = !asked.has_id;
         let (backend, config) = (Arc::clone(&self.backend), Arc::clone(&self.config));
         self.active.push(match asked.work {
@@ -127,7 +127,7 @@ impl<B: Backend> Conversation<B> {
                 Poll::Ready(None) => self.incoming = None,
                 Poll::Ready(Some(Err(status))) => return Err(status),
                 Poll::Ready(Some(Ok(request))) => {
-                    let asked = Asked::new(&self.budget, request);
+                    let asked = ReceivedRequest::new(&self.budget, request);
                     match asked.has_id {
                         true => self.start(asked),
                         false => self.held = Some(asked),
@@ -138,7 +138,7 @@ impl<B: Backend> Conversation<B> {
     }
 }
 
-impl<B: Backend> Stream for Conversation<B> {
+impl<B: Backend> Stream for InferStream<B> {
     type Item = Result<ModelStreamInferResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -127,7 +127,7 @@ async fn outputs_that_are_asked_for() {
 async fn metadata_both_ways() {
     let mut rig = rig().await;
     let mut request = Request::new(Asking::of("tiny").0);
-    for name in router_kserve::PASSED_ON {
+    for name in router_kserve::FORWARDED_METADATA {
         request.metadata_mut().insert(name, format!("value of {name}").parse().expect("a value"));
     }
     request.metadata_mut().insert("x-forwarded-for", "1.2.3.4".parse().expect("a value"));
@@ -135,8 +135,8 @@ async fn metadata_both_ways() {
     assert_eq!(response.metadata().get("x-request-id").expect("it is returned"), "seen-1");
     assert!(response.metadata().get("x-secret").is_none());
     let (headers, _) = rig.fake.last();
-    assert_eq!(headers.len(), router_kserve::PASSED_ON.len());
-    for name in router_kserve::PASSED_ON {
+    assert_eq!(headers.len(), router_kserve::FORWARDED_METADATA.len());
+    for name in router_kserve::FORWARDED_METADATA {
         assert_eq!(headers[name], format!("value of {name}"));
     }
 }

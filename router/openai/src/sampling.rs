@@ -57,10 +57,10 @@ pub struct Sampling {
     /// JSON that the output must match; set by [`Sampling::constrain`].
     pub structured: Option<Arc<StructuredOutput>>,
     /// Parameters with defaults that the client gave. The others are left to the engine's own defaults.
-    given: Given,
+    given: ExplicitParameters,
 }
 
-/// Parameters with defaults, in the order of the bits of [`Given`].
+/// Parameters with defaults, in the order of the bits of [`ExplicitParameters`].
 const WITH_DEFAULTS: [&str; 10] = [
     "temperature",
     "top_p",
@@ -76,7 +76,7 @@ const WITH_DEFAULTS: [&str; 10] = [
 
 /// A set of the parameters in [`WITH_DEFAULTS`], one bit each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Given(u16);
+struct ExplicitParameters(u16);
 
 /// Name of the vLLM extra argument that carries [`Sampling::resumed_tokens`].
 const RESUMED_TOKENS: &str = "kvasir_resumed_tokens";
@@ -116,7 +116,7 @@ impl Sampling {
             n: fields.integer("n", 1, CHOICES_MAX)?.unwrap_or(1) as u32,
             resumed_tokens: resumed.flatten().unwrap_or(0) as usize,
             structured: None,
-            given: Given(
+            given: ExplicitParameters(
                 (0..WITH_DEFAULTS.len())
                     .fold(0, |given, bit| given | u16::from(fields.get(WITH_DEFAULTS[bit]).is_some()) << bit),
             ),

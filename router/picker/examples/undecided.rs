@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::serve::ListenerExt;
 use http_body_util::BodyExt;
-use router_engines::handover::Handover;
+use router_engines::handover::ProxyHandover;
 use router_engines::upstream::{Call, Upstream};
 use router_picker::{PickerConfig, serve};
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let upstream = Upstream::new(engine, None);
     let relay = async move |request: Request| -> Response {
-        let Some(handover) = request.extensions().get::<Handover>().cloned() else {
+        let Some(handover) = request.extensions().get::<ProxyHandover>().cloned() else {
             return StatusCode::NOT_FOUND.into_response();
         };
         let (head, body) = request.into_parts();

@@ -43,9 +43,9 @@ const PRIORITY: u8 = 0x20;
 const AUTHORITY_INDEX: usize = 1;
 
 /// A listener whose connections have valid authorities.
-pub(crate) struct WithAuthorities<L>(pub(crate) L);
+pub(crate) struct AuthorityRewriteListener<L>(pub(crate) L);
 
-impl<L: Listener> Listener for WithAuthorities<L> {
+impl<L: Listener> Listener for AuthorityRewriteListener<L> {
     type Io = Readable<L::Io>;
     type Addr = L::Addr;
 
@@ -568,7 +568,7 @@ mod tests {
             (listener, address)
         }
         let (listener, address) = bound().await;
-        let kinds = answered(WithAuthorities(listener), address).await;
+        let kinds = answered(AuthorityRewriteListener(listener), address).await;
         // Two answers, each with a head and trailers.
         assert_eq!(kinds.iter().filter(|kind| **kind == HEADERS).count(), 4, "{kinds:?}");
         // If the library accepts these authorities one day, this module can be removed.

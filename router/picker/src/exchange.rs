@@ -38,7 +38,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt, Limited};
 use prost_types::value::Kind;
 use router_engines::dialect::authority_of;
-use router_engines::handover::{HandedOver, Handover, Piece, ReplySender, ServedElsewhere};
+use router_engines::handover::{Piece, ProxyHandover, ProxyRequest, ReplySender, ServedElsewhere};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::Status;
 use tower_service::Service;
@@ -223,7 +223,7 @@ where
         .await;
     };
     let shows_answers = head.modes.response == BodySendMode::FullDuplexStreamed;
-    let (handover, mut handed_over) = Handover::new(shows_answers, head.among.take());
+    let (handover, mut handed_over) = ProxyHandover::new(shows_answers, head.among.take());
     let client = Client { headers: head.headers.clone(), uri: head.uri.clone(), has_body: !is_complete };
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     let body = match is_complete {
@@ -236,7 +236,7 @@ where
 
     let upload = (!is_complete).then_some(sender);
     let (handed_over, end) = match receive(&mut incoming, answer.as_mut(), &mut handed_over, upload).await? {
-        Received::HandedOver(handed_over, end) => (handed_over, end),
+        Received::ProxyRequest(handed_over, end) => (handed_over, end),
         Received::Answered(response) => return send_immediately(&out, response).await,
         Received::WithoutEnd => {
             return refuse(&out, StatusCode::REQUEST_TIMEOUT, "the body has no end").await;
@@ -274,7 +274,7 @@ where
 /// Result of receiving a request.
 enum Received {
     /// The gateway handed the request over for sending; its body ended like this.
-    HandedOver(Box<HandedOver>, End),
+    ProxyRequest(Box<ProxyRequest>, End),
     /// The gateway answered without an engine.
     Answered(Response),
     /// Handed over, but the body's end is missing after all announced bytes.
@@ -287,7 +287,7 @@ enum Received {
 async fn receive<I>(
     incoming: &mut I,
     mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
-    handover: &mut oneshot::Receiver<HandedOver>,
+    handover: &mut oneshot::Receiver<ProxyRequest>,
     upload: Option<mpsc::Sender<Bytes>>,
 ) -> Result<Received, Status>
 where
@@ -301,7 +301,7 @@ where
     loop {
         if let (Some(_), Some(end)) = (&handed_over, end) {
             return Ok(
-                handed_over.map_or(Received::Closed, |handed_over| Received::HandedOver(handed_over, end))
+                handed_over.map_or(Received::Closed, |handed_over| Received::ProxyRequest(handed_over, end))
             );
         }
         if end.is_some() && !feed.is_waiting() {
@@ -402,7 +402,7 @@ impl Client {
     async fn send(
         &self,
         out: &Outgoing,
-        handed_over: HandedOver,
+        handed_over: ProxyRequest,
         end: End,
     ) -> Result<(ReplySender, String), Status> {
         let destination = destination(&handed_over.base).await.map_err(|reason| {

@@ -5,7 +5,7 @@ use http::header::{self, HeaderName, HeaderValue};
 use http::{HeaderMap as Headers, Method, Request, Response, StatusCode, Uri};
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
-use router_engines::handover::HandedOver;
+use router_engines::handover::ProxyRequest;
 
 use crate::proto::ext_proc::body_mutation::Mutation;
 use crate::proto::ext_proc::header_value_option::HeaderAppendAction;
@@ -213,10 +213,10 @@ fn is_framing(name: &HeaderName) -> bool {
 pub(crate) fn request_headers(
     client: &Headers,
     uri: &Uri,
-    handed_over: &HandedOver,
+    handed_over: &ProxyRequest,
     destination: &str,
 ) -> ProcessingResponse {
-    let HandedOver { call, authorization, .. } = handed_over;
+    let ProxyRequest { call, authorization, .. } = handed_over;
     let mut set_headers = vec![set(DESTINATION, destination.as_bytes())];
     if call.path.path_and_query() != uri.path_and_query() {
         set_headers
@@ -347,7 +347,7 @@ pub(crate) fn immediate(response: &Response<()>, body: Bytes) -> ProcessingRespo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use router_engines::handover::Handover;
+    use router_engines::handover::ProxyHandover;
     use router_engines::upstream::{Call, Upstream};
 
     fn map(pairs: &[(&str, &str)]) -> HeaderMap {
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn clients_headers_do_not_reach_engines() {
         let upstream = Upstream::new("http://10.0.0.1:8000", None);
-        let (handover, mut proxy) = Handover::new(true, None);
+        let (handover, mut proxy) = ProxyHandover::new(true, None);
         let call =
             Call::json("/v1/completions", Bytes::new()).with(HeaderName::from_static("x-request-id"), "own");
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");

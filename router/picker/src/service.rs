@@ -12,7 +12,7 @@ use router_serve::ServeConfig;
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::authority::WithAuthorities;
+use crate::authority::AuthorityRewriteListener;
 use crate::exchange::exchange;
 use crate::health::{HealthService, IsReady};
 use crate::proto::ext_proc::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
@@ -70,7 +70,7 @@ pub async fn serve<L: Listener>(
     let picker = ExternalProcessorServer::new(picker).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let health = HealthServer::new(HealthService(Arc::new(is_ready)));
     let router = tonic::service::Routes::new(picker).add_service(health).prepare().into_axum_router();
-    router_serve::serve(WithAuthorities(listener), router, bounds, shutdown).await;
+    router_serve::serve(AuthorityRewriteListener(listener), router, bounds, shutdown).await;
 }
 
 /// Serves the health service alone.
@@ -85,7 +85,7 @@ pub async fn serve_health<L: Listener>(
     let health = HealthServer::new(HealthService(is_ready));
     let router = tonic::service::Routes::new(health).prepare().into_axum_router();
     let bounds = ServeConfig { http2_only: true, connections_max: 64, ..ServeConfig::default() };
-    router_serve::serve(WithAuthorities(listener), router, bounds, shutdown).await;
+    router_serve::serve(AuthorityRewriteListener(listener), router, bounds, shutdown).await;
 }
 
 #[tonic::async_trait]

@@ -86,7 +86,7 @@ impl Grace {
         let now = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         fence(Ordering::SeqCst);
         #[cfg(loom)]
-        if crate::broken(crate::Broken::NoGrace) {
+        if crate::broken(crate::PlantedFault::NoGrace) {
             return now;
         }
         let used = self.used.load(Ordering::Acquire) as usize;

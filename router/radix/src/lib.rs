@@ -47,7 +47,7 @@ pub use reader::{Overlaps, Reader};
 #[cfg(loom)]
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
+pub enum PlantedFault {
     /// No fault.
     Nothing,
     /// Unlinked memory is reused at once.
@@ -64,11 +64,11 @@ static BROKEN: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(
 /// Plants a fault in the following models.
 #[cfg(loom)]
 #[doc(hidden)]
-pub fn break_on_purpose(what: Broken) {
+pub fn break_on_purpose(what: PlantedFault) {
     BROKEN.store(what as u32, std::sync::atomic::Ordering::SeqCst);
 }
 
 #[cfg(loom)]
-pub(crate) fn broken(what: Broken) -> bool {
+pub(crate) fn broken(what: PlantedFault) -> bool {
     BROKEN.load(std::sync::atomic::Ordering::SeqCst) == what as u32
 }

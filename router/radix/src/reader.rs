@@ -186,7 +186,7 @@ struct Walk<'a, const WORDS: usize> {
 }
 
 /// Consistent values read from a node.
-struct Seen<'a> {
+struct NodeView<'a> {
     shape: Shape,
     agreeing: usize,
     list: List,
@@ -244,7 +244,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         }
     }
 
-    fn look(&self, node: &'a Node, rest: &[u64]) -> Seen<'a> {
+    fn look(&self, node: &'a Node, rest: &[u64]) -> NodeView<'a> {
         let mut shape = node.shape();
         loop {
             if let Children::One(child) = shape.children() {
@@ -258,12 +258,12 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             fence(Ordering::Acquire);
             let again = node.shape();
             #[cfg(loom)]
-            let again = if crate::broken(crate::Broken::NoSecondLook) { shape } else { again };
+            let again = if crate::broken(crate::PlantedFault::NoSecondLook) { shape } else { again };
             if again == shape {
                 // SAFETY: either null or a box that the writer frees only after a grace period; this thread is
                 // pinned while the walk lives.
                 let ext = unsafe { ext.as_ref() };
-                return Seen { shape, agreeing, list, ext };
+                return NodeView { shape, agreeing, list, ext };
             }
             shape = again;
         }
@@ -307,7 +307,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 
     /// Keeps members that hold all of the node; records the depth of those that hold only its beginning.
-    fn keep_ext(&mut self, ext: &Ext, seen: &Seen<'_>) {
+    fn keep_ext(&mut self, ext: &Ext, seen: &NodeView<'_>) {
         self.tiers_seen |= ext.present();
         match self.active {
             Active::Set => self.keep_ext_of_set(ext, seen),
@@ -329,7 +329,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         }
     }
 
-    fn keep_ext_of_set(&mut self, ext: &Ext, seen: &Seen<'_>) {
+    fn keep_ext_of_set(&mut self, ext: &Ext, seen: &NodeView<'_>) {
         // Loads the full sets before the entries: see the writer's order in `holders`.
         let mut going_on = [0_u64; WORDS];
         for (word, (going_on, before)) in going_on.iter_mut().zip(&self.set).enumerate().take(self.words) {

@@ -11,19 +11,19 @@ use std::sync::Mutex;
 
 use loom::sync::Arc;
 use loom::thread;
-use router_radix::{Broken, Index, IndexConfig, Member, Tier, break_on_purpose};
+use router_radix::{Index, IndexConfig, Member, PlantedFault, Tier, break_on_purpose};
 
 /// The switch is global, so models run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-fn check(broken: Broken, model: fn()) -> bool {
+fn check(broken: PlantedFault, model: fn()) -> bool {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     break_on_purpose(broken);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.max_branches = 50_000;
     let passed = catch_unwind(AssertUnwindSafe(|| builder.check(model))).is_ok();
-    break_on_purpose(Broken::Nothing);
+    break_on_purpose(PlantedFault::Nothing);
     passed
 }
 
@@ -150,7 +150,7 @@ fn every_interleaving_is_right() {
         ("rewrite", rewrite),
     ] {
         let started = std::time::Instant::now();
-        assert!(check(Broken::Nothing, model), "{name}");
+        assert!(check(PlantedFault::Nothing, model), "{name}");
         println!("loom: {name}: every interleaving is right ({:.1} s)", started.elapsed().as_secs_f64());
     }
 }
@@ -158,9 +158,9 @@ fn every_interleaving_is_right() {
 #[test]
 fn each_broken_protocol_is_noticed() {
     for (broken, model) in [
-        (Broken::EarlySplit, split as fn()),
-        (Broken::NoSecondLook, split_with_partial_holder),
-        (Broken::NoGrace, reuse),
+        (PlantedFault::EarlySplit, split as fn()),
+        (PlantedFault::NoSecondLook, split_with_partial_holder),
+        (PlantedFault::NoGrace, reuse),
     ] {
         assert!(!check(broken, model), "{broken:?} was not noticed");
         println!("loom: {broken:?} is noticed");

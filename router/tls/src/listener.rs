@@ -36,7 +36,7 @@ pub struct TlsListener {
     /// Start of each handshake, the oldest first; finished ones are removed when they reach the front.
     begun: VecDeque<(Instant, AbortHandle)>,
     /// The handshake that was aborted for its age, until it has left the set.
-    giving_way: Option<Id>,
+    evicted: Option<Id>,
     /// Number of failed accepts in a row.
     failures: u32,
     /// End of the pause after a failed accept.
@@ -61,7 +61,7 @@ impl TlsListener {
             write_timeout: None,
             handshakes: JoinSet::new(),
             begun: VecDeque::new(),
-            giving_way: None,
+            evicted: None,
             failures: 0,
             rest_until: None,
         }
@@ -102,7 +102,7 @@ impl TlsListener {
     /// Returns when the time of the oldest handshake in flight is over, if the set is full. One handshake
     /// at a time is aborted.
     fn eviction(&mut self) -> Option<Instant> {
-        if self.handshakes.len() < self.limits.in_flight_max || self.giving_way.is_some() {
+        if self.handshakes.len() < self.limits.in_flight_max || self.evicted.is_some() {
             return None;
         }
         self.forget_ended();
@@ -118,7 +118,7 @@ impl TlsListener {
     fn evict(&mut self) {
         if let Some((_, handshake)) = self.begun.pop_front() {
             handshake.abort();
-            self.giving_way = Some(handshake.id());
+            self.evicted = Some(handshake.id());
             self.tls.tally.timed_out.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -147,8 +147,8 @@ impl Listener for TlsListener {
                 Some(ended) = self.handshakes.join_next_with_id() => {
                     // An error is an aborted handshake; a failed handshake was logged by its task.
                     let (id, connection) = ended.unwrap_or_else(|error| (error.id(), None));
-                    if self.giving_way == Some(id) {
-                        self.giving_way = None;
+                    if self.evicted == Some(id) {
+                        self.evicted = None;
                     }
                     if let Some(connection) = connection {
                         return connection;

@@ -36,7 +36,7 @@ impl PlainListener {
 }
 
 /// Whether the client closed the connection before it was accepted, which is not a failure of the system.
-fn is_clients(error: &io::Error) -> bool {
+fn is_client_abort(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
@@ -54,7 +54,7 @@ impl Listener for PlainListener {
                     let stream = ClientSocket::accepted(stream, self.write_timeout);
                     return (stream, PeerAddr { addr, certificate: None });
                 }
-                Err(error) if is_clients(&error) => {}
+                Err(error) if is_client_abort(&error) => {}
                 Err(error) => {
                     tracing::error!(%error, "no connection can be accepted");
                     tokio::time::sleep(REST).await;

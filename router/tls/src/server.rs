@@ -39,7 +39,7 @@ pub struct HandshakeCounts {
 
 /// The counters behind [`HandshakeCounts`]; they synchronise nothing.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct HandshakeCounters {
     pub(crate) completed: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) timed_out: AtomicU64,
@@ -49,7 +49,7 @@ pub(crate) struct Tally {
 /// A listener's certificate and its requirements on clients. Shared by its handshakes.
 pub struct ServerTls {
     files: Arc<Reloadable<ServerConfig>>,
-    pub(crate) tally: Tally,
+    pub(crate) tally: HandshakeCounters,
 }
 
 impl fmt::Debug for ServerTls {
@@ -70,7 +70,7 @@ impl ServerTls {
         files.extend(config.client_ca_file.clone());
         let config = config.clone();
         let files = Reloadable::load("server", files, Box::new(move || build(&config)))?;
-        Ok(Arc::new(Self { files, tally: Tally::default() }))
+        Ok(Arc::new(Self { files, tally: HandshakeCounters::default() }))
     }
 
     /// Reads all files again. Later handshakes use them; existing connections continue unchanged. Blocking.

@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 
 /// Expectations of a template, as far as its source shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Habits {
+pub(crate) struct TemplateFeatures {
     /// Whether the template iterates over the parts of a message's content.
     pub(crate) takes_parts: bool,
     /// Whether the template knows the role `developer`.
     pub(crate) knows_developer: bool,
 }
 
-impl Habits {
+impl TemplateFeatures {
     pub(crate) fn of(source: &str) -> Self {
         let loops = |statement: &str| {
             let inner = statement.trim_matches(['-', '+', ' ', '\n']);
@@ -37,7 +37,7 @@ impl Habits {
 
 /// Converts messages to the form that the template expects; false when a message has parts that are no text, whose tokens
 /// only the engine knows.
-pub(crate) fn prepare(messages: &mut Value, habits: Habits) -> bool {
+pub(crate) fn prepare(messages: &mut Value, habits: TemplateFeatures) -> bool {
     let Value::Array(messages) = messages else { return true };
     let mut is_text = true;
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    const PLAIN: Habits = Habits { takes_parts: false, knows_developer: false };
+    const PLAIN: TemplateFeatures = TemplateFeatures { takes_parts: false, knows_developer: false };
 
     #[test]
     fn a_template_shows_its_habits() {
@@ -143,7 +143,11 @@ mod tests {
             ("{% for content in message.content %}{% if role == 'developer' %}", true, true),
             ("{% for c in m[\"content\"] if c.x %}", true, false),
         ] {
-            assert_eq!(Habits::of(source), Habits { takes_parts, knows_developer }, "{source}");
+            assert_eq!(
+                TemplateFeatures::of(source),
+                TemplateFeatures { takes_parts, knows_developer },
+                "{source}"
+            );
         }
     }
 
@@ -184,7 +188,7 @@ mod tests {
                 message[field] = value.clone();
                 let mut developer = json!({"role": "developer", "content": value});
                 developer["tool_calls"] = value.clone();
-                for habits in [PLAIN, Habits { takes_parts: true, ..PLAIN }] {
+                for habits in [PLAIN, TemplateFeatures { takes_parts: true, ..PLAIN }] {
                     prepare(&mut json!([message, value, developer]), habits);
                     prepare(&mut value.clone(), habits);
                     prepare(
@@ -204,7 +208,7 @@ mod tests {
         prepare(&mut plain, PLAIN);
         assert_eq!(plain, json!([{"role": "system", "content": "a\n\nb"}, {"role": "user", "content": "x"}]));
         let mut known = conversation.clone();
-        prepare(&mut known, Habits { knows_developer: true, ..PLAIN });
+        prepare(&mut known, TemplateFeatures { knows_developer: true, ..PLAIN });
         assert_eq!(known, conversation);
     }
 }

@@ -6,7 +6,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde::Serialize;
 
 use crate::TokensError;
-use crate::conversation::Habits;
+use crate::conversation::TemplateFeatures;
 use crate::json_filter::to_json;
 
 const NAME: &str = "chat";
@@ -16,7 +16,7 @@ const NAME: &str = "chat";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    pub(crate) habits: Habits,
+    pub(crate) habits: TemplateFeatures,
 }
 
 impl ChatTemplate {
@@ -40,7 +40,7 @@ impl ChatTemplate {
         });
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, without_generation_tags(source))?;
-        Ok(Self { environment, source: source.to_owned(), habits: Habits::of(source) })
+        Ok(Self { environment, source: source.to_owned(), habits: TemplateFeatures::of(source) })
     }
 
     /// The template's text.

@@ -102,7 +102,7 @@ impl Store {
     }
 
     /// Drops all objects without recording changes, as a restored backup does; objects added later are new.
-    pub fn lose_everything(&mut self) {
+    pub fn clear_without_events(&mut self) {
         self.objects.clear();
         self.changes.clear();
         self.version += 1_000;
@@ -152,7 +152,7 @@ mod tests {
         assert!(store.since(start).is_none());
         assert_eq!(store.since(start + 2).map(Iterator::count), Some(2));
         assert!(store.since(store.version() + 1).is_none(), "a version that was never given");
-        store.lose_everything();
+        store.clear_without_events();
         assert!(store.since(start + 4).is_none() && store.list("pods", "n").count() == 0);
         assert_eq!(store.since(store.version()).map(Iterator::count), Some(0));
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::client;
-use crate::rest::{GATEWAY_LEVELS, STORE_LEVELS, WORKER_LEVELS, level_of};
+use crate::quiescence::{GATEWAY_LEVELS, STORE_LEVELS, WORKER_LEVELS, level_of};
 
 /// Interval between two rounds of reads.
 const EVERY: Duration = Duration::from_millis(700);
@@ -23,7 +23,7 @@ const AMOUNT_MAX: u64 = 1 << 30;
 
 /// Addresses whose levels are read, and an administrator's key.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Watched {
+pub(crate) struct LevelMonitor {
     pub(crate) gateways: Vec<SocketAddr>,
     pub(crate) workers: Vec<SocketAddr>,
     pub(crate) stores: Vec<SocketAddr>,
@@ -35,7 +35,7 @@ pub(crate) struct Watched {
 /// The first level that was out of bounds, if any.
 pub(crate) type Finding = Rc<RefCell<Option<String>>>;
 
-impl Watched {
+impl LevelMonitor {
     /// Reads all levels periodically. Never returns.
     pub(crate) async fn watch(self, finding: Finding) {
         loop {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use tests_apiserver::ApiServer;
 use tools_mocker::Mock;
 
-use crate::bounds::Watched;
+use crate::bounds::LevelMonitor;
 use crate::deployment::Deployment;
 use crate::kernel::{
     self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, Nanos, ProcessId, SECOND,
@@ -26,7 +26,7 @@ struct Member {
     stop: Option<StopHandle>,
     is_frozen: bool,
     /// Whether the process was frozen for a while, or its disk had faults, since its start.
-    was_hindered: bool,
+    was_impaired: bool,
     termination: Option<Termination>,
 }
 
@@ -51,7 +51,7 @@ impl Member {
             process: ProcessId::NONE,
             stop: None,
             is_frozen: false,
-            was_hindered: false,
+            was_impaired: false,
             termination: None,
         }
     }
@@ -62,7 +62,7 @@ impl Member {
 
     fn adopt(&mut self, started: Started) {
         self.process = started.process;
-        (self.is_frozen, self.was_hindered) = (false, false);
+        (self.is_frozen, self.was_impaired) = (false, false);
         self.termination = None;
         // The receiver belongs to a dead process: closing the channel would wake one of its tasks.
         std::mem::forget(std::mem::replace(&mut self.stop, started.stop));
@@ -356,9 +356,9 @@ impl Cluster {
     }
 
     /// Returns the addresses of everything whose levels can be read.
-    pub(crate) fn watched(&self, requests_max: u32) -> Watched {
+    pub(crate) fn watched(&self, requests_max: u32) -> LevelMonitor {
         let workers = if self.is_reference { 0..self.engines.len() } else { 0..0 };
-        Watched {
+        LevelMonitor {
             gateways: (0..self.gateways.len() as u8).map(|number| self.admin_address(number)).collect(),
             workers: workers.map(|number| self.engine_address(number)).collect(),
             stores: (0..self.stores.len()).map(|number| self.store_address(number)).collect(),
@@ -480,7 +480,7 @@ impl Cluster {
                 Some(Termination::Draining { since, kill_at }) if is_alive && now >= kill_at => {
                     let had_time = now >= since + DRAIN.as_nanos() as u64 + ENDS_AFTER_DRAIN;
                     ensure!(
-                        !had_time || member.was_hindered,
+                        !had_time || member.was_impaired,
                         "{node:?} is there still, {} s after it was told to stop",
                         (now - since) / SECOND
                     );
@@ -559,7 +559,7 @@ impl Cluster {
             && member.is_frozen != is_frozen
         {
             member.is_frozen = is_frozen;
-            member.was_hindered = true;
+            member.was_impaired = true;
             kernel::freeze(member.process, is_frozen);
         }
     }
@@ -578,7 +578,7 @@ impl Cluster {
 
     pub(crate) fn set_disk(&mut self, node: Node, faults: DiskFaults) {
         if let Some(member) = self.member_mut(node) {
-            member.was_hindered |= faults != DiskFaults::default();
+            member.was_impaired |= faults != DiskFaults::default();
         }
         kernel::set_disk(self.host(node), faults);
     }

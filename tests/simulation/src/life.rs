@@ -16,10 +16,10 @@ use crate::bounds::Finding;
 use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, ClientBehaviour, Ended, Outcome, ask};
 use crate::cluster::{Cluster, Listed, faults_of};
-use crate::excuses::Excuses;
+use crate::fault_effects::FaultEffects;
 use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, Nanos, report};
 use crate::plan::{Action, Plan};
-use crate::rest::{Counts, Observer};
+use crate::quiescence::{Counts, Observer};
 
 /// Time within which a cluster without faults is ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -55,13 +55,13 @@ pub(crate) struct Summary {
 }
 
 /// State of a run.
-struct Life {
+struct SimulationRun {
     cluster: Cluster,
     catalog: Rc<Vec<Vec<Exchange>>>,
     ends: Counts,
     /// Running exchanges: step number and outcome.
     asked: JoinSet<(usize, Ended)>,
-    excuses: Excuses,
+    excuses: FaultEffects,
     /// Steps whose exchanges ended correctly, with the time of the end.
     right: BTreeMap<usize, Nanos>,
     /// Number of answers whose cached tokens were checked against an upper bound.
@@ -97,7 +97,7 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
     let client = HostId::WORLD;
     LocalSet::new().block_on(&runtime, async {
         let cluster = Cluster::start(plan, client)?;
-        let mut life = Life {
+        let mut life = SimulationRun {
             cluster,
             catalog: Rc::new(if plan.is_reference() {
                 catalog.workers.clone()
@@ -106,14 +106,14 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
             }),
             ends: BTreeMap::new(),
             asked: JoinSet::new(),
-            excuses: Excuses::new(plan, 0),
+            excuses: FaultEffects::new(plan, 0),
             right: BTreeMap::new(),
             cached_checked: 0,
             finding: Finding::default(),
             tells,
         };
         life.await_ready().await?;
-        life.excuses = Excuses::new(plan, kernel::now());
+        life.excuses = FaultEffects::new(plan, kernel::now());
         // Reading the levels makes connections and takes time of all nodes, so most runs do without.
         if plan.seed.is_multiple_of(WATCHES_ONE_SEED_IN) {
             let watched = life.cluster.watched(plan.requests_max);
@@ -142,7 +142,7 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
     })
 }
 
-impl Life {
+impl SimulationRun {
     fn tell(&self, what: &str) {
         if self.tells {
             report::print(&format!("{:>9.3} s  {what}\n", kernel::now() as f64 / 1e9));

@@ -8,13 +8,13 @@ mod client;
 mod cluster;
 mod deployment;
 mod draw;
-mod excuses;
+mod fault_effects;
 mod kernel;
 mod life;
 mod model;
 mod nodes;
 mod plan;
-mod rest;
+mod quiescence;
 mod runner;
 mod shrink;
 
@@ -27,7 +27,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use plan::Plan;
-use rest::SELDOM_WORKED;
+use quiescence::SELDOM_WORKED;
 use runner::{Runner, Verdict, Watching};
 
 /// Runs clusters of Kvasir on a simulated kernel, with faults that a seed draws.

@@ -127,7 +127,7 @@ pub(crate) enum Node {
 
 impl Node {
     /// Whether no request passes through the node.
-    pub(crate) fn is_aside(self) -> bool {
+    pub(crate) fn is_control_plane(self) -> bool {
         matches!(self, Self::Control(_) | Self::Api)
     }
 }
@@ -180,14 +180,14 @@ impl Action {
     }
 
     /// Whether a request may pass through the affected node or link.
-    pub(crate) fn is_felt(&self) -> bool {
+    pub(crate) fn affects_requests(&self) -> bool {
         match self {
             Self::Ask { .. } | Self::CutWatches => false,
             Self::Kill { node, .. } | Self::Terminate { node, .. } | Self::Freeze { node, .. } => {
-                !node.is_aside()
+                !node.is_control_plane()
             }
             Self::Partition { a, b, .. } | Self::Degrade { a, b, .. } | Self::Cut { a, b, .. } => {
-                !a.is_aside() && !b.is_aside()
+                !a.is_control_plane() && !b.is_control_plane()
             }
             Self::Jump { .. }
             | Self::Misbehave { .. }
@@ -209,7 +209,7 @@ impl Action {
     /// Whether a gateway may have to refuse a request, or break its stream, because of the action.
     pub(crate) fn fails_requests(&self) -> bool {
         // Requests in a gateway that is told to stop end normally, and later ones find no listener.
-        self.is_felt() && !matches!(self, Self::Terminate { node: Node::Gateway(_), .. })
+        self.affects_requests() && !matches!(self, Self::Terminate { node: Node::Gateway(_), .. })
     }
 }
 
@@ -239,7 +239,7 @@ impl Plan {
 
     /// Whether no request passes through the affected nodes and links.
     fn hits_only_control_plane(&self) -> bool {
-        self.steps.iter().all(|step| !step.action.is_felt())
+        self.steps.iter().all(|step| !step.action.affects_requests())
     }
 
     /// Whether the only faults are drains, stops and returns, one after another, of engines that can replace

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dataplane_memory::SlotRef;
 use kvstore_block::{BlockIdentity, block_hash_with_extras};
 use kvstore_catalog::{PoolCatalog, PoolRegistered as Registered};
-use kvstore_store::{Description, Medium, Offload, Store, Survivor, TenantId};
+use kvstore_store::{Description, Medium, Offload, RecoveredBlock, Store, TenantId};
 use router_events::wire::{KvEvent, Removed, Stored};
 use router_radix::Tier;
 
@@ -81,8 +81,8 @@ impl Blocks {
     }
 
     /// Publishes the blocks that the disk has kept from an earlier process, each after its parent.
-    pub(crate) fn survived(&mut self, survivors: Vec<Survivor>) {
-        for Survivor { identity, description } in survivors {
+    pub(crate) fn survived(&mut self, survivors: Vec<RecoveredBlock>) {
+        for RecoveredBlock { identity, description } in survivors {
             let Some((tokens, extras)) = decode_meta(&description.meta) else { continue };
             let facts = Facts {
                 parent: description.parent,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_transfer::{Notice, TransferService};
 use kvstore_block::IdentityChain;
-use kvstore_store::{Moved, Store, Survivor};
+use kvstore_store::{RecoveredBlock, Store, StoreEvent};
 use router_openai::{Finish, Sampling, StructuredOutput};
 use router_tokens::{Detokenizer, ModelText};
 use tokio::sync::mpsc;
@@ -75,7 +75,7 @@ pub(crate) enum Message {
     Submit(Box<Sequence>),
     Cancel(u64),
     Transfer(Notice),
-    Store(Moved),
+    Store(StoreEvent),
     ClearCache,
     Stop,
 }
@@ -88,7 +88,7 @@ pub struct Services {
     /// Stores blocks outside of the pool.
     pub store: Option<Arc<Store>>,
     /// Blocks that the store has kept from an earlier process.
-    pub survivors: Vec<Survivor>,
+    pub survivors: Vec<RecoveredBlock>,
     /// Publishes KV events.
     pub events: Option<EventSink>,
 }
@@ -105,7 +105,7 @@ impl EngineInbox {
     }
 
     /// Passes a report of the store to the engine.
-    pub fn store_moved(&self, moved: Moved) {
+    pub fn store_moved(&self, moved: StoreEvent) {
         let _stopped = self.0.send(Message::Store(moved));
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Command, Notice, Outcome, TransferService};
-use kvstore_store::{Moved, Onboard, Others, Plan, Prepare, Prompt};
+use kvstore_store::{Onboard, Plan, Prepare, Prompt, RemoteCoverage, StoreEvent};
 use router_openai::Finish;
 use router_tokens::ModelText;
 use tools_grammar::StepError;
@@ -211,17 +211,17 @@ impl Scheduler {
         self.fetching_store.remove(&id)
     }
 
-    pub(crate) fn store_moved(&mut self, moved: Moved) {
+    pub(crate) fn store_moved(&mut self, moved: StoreEvent) {
         match moved {
-            Moved::Stored { identity, medium } => self.blocks.stored(identity, medium),
-            Moved::Removed { identity, medium } => self.blocks.removed(identity, medium),
-            Moved::Offloaded { identity } => self.blocks.offloaded(identity),
-            Moved::Prepared { request, blocks: _ } => {
+            StoreEvent::Stored { identity, medium } => self.blocks.stored(identity, medium),
+            StoreEvent::Removed { identity, medium } => self.blocks.removed(identity, medium),
+            StoreEvent::Offloaded { identity } => self.blocks.offloaded(identity),
+            StoreEvent::Prepared { request, blocks: _ } => {
                 // The fetched blocks are in host memory now, and found there when the request is admitted again.
                 let Some(sequence) = self.fetching_store.remove(&request) else { return };
                 self.waiting.push_front(sequence);
             }
-            Moved::Onboarded { request, mut slots, verified } => {
+            StoreEvent::Onboarded { request, mut slots, verified } => {
                 let Some(mut sequence) = self.fetching_store.remove(&request) else { return };
                 slots.truncate(verified);
                 if !sequence.was_preempted {
@@ -337,7 +337,7 @@ impl Scheduler {
             queued_tokens: self.queued_tokens(),
         };
         let request = sequence.id;
-        let others = if sequence.others_asked { Others::Asked } else { Others::Unknown };
+        let others = if sequence.others_asked { RemoteCoverage::Asked } else { RemoteCoverage::Unknown };
         let (blocks, deadline) = match store.plan(&prompt, others) {
             Plan::Recompute => (0, Instant::now()),
             Plan::Onboard { blocks, deadline } => (blocks, deadline),
@@ -508,7 +508,7 @@ impl Scheduler {
         let known = &sequence.identities[..sequence.registered];
         self.blocks.catalog.touch(known);
         if let Some(store) = &self.blocks.store {
-            store.went_idle(known);
+            store.conversation_idle(known);
             if !sequence.retain_for.is_zero() {
                 // The retention is a hint: the store counts requests that it does not accept.
                 let _full = store.retain(known, sequence.retain_for);

@@ -21,6 +21,7 @@ mod events;
 mod fault;
 mod lease;
 mod mock;
+mod output_generator;
 mod pool;
 mod rooms;
 mod scheduler;
@@ -28,7 +29,6 @@ mod server;
 mod sglang_events;
 mod stats;
 mod ticket;
-mod voice;
 mod worker;
 
 pub use config::{Dialect, LoadFailure, MockConfig, Role};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use crate::events::EventPublisher;
-use crate::server::{self, Message, Served, Site, Text};
-use crate::voice::Voice;
+use crate::output_generator::OutputGenerator;
+use crate::server::{self, Message, ServerState, Site, Text};
 use crate::worker::{Model, Worker};
 use crate::{Fault, MockConfig, MockError, MockStats, lease};
 
@@ -16,7 +16,7 @@ pub const FLEET_MAX: usize = 20_000;
 
 /// A running mock engine. Dropping it stops it.
 pub struct Mock {
-    served: Arc<Served>,
+    served: Arc<ServerState>,
     task: JoinHandle<()>,
     events: Option<EventPublisher>,
 }
@@ -40,7 +40,7 @@ fn model(config: &MockConfig) -> Arc<Model> {
     });
     let rendered = text.render_chat(&json.collect(), true, &serde_json::Map::new());
     let is_tiny = rendered.is_ok_and(|rendered| rendered == server::tiny_chat(&probe, true));
-    Arc::new(Model { voice: Voice::new(&text, config.eos_one_in), text, is_tiny })
+    Arc::new(Model { voice: OutputGenerator::new(&text, config.eos_one_in), text, is_tiny })
 }
 
 impl Mock {
@@ -75,7 +75,7 @@ impl Mock {
         };
         let worker = Worker::new(config, model, sink);
         lease::register(&worker);
-        let served = Arc::new(Served::new(worker, site));
+        let served = Arc::new(ServerState::new(worker, site));
         let task = tokio::spawn(server::serve(listener, Arc::clone(&served)));
         Ok(Self { served, task, events })
     }

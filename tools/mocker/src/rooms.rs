@@ -14,7 +14,7 @@ const ROOMS_MAX: usize = 1 << 20;
 
 /// State of a room.
 #[derive(Debug, Clone, Default)]
-struct Known {
+struct RoomState {
     /// Engine id of the prefill worker and the number of prompt tokens that it had cached, once the blocks are
     /// available.
     offered_by: Option<(String, usize)>,
@@ -23,7 +23,7 @@ struct Known {
     is_given_up: bool,
 }
 
-type Rooms = HashMap<String, Arc<watch::Sender<Known>>>;
+type Rooms = HashMap<String, Arc<watch::Sender<RoomState>>>;
 
 fn rooms() -> MutexGuard<'static, Rooms> {
     static ROOMS: OnceLock<Mutex<Rooms>> = OnceLock::new();
@@ -34,12 +34,12 @@ fn rooms() -> MutexGuard<'static, Rooms> {
 #[derive(Debug)]
 pub(crate) struct RoomGuard {
     name: String,
-    room: Option<Arc<watch::Sender<Known>>>,
+    room: Option<Arc<watch::Sender<RoomState>>>,
 }
 
 /// Error of waiting for the other leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotMet {
+pub(crate) enum RoomError {
     /// The other leg did not arrive in time.
     Timeout,
     /// The other leg gave the hand-off up.
@@ -63,25 +63,29 @@ pub(crate) fn existing(name: &str) -> Option<RoomGuard> {
 }
 
 impl RoomGuard {
-    async fn wait<T>(&self, within: Duration, ready: impl Fn(&Known) -> Option<T>) -> Result<T, NotMet> {
-        let Some(room) = &self.room else { return Err(NotMet::GivenUp) };
+    async fn wait<T>(
+        &self,
+        within: Duration,
+        ready: impl Fn(&RoomState) -> Option<T>,
+    ) -> Result<T, RoomError> {
+        let Some(room) = &self.room else { return Err(RoomError::GivenUp) };
         let mut view = room.subscribe();
         let known = view.wait_for(|known| ready(known).is_some() || known.is_given_up);
         match tokio::time::timeout(within, known).await {
-            Ok(Ok(known)) => ready(&known).ok_or(NotMet::GivenUp),
-            Ok(Err(_)) => Err(NotMet::GivenUp),
-            Err(_) => Err(NotMet::Timeout),
+            Ok(Ok(known)) => ready(&known).ok_or(RoomError::GivenUp),
+            Ok(Err(_)) => Err(RoomError::GivenUp),
+            Err(_) => Err(RoomError::Timeout),
         }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut Known)) {
+    fn tell(&self, change: impl FnOnce(&mut RoomState)) {
         if let Some(room) = &self.room {
             room.send_modify(change);
         }
     }
 
     /// The prefill leg: waits for the decode leg to appear.
-    pub(crate) async fn decode_is_there(&self, within: Duration) -> Result<(), NotMet> {
+    pub(crate) async fn decode_is_there(&self, within: Duration) -> Result<(), RoomError> {
         self.wait(within, |known| known.decode_is_there.then_some(())).await
     }
 
@@ -91,12 +95,12 @@ impl RoomGuard {
     }
 
     /// The prefill leg: waits for the blocks to be fetched.
-    pub(crate) async fn is_fetched(&self, within: Duration) -> Result<(), NotMet> {
+    pub(crate) async fn is_fetched(&self, within: Duration) -> Result<(), RoomError> {
         self.wait(within, |known| known.is_fetched.then_some(())).await
     }
 
     /// The decode leg: waits for the blocks. Returns the engine that has them, and the tokens that it had cached.
-    pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), NotMet> {
+    pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), RoomError> {
         self.tell(|known| known.decode_is_there = true);
         self.wait(within, |known| known.offered_by.clone()).await
     }
@@ -146,9 +150,9 @@ mod tests {
         drop((prefill, decode));
         assert!(existing("rooms-test-1").is_none());
         let lonely = enter("rooms-test-2").expect("room");
-        assert_eq!(lonely.offered_by(Duration::from_millis(5)).await, Err(NotMet::Timeout));
+        assert_eq!(lonely.offered_by(Duration::from_millis(5)).await, Err(RoomError::Timeout));
         lonely.give_up();
         assert_eq!(lonely.decode_is_there(within).await, Ok(()), "what is known stays known");
-        assert_eq!(lonely.is_fetched(within).await, Err(NotMet::GivenUp));
+        assert_eq!(lonely.is_fetched(within).await, Err(RoomError::GivenUp));
     }
 }

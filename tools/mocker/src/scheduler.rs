@@ -46,7 +46,7 @@ impl Scheduler {
 }
 
 /// Runs steps until there is no work left.
-pub(crate) async fn step_while_busy(worker: Arc<Worker>) {
+pub(crate) async fn run_steps(worker: Arc<Worker>) {
     let mut clock = Instant::now();
     loop {
         let took = {

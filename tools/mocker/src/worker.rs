@@ -15,11 +15,11 @@ use router_tokens::ModelText;
 use crate::events::EventSink;
 use crate::fault::{FaultKind, Faults, mix};
 use crate::lease::Leases;
+use crate::output_generator::{Output, OutputGenerator};
 use crate::pool::{Chain, Pool, Table};
 use crate::scheduler::{self, Scheduler};
 use crate::stats::{Counters, MockStats, add, get};
 use crate::ticket::{Progress, Ticket};
-use crate::voice::{Output, Voice};
 use crate::{Dialect, MockConfig};
 
 /// Number of workers created in this process.
@@ -29,7 +29,7 @@ static RUNS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) text: ModelText,
-    pub(crate) voice: Voice,
+    pub(crate) voice: OutputGenerator,
     /// Whether chats use the tiny model's template, which the server has in code.
     pub(crate) is_tiny: bool,
 }
@@ -190,7 +190,7 @@ impl Worker {
             chain: Chain::new(extras),
             table: Table::default(),
             ticket: Arc::default(),
-            is_length: output.ending == crate::voice::Ending::Length,
+            is_length: output.ending == crate::output_generator::Ending::Length,
             is_external,
             report_cached,
             lease,
@@ -222,7 +222,7 @@ impl Worker {
             Running { worker: Arc::clone(self), id: sequence.id, ticket: Arc::clone(&sequence.ticket) };
         state.scheduler.waiting.push_back(sequence);
         if !is_stopped && !std::mem::replace(&mut state.scheduler.is_stepping, true) {
-            tokio::spawn(scheduler::step_while_busy(Arc::clone(self)));
+            tokio::spawn(scheduler::run_steps(Arc::clone(self)));
         }
         Ok(running)
     }

@@ -11,13 +11,13 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use hdrhistogram::Histogram;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog, Recovered};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, uring};
 use kvstore_store::{
-    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Medium, Moved, Onboard, Store, StoreBuilder,
-    StoreConfig, TenantId, WriteMode,
+    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Medium, Onboard, Store, StoreBuilder, StoreConfig,
+    StoreEvent, TenantId, WriteMode,
 };
 
 use crate::side::{Found, Mode, Pace, Setup, Side, Spent, Stopwatch};
@@ -94,14 +94,14 @@ impl Ours {
         let (sender, onboarded) = unbounded();
         let listener = Arc::clone(&told);
         let notify = move |moved| match moved {
-            Moved::Stored { identity, medium: Medium::Disk } => {
+            StoreEvent::Stored { identity, medium: Medium::Disk } => {
                 listener.on_disk[key_of(&identity)].store(true, Ordering::Relaxed);
                 listener.written.fetch_add(1, Ordering::Release);
             }
-            Moved::Removed { identity, medium: Medium::Disk } => {
+            StoreEvent::Removed { identity, medium: Medium::Disk } => {
                 listener.on_disk[key_of(&identity)].store(false, Ordering::Relaxed);
             }
-            Moved::Onboarded { request, slots, verified } => {
+            StoreEvent::Onboarded { request, slots, verified } => {
                 // The receiver is gone if the comparison has failed.
                 let _over = sender.send((request, slots, verified));
             }
@@ -370,7 +370,8 @@ fn open_log(setup: &Setup) -> Result<(DiskLog, Vec<Recovered>)> {
         ..DiskConfig::default()
     };
     let areas: Vec<Area> = (0..count).map(|file| Area { file, offset: 0, bytes: segment_bytes }).collect();
-    let (log, recovered, _) = DiskLog::open(config, &areas, engine, mix(setup.instance), Moment::now())?;
+    let (log, recovered, _) =
+        DiskLog::open(config, &areas, engine, mix(setup.instance), ClockReading::now())?;
     ensure!(recovered.is_empty(), "blocks of an earlier store are still there");
     Ok((log, recovered))
 }

@@ -9,8 +9,8 @@ use kvbm_logical::manager::{BlockManagerConfigBuilder, FrequencyTrackingCapacity
 use kvbm_logical::{BlockManager, BlockRegistry, KvbmSequenceHashProvider, SequenceHash};
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_catalog::{
-    Catalog, CatalogConfig, Evicted, Lease, Places, PolicyKind, Registration, Reserved, TenantId, TierConfig,
-    TierIndex,
+    BlockSlots, Catalog, CatalogConfig, Evicted, Lease, PolicyKind, Registration, Reserved, TenantId,
+    TierConfig, TierIndex,
 };
 
 /// Tokens of a block.
@@ -72,7 +72,7 @@ pub struct Ours {
     evicted: Vec<Evicted>,
     leases: Vec<Lease>,
     kept: Vec<Lease>,
-    places: Vec<Places>,
+    places: Vec<BlockSlots>,
 }
 
 impl Ours {

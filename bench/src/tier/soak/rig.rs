@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_catalog::PolicyKind;
-use kvstore_store::{HostBlock, HostTier, Medium, Moved, Store, StoreBuilder, StoreConfig};
+use kvstore_store::{HostBlock, HostTier, Medium, Store, StoreBuilder, StoreConfig, StoreEvent};
 
 use super::super::files::disk;
 use super::SoakArgs;
@@ -34,13 +34,13 @@ const REST_WITHIN: Duration = Duration::from_secs(5);
 
 /// A conversation. Its number determines its blocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Talk {
+pub(super) struct Conversation {
     pub(super) number: u64,
     /// Number of blocks offloaded so far.
     pub(super) blocks: u32,
 }
 
-impl Talk {
+impl Conversation {
     /// Returns the first `blocks` identities of the conversation.
     pub(super) fn chain(&self, blocks: u32) -> Vec<BlockIdentity> {
         let mut chain = IdentityChain::new(self.number, &["soak"]);
@@ -95,7 +95,7 @@ pub(super) struct Rig {
     /// Blocks in transit to host memory for the first time.
     fresh: Arc<Mutex<HashSet<BlockIdentity>>>,
     /// The latest conversations, more than the tiers hold.
-    talks: Mutex<VecDeque<Talk>>,
+    talks: Mutex<VecDeque<Conversation>>,
     talks_max: usize,
     slab_bytes: u64,
 }
@@ -164,7 +164,7 @@ impl Rig {
     }
 
     /// Makes a conversation, in its current state, available to all threads.
-    pub(super) fn publish(&self, talk: Talk) {
+    pub(super) fn publish(&self, talk: Conversation) {
         let mut talks = lock(&self.talks);
         talks.retain(|known| known.number != talk.number);
         talks.push_back(talk);
@@ -174,7 +174,7 @@ impl Rig {
     }
 
     /// Returns one of the published conversations, chosen by `draw`.
-    pub(super) fn known(&self, draw: u64) -> Option<Talk> {
+    pub(super) fn known(&self, draw: u64) -> Option<Conversation> {
         let talks = lock(&self.talks);
         talks.get((draw % talks.len().max(1) as u64) as usize).copied()
     }
@@ -212,21 +212,21 @@ fn notify(
     inboxes: Vec<Sender<Answer>>,
     tally: Arc<Tally>,
     fresh: Arc<Mutex<HashSet<BlockIdentity>>>,
-) -> impl FnMut(Moved) + Send + 'static {
+) -> impl FnMut(StoreEvent) + Send + 'static {
     move |moved| match moved {
-        Moved::Stored { identity, medium: Medium::Host } if lock(&fresh).remove(&identity) => {
+        StoreEvent::Stored { identity, medium: Medium::Host } if lock(&fresh).remove(&identity) => {
             add(&tally.distinct, 1);
         }
         // A block that is still there was refused: host memory had no room for it.
-        Moved::Offloaded { identity } => {
+        StoreEvent::Offloaded { identity } => {
             lock(&fresh).remove(&identity);
         }
-        Moved::Onboarded { request, slots, verified } => {
+        StoreEvent::Onboarded { request, slots, verified } => {
             if let Some(inbox) = inboxes.get((request >> 32) as usize) {
                 // A thread that has ended expects no answer; dropping it releases the slots.
                 let _ended = inbox.send(Answer::Onboarded { request, slots, verified });
             }
         }
-        Moved::Stored { .. } | Moved::Removed { .. } | Moved::Prepared { .. } => {}
+        StoreEvent::Stored { .. } | StoreEvent::Removed { .. } | StoreEvent::Prepared { .. } => {}
     }
 }

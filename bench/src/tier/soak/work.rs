@@ -8,11 +8,13 @@ use anyhow::{Context, Result, ensure};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_io::testing::Random;
-use kvstore_store::{Description, HostBlock, Offload, Onboard, Others, Plan, Prompt, TenantId, Throttled};
+use kvstore_store::{
+    Description, HostBlock, Offload, Onboard, Plan, Prompt, RemoteCoverage, TenantId, Throttled,
+};
 
 use super::content;
 use super::rig::{
-    Answer, BLOCK_TOKENS, ONBOARD_BLOCKS_MAX, Rig, TALK_BLOCKS_MAX, TURN_BLOCKS_MAX, Talk, add, get,
+    Answer, BLOCK_TOKENS, Conversation, ONBOARD_BLOCKS_MAX, Rig, TALK_BLOCKS_MAX, TURN_BLOCKS_MAX, add, get,
 };
 use super::{Plant, SoakArgs};
 
@@ -39,7 +41,7 @@ pub(super) struct Worker {
     plant: Option<Plant>,
     started: Instant,
     stop: Arc<AtomicBool>,
-    talk: Option<Talk>,
+    talk: Option<Conversation>,
     talks: u64,
     requests: u64,
     /// Blocks that a planted fault holds forever.
@@ -89,7 +91,7 @@ impl Worker {
             Some(talk) if talk.blocks < TALK_BLOCKS_MAX && self.random.chance(0.9) => talk,
             _ => {
                 self.talks += 1;
-                Talk { number: (self.thread << 32) | self.talks, blocks: 0 }
+                Conversation { number: (self.thread << 32) | self.talks, blocks: 0 }
             }
         };
         let more = 1 + self.random.below(TURN_BLOCKS_MAX as u64) as u32;
@@ -109,7 +111,7 @@ impl Worker {
                 Description { parent, position: position as u32, meta: Arc::from([]), tenant: TenantId(0) };
             self.offload(Offload { identity: *identity, description, slot })?;
         }
-        let talk = Talk { blocks, ..talk };
+        let talk = Conversation { blocks, ..talk };
         self.talk = Some(talk);
         self.rig.publish(talk);
         Ok(())
@@ -172,7 +174,7 @@ impl Worker {
             block_tokens: BLOCK_TOKENS,
             queued_tokens: 0,
         };
-        let (blocks, deadline) = match self.rig.store.plan(&prompt, Others::Asked) {
+        let (blocks, deadline) = match self.rig.store.plan(&prompt, RemoteCoverage::Asked) {
             Plan::Onboard { blocks, deadline } => (blocks, deadline),
             // Onboarded anyway: the test is about bytes, not time.
             Plan::Recompute | Plan::AskOthers { .. } => (held, Instant::now() + PATIENCE),
@@ -203,7 +205,7 @@ impl Worker {
         }
         let Some((slots, verified)) = self.onboarded(request)? else { return Ok(()) };
         self.compare(&slots[..verified], chain);
-        self.rig.store.went_idle(chain);
+        self.rig.store.conversation_idle(chain);
         add(&self.rig.tally.short, usize::from(verified < chain.len()));
         Ok(())
     }

@@ -26,7 +26,7 @@ use crate::planning::{PoolCounts, Seen, SeenWorker, planned_role};
 use crate::workers_command::path_of;
 
 /// Pause after a failed attempt to put a worker to sleep or to wake it.
-const LEFT_ALONE: Duration = Duration::from_secs(60);
+const RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// Longest time for one request: the gateway's own limit is shorter.
 const TURN_MAX: Duration = router_fleet::SLEEP_REQUEST_MAX;
 /// Pause after a change of a worker's sleep: observations may be older than the change.
@@ -185,7 +185,7 @@ impl Spares {
         let (mut wake, mut sleep) = {
             let mut turns = self.lock();
             turns.by_name.retain(|_, turn| match turn {
-                SleepChange::Failed(at) => at.elapsed() <= LEFT_ALONE,
+                SleepChange::Failed(at) => at.elapsed() <= RETRY_PAUSE,
                 SleepChange::Done(at) => at.elapsed() <= SETTLES_WITHIN,
                 SleepChange::FallsAsleep | SleepChange::Wakes => true,
             });
@@ -245,11 +245,11 @@ async fn ask(
                 let path = path_of(&name, "/serve");
                 tokio::spawn(async move {
                     let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
-                    let _best_effort = tokio::time::timeout(LEFT_ALONE, asked).await;
+                    let _best_effort = tokio::time::timeout(RETRY_PAUSE, asked).await;
                 });
             }
             turns.by_name.insert(name.clone(), SleepChange::Failed(Instant::now()));
-            tracing::warn!(worker = name, wakes, "the worker is left alone for {LEFT_ALONE:?}: {problem}");
+            tracing::warn!(worker = name, wakes, "the worker is left alone for {RETRY_PAUSE:?}: {problem}");
         }
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn disk(settings: &Settings) -> Finding {
     } else if tier.path.is_empty() {
         ("`disk_tier.path` is empty".to_owned(), "workers will not start".to_owned())
     } else {
-        let each: Vec<OfPath> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
+        let each: Vec<PathFinding> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
         let worst = each.iter().max_by_key(|of| of.severity).map(|of| of.consequence.clone());
         let found: Vec<String> = each.into_iter().map(|of| of.found).collect();
         (found.join("; "), worst.unwrap_or_default())
@@ -45,13 +45,13 @@ enum Severity {
 }
 
 /// Finding for one path of the disk tier.
-struct OfPath {
+struct PathFinding {
     found: String,
     consequence: String,
     severity: Severity,
 }
 
-impl OfPath {
+impl PathFinding {
     fn new(severity: Severity, found: String, consequence: impl Into<String>) -> Self {
         Self { found, consequence: consequence.into(), severity }
     }
@@ -61,7 +61,7 @@ impl OfPath {
     }
 }
 
-fn of_path(settings: &Settings, path: &str) -> OfPath {
+fn of_path(settings: &Settings, path: &str) -> PathFinding {
     match settings.disk_tier.engine.as_str() {
         "nvme-user" | "spdk" => in_user_space(path),
         "nvme-passthrough" => character_device(path),
@@ -69,7 +69,7 @@ fn of_path(settings: &Settings, path: &str) -> OfPath {
     }
 }
 
-fn in_user_space(address: &str) -> OfPath {
+fn in_user_space(address: &str) -> PathFinding {
     let driver = fs::read_link(format!("/sys/bus/pci/devices/{address}/driver"));
     let name = driver.ok().and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
     let (severity, consequence) = match name.as_deref() {
@@ -80,39 +80,47 @@ fn in_user_space(address: &str) -> OfPath {
             "workers will not start: there is no such device, or no driver holds it".to_owned(),
         ),
     };
-    OfPath::new(severity, format!("{address}, driver {}", name.as_deref().unwrap_or("none")), consequence)
+    PathFinding::new(
+        severity,
+        format!("{address}, driver {}", name.as_deref().unwrap_or("none")),
+        consequence,
+    )
 }
 
-fn character_device(path: &str) -> OfPath {
+fn character_device(path: &str) -> PathFinding {
     match fs::metadata(path) {
         Ok(of) if of.file_type().is_char_device() => {
             let consequence = "NVMe commands go through the kernel's driver";
-            OfPath::new(Severity::Fine, format!("{path}, a character device"), consequence)
+            PathFinding::new(Severity::Fine, format!("{path}, a character device"), consequence)
         }
-        Ok(_) => OfPath::new(
+        Ok(_) => PathFinding::new(
             Severity::Fails,
             format!("{path} is no character device"),
             "workers will not start: name the namespace's `/dev/ngXnY`",
         ),
-        Err(error) => OfPath::fails(format!("{path}: {error}")),
+        Err(error) => PathFinding::fails(format!("{path}: {error}")),
     }
 }
 
-fn files(settings: &Settings, path: &Path) -> OfPath {
+fn files(settings: &Settings, path: &Path) -> PathFinding {
     if is_block_device(path) {
         if settings.disk_tier.path.0.len() > 1 {
             let consequence = "workers will not start: several paths must be folders";
-            return OfPath::new(Severity::Fails, format!("{}, a block device", path.display()), consequence);
+            return PathFinding::new(
+                Severity::Fails,
+                format!("{}, a block device", path.display()),
+                consequence,
+            );
         }
         let consequence = "one worker can have it; each further one needs a device of its own";
-        return OfPath::new(Severity::Fine, format!("{}, a block device", path.display()), consequence);
+        return PathFinding::new(Severity::Fine, format!("{}, a block device", path.display()), consequence);
     }
     let Some(folder) = existing(path) else {
-        return OfPath::fails(format!("{} does not exist", path.display()));
+        return PathFinding::fails(format!("{} does not exist", path.display()));
     };
     let room = match rustix::fs::statfs(&folder) {
         Ok(room) => room,
-        Err(errno) => return OfPath::fails(format!("{}: {errno}", folder.display())),
+        Err(errno) => return PathFinding::fails(format!("{}: {errno}", folder.display())),
     };
     let magic = room.f_type as i64;
     let name =
@@ -147,7 +155,7 @@ fn files(settings: &Settings, path: &Path) -> OfPath {
     } else {
         (Severity::Fine, "files are made whole at the start; a worker that dies finds its blocks again")
     };
-    OfPath::new(severity, found, consequence)
+    PathFinding::new(severity, found, consequence)
 }
 
 /// Returns the paths of the tier on the same device as `path`, `path` included.

@@ -29,7 +29,7 @@ pub(super) struct LocalWorker {
     /// Time at which the worker's process was sent SIGTERM; `None`: it was not.
     pub(super) stopping: Option<Instant>,
     /// Consecutive polls in which the worker was draining and had no request.
-    pub(super) idle_looks: u32,
+    pub(super) idle_polls: u32,
 }
 
 pub(super) struct LocalFleet<'a> {
@@ -103,7 +103,7 @@ impl<'a> LocalFleet<'a> {
             let worker = fleet.add(role, cores_of(settings, index + 1, count))?;
             worker.is_known = true;
         }
-        fleet.tell_gateway();
+        fleet.update_gateway_arguments();
         Ok(fleet)
     }
 
@@ -133,7 +133,7 @@ impl<'a> LocalFleet<'a> {
             is_known: false,
             leaving: None,
             stopping: None,
-            idle_looks: 0,
+            idle_polls: 0,
         });
         let last = self.workers.len() - 1;
         Ok(&mut self.workers[last])
@@ -151,7 +151,7 @@ impl<'a> LocalFleet<'a> {
     }
 
     /// Sets the gateway's arguments to the present workers; they take effect when the gateway starts again.
-    pub(super) fn tell_gateway(&mut self) {
+    pub(super) fn update_gateway_arguments(&mut self) {
         let staying = self.workers.iter().filter(|worker| worker.leaving.is_none());
         let workers = staying.flat_map(|worker| ["--worker".to_owned(), worker.url.clone()]);
         self.gateway.arguments = self.gateway_arguments.iter().cloned().chain(workers).collect();

@@ -174,7 +174,7 @@ impl Scaling {
                 break;
             }
         }
-        fleet.tell_gateway();
+        fleet.update_gateway_arguments();
     }
 
     /// Adds workers to the gateway that it does not have yet.
@@ -210,8 +210,8 @@ impl Scaling {
             if !is_draining {
                 let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
             }
-            worker.idle_looks = if count == 0 && is_draining { worker.idle_looks + 1 } else { 0 };
-            let may_end = worker.idle_looks >= IDLE_LOOKS || (is_draining && since.elapsed() >= self.drain);
+            worker.idle_polls = if count == 0 && is_draining { worker.idle_polls + 1 } else { 0 };
+            let may_end = worker.idle_polls >= IDLE_LOOKS || (is_draining && since.elapsed() >= self.drain);
             match worker.stopping {
                 None if may_end => {
                     worker.service.signal(Signal::TERM);
@@ -223,7 +223,7 @@ impl Scaling {
                     // requested again.
                     if !matches!(
                         self.change(&format!("{}/remove", path(worker))).await,
-                        Err(Asked::Failed(_))
+                        Err(GatewayRequestError::Failed(_))
                     ) {
                         fleet.workers.remove(at);
                         continue;
@@ -239,30 +239,30 @@ impl Scaling {
         }
     }
 
-    async fn change(&self, path: &str) -> Result<(), Asked> {
+    async fn change(&self, path: &str) -> Result<(), GatewayRequestError> {
         self.ask(path, Bytes::from_static(b"{}")).await
     }
 
-    async fn ask(&self, path: &str, body: Bytes) -> Result<(), Asked> {
+    async fn ask(&self, path: &str, body: Bytes) -> Result<(), GatewayRequestError> {
         match tokio::time::timeout(ANSWER_WITHIN, self.client.ask(Method::POST, path, body)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(EngineError::Refused(error))) => Err(Asked::Refused(error.message)),
-            Ok(Err(error)) => Err(Asked::Failed(error.to_string())),
-            Err(_) => Err(Asked::Failed("no answer in time".to_owned())),
+            Ok(Err(EngineError::Refused(error))) => Err(GatewayRequestError::Refused(error.message)),
+            Ok(Err(error)) => Err(GatewayRequestError::Failed(error.to_string())),
+            Err(_) => Err(GatewayRequestError::Failed("no answer in time".to_owned())),
         }
     }
 }
 
 /// Error of a request to the gateway.
 #[derive(Debug)]
-enum Asked {
+enum GatewayRequestError {
     /// The gateway refused, with this reason.
     Refused(String),
     /// The gateway was not reached or did not answer.
     Failed(String),
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for GatewayRequestError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Refused(reason) | Self::Failed(reason)) = self;
         formatter.write_str(reason)

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dataplane_ebpf::Off;
+use dataplane_ebpf::EbpfError;
 
 /// The tests of one binary share the process's cgroup and the machine's programs, so they run one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -27,15 +27,15 @@ pub(crate) fn unique(what: &str) -> String {
 
 /// Returns the value, or prints why the test is skipped and returns `None`. An error that a suitable machine
 /// must not return fails the test.
-pub(crate) fn or_skip<T>(result: Result<T, Off>) -> Option<T> {
+pub(crate) fn or_skip<T>(result: Result<T, EbpfError>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(
-            off @ (Off::NotBuilt(_)
-            | Off::Capability { .. }
-            | Off::NoBtf { .. }
-            | Off::NoCgroup2
-            | Off::NotACgroup { .. }),
+            off @ (EbpfError::NotBuilt(_)
+            | EbpfError::Capability { .. }
+            | EbpfError::NoBtf { .. }
+            | EbpfError::NoCgroup2
+            | EbpfError::NotACgroup { .. }),
         ) => {
             println!("SKIPPED: {off}");
             None

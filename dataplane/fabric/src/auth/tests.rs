@@ -26,9 +26,9 @@ fn numbers_of_a_sequence_are_those_of_their_seed_and_index() {
     let key = blake3::derive_key("kvasir 2026-11-27 names of sessions", &7_u64.to_le_bytes());
     let third = blake3::keyed_hash(&key, &3_u64.to_le_bytes());
     let third = u64::from_le_bytes(third.as_bytes()[..8].try_into().expect("eight bytes"));
-    assert_eq!(unguessable(7, 3), third);
+    assert_eq!(keyed_sequence(7, 3), third);
     let numbers: std::collections::HashSet<u64> =
-        (0..100).flat_map(|index| [unguessable(7, index), unguessable(8, index)]).collect();
+        (0..100).flat_map(|index| [keyed_sequence(7, index), keyed_sequence(8, index)]).collect();
     assert_eq!(numbers.len(), 200);
 }
 

@@ -1,7 +1,7 @@
 //! Tensors → gather → host → another device's slots → verify → scatter, against the reference.
 
 use dataplane_cuda::DeviceMemory;
-use dataplane_gpu::{CopyRoute, Pair, Refusal, SlotRoute, Sums};
+use dataplane_gpu::{CopyRoute, Pair, SlotRoute, SubmitError, Sums};
 use dataplane_kernels::{HeadRange, PlanError, SlotLayout, checksum, reference, status};
 
 use super::{Engine, Rig, Shape, Side, host_slots, random_pairs};
@@ -33,7 +33,7 @@ fn random_heads(random: &mut Random, heads: u32) -> (u32, HeadRange) {
 fn gather(side: &mut Side, route: &CopyRoute, pairs: &[Pair]) -> (Vec<u64>, bool) {
     let with_sums = match side.queue.gather(route, pairs, Sums::Take, 7) {
         Ok(()) => true,
-        Err(Refusal::Plan(PlanError::Checksum(_))) => {
+        Err(SubmitError::Plan(PlanError::Checksum(_))) => {
             side.queue.gather(route, pairs, Sums::None, 7).expect("accepted");
             false
         }
@@ -101,7 +101,7 @@ fn round(rig: &mut Rig, random: &mut Random) -> bool {
     // The other engine may lie on other multiples, so that it is asked anew.
     let sums = Sums::Expect(&checksums[..blocks.len()]);
     match second.queue.scatter(&route, &blocks, sums, 9) {
-        Err(Refusal::Plan(PlanError::Checksum(_))) => {
+        Err(SubmitError::Plan(PlanError::Checksum(_))) => {
             second.queue.scatter(&route, &blocks, Sums::None, 9).expect("accepted");
         }
         accepted => accepted.expect("accepted"),

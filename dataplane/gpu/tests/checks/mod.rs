@@ -12,7 +12,7 @@ use dataplane_cuda::{
     Region, RegionId, Stream,
 };
 use dataplane_gpu::{KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane};
-use dataplane_kernels::{EngineTensors, InnerOrder, PartPlace};
+use dataplane_kernels::{EngineTensors, InnerOrder, KeyValueLayout};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 pub(crate) use copies::copies_arrive_on_another_device;
@@ -131,14 +131,14 @@ impl Engine {
         shape: &Shape,
         contents: &dyn Fn(&mut Random, usize) -> Vec<u8>,
     ) -> Self {
-        let places = [PartPlace::Separate, PartPlace::BeforeBlocks, PartPlace::WithinBlock];
-        let parts = if shape.is_latent { PartPlace::Latent } else { random.one_of(&places) };
+        let places = [KeyValueLayout::Separate, KeyValueLayout::BeforeBlocks, KeyValueLayout::WithinBlock];
+        let parts = if shape.is_latent { KeyValueLayout::Latent } else { random.one_of(&places) };
         let Shape { tokens, heads, head_bytes, .. } = *shape;
         let order = random.one_of(&[InnerOrder::Nhd, InnerOrder::Hnd]);
         let engine = EngineTensors { order, parts, blocks: 2 + random.below(6), tokens, heads, head_bytes };
         let (per_layer, in_tensor) = match parts {
-            PartPlace::Separate => (2, 1),
-            PartPlace::Latent => (1, 1),
+            KeyValueLayout::Separate => (2, 1),
+            KeyValueLayout::Latent => (1, 1),
             _ => (1, 2),
         };
         let gap = u64::from(shape.unit) * random.below(4);

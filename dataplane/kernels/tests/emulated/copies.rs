@@ -172,7 +172,7 @@ fn heads_of_two_ranks_meet_in_one_slot() {
 fn canonical_pieces_are_one_run_and_others_are_not() {
     let tensors = dataplane_kernels::EngineTensors {
         order: dataplane_kernels::InnerOrder::Nhd,
-        parts: dataplane_kernels::PartPlace::BeforeBlocks,
+        parts: dataplane_kernels::KeyValueLayout::BeforeBlocks,
         blocks: 100,
         tokens: 16,
         heads: 8,

@@ -1,7 +1,8 @@
 //! A random engine, slots and a batch in device memory.
 
 use dataplane_kernels::{
-    Batch, Device, EngineTensors, InnerOrder, Item, PagedLayout, PartPlace, Scratch, SumPlaces, alignment_of,
+    Batch, Device, EngineTensors, InnerOrder, Item, KeyValueLayout, PagedLayout, Scratch, SumPlaces,
+    alignment_of,
 };
 
 use crate::harness::{Memory, Random};
@@ -21,10 +22,10 @@ pub(crate) struct Engine {
 /// Tensors one after the other with gaps, so that nothing is where it would be by luck.
 pub(crate) fn random_engine(random: &mut Random, heads: u32, head_bytes: u32, gap: u64) -> Engine {
     let parts = random.one_of(&[
-        PartPlace::Separate,
-        PartPlace::BeforeBlocks,
-        PartPlace::WithinBlock,
-        PartPlace::Latent,
+        KeyValueLayout::Separate,
+        KeyValueLayout::BeforeBlocks,
+        KeyValueLayout::WithinBlock,
+        KeyValueLayout::Latent,
     ]);
     let tensors = EngineTensors {
         order: random.one_of(&[InnerOrder::Nhd, InnerOrder::Hnd]),
@@ -35,10 +36,10 @@ pub(crate) fn random_engine(random: &mut Random, heads: u32, head_bytes: u32, ga
         head_bytes,
     };
     let layers = 1 + random.below(3) as u32;
-    let part_count = if parts == PartPlace::Latent { 1 } else { 2 };
+    let part_count = if parts == KeyValueLayout::Latent { 1 } else { 2 };
     let (per_layer, in_tensor) = match parts {
-        PartPlace::Separate => (2, 1),
-        PartPlace::Latent => (1, 1),
+        KeyValueLayout::Separate => (2, 1),
+        KeyValueLayout::Latent => (1, 1),
         _ => (1, 2),
     };
     let tensor_bytes = tensors.layout().piece_bytes() * tensors.blocks * in_tensor + gap;

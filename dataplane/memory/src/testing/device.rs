@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
+use crate::{DeviceError, DeviceMemory, DmaBuf, DmaBufError, DmaBufMapping};
 
 /// Ways in which a NIC may reach the memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -120,8 +120,8 @@ impl DeviceMemory for DeviceDouble {
         self.bytes
     }
 
-    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DirectError> {
-        let failed = |reason: String| DirectError { operation: "export of the double's memory", reason };
+    fn dma_buf(&self, mapping: DmaBufMapping) -> Result<DmaBuf, DmaBufError> {
+        let failed = |reason: String| DmaBufError { operation: "export of the double's memory", reason };
         if !self.abilities.dma_buf {
             return Err(failed("this double has no dma-buf".to_owned()));
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::bandwidth::show_gb_s;
-use crate::check::{Needs, check, ports_by_layer};
+use crate::check::{NodeRequirements, check, ports_by_layer};
 use crate::distance::Distance;
 use crate::host::{GpuDirect, Iommu};
 use crate::rail::local_rails;
@@ -46,13 +46,13 @@ impl fmt::Display for Fact {
 
 /// Returns all facts as text, one per line.
 #[must_use]
-pub fn doctor(topology: &Topology, needs: &Needs) -> String {
+pub fn doctor(topology: &Topology, needs: &NodeRequirements) -> String {
     facts(topology, needs).iter().map(|fact| format!("{fact}\n")).collect()
 }
 
 /// Returns all facts, the warnings last.
 #[must_use]
-pub fn facts(topology: &Topology, needs: &Needs) -> Vec<Fact> {
+pub fn facts(topology: &Topology, needs: &NodeRequirements) -> Vec<Fact> {
     let mut facts = Vec::new();
     let mut add = |state, what: &str, found: String| facts.push(Fact { state, what: what.to_owned(), found });
     numa(topology, &mut add);
@@ -121,7 +121,7 @@ fn gpus(topology: &Topology, add: &mut impl FnMut(State, &str, String)) {
             gpu.address,
             show(topology.node_of(gpu.numa_node)),
             device.link,
-            show_gb_s(device.link.awake_gb_s())
+            show_gb_s(device.link.full_speed_gb_s())
         );
         add(state, "GPU", found);
     }

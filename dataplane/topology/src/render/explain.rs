@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use crate::bandwidth::show_gb_s;
-use crate::check::Needs;
+use crate::check::NodeRequirements;
 use crate::description::NodeDescription;
 use crate::distance::Distance;
 use crate::error::TopologyError;
 use crate::path::{Decision, Request, Transport, Transports, choose};
 use crate::pci::PciAddress;
-use crate::place::{Found, Place};
+use crate::place::{Place, ResolvedPlace};
 use crate::render::outline::{Kind, Marks, Node, build};
 use crate::render::svg;
 use crate::topology::{Memory, Topology};
@@ -38,7 +38,7 @@ pub fn explain(
     from: &Place,
     to: &Place,
     transports: Transports,
-    needs: Needs,
+    needs: NodeRequirements,
 ) -> Result<Explanation, TopologyError> {
     if from.node.is_some() {
         return Err(TopologyError::StartsElsewhere(from.to_string()));
@@ -49,13 +49,13 @@ pub fn explain(
             let node = others.iter().find(|node| node.hostname == *name);
             let node = node.cloned().ok_or_else(|| TopologyError::NodeUnknown(name.clone()))?;
             let memory = to.find_remote(&node)?;
-            (node, Found::Memory(memory))
+            (node, ResolvedPlace::Memory(memory))
         }
         // Another process of this node: it listens on the loopback address.
         None => (NodeDescription::of(topology, vec!["127.0.0.1".to_owned()]), to.find(topology)?),
     };
     match (source, target) {
-        (Found::Memory(source), Found::Memory(target)) => {
+        (ResolvedPlace::Memory(source), ResolvedPlace::Memory(target)) => {
             let decision = choose(topology, &remote, &Request { source, target, transports, needs });
             let here = to.node.is_none();
             Ok(memories(topology, from, to, [Some(source), here.then_some(target)], decision))
@@ -128,25 +128,32 @@ fn describe(text: &mut String, decision: &Decision) -> std::fmt::Result {
     Ok(())
 }
 
-fn devices(topology: &Topology, from: &Place, to: &Place, source: Found, target: Found) -> Explanation {
+fn devices(
+    topology: &Topology,
+    from: &Place,
+    to: &Place,
+    source: ResolvedPlace,
+    target: ResolvedPlace,
+) -> Explanation {
     let mut marks = Marks::default();
     for found in [&source, &target] {
         match found {
-            Found::Memory(memory) => mark_memory(&mut marks, *memory),
-            Found::Device(address) => {
+            ResolvedPlace::Memory(memory) => mark_memory(&mut marks, *memory),
+            ResolvedPlace::Device(address) => {
                 marks.devices.insert(*address, None);
             }
         }
     }
     let (distance, ceiling) = match (&source, &target) {
-        (Found::Memory(memory), Found::Device(address)) | (Found::Device(address), Found::Memory(memory)) => {
+        (ResolvedPlace::Memory(memory), ResolvedPlace::Device(address))
+        | (ResolvedPlace::Device(address), ResolvedPlace::Memory(memory)) => {
             between(topology, *memory, *address)
         }
-        (Found::Device(left), Found::Device(right)) => {
+        (ResolvedPlace::Device(left), ResolvedPlace::Device(right)) => {
             // The device takes the role of a GPU: both are peers on the bus.
             between(topology, Memory::Gpu(*left), *right)
         }
-        (Found::Memory(_), Found::Memory(_)) => (None, None),
+        (ResolvedPlace::Memory(_), ResolvedPlace::Memory(_)) => (None, None),
     };
     let tree = build(topology, &marks);
     let name = distance.map_or("distance unknown", Distance::name);

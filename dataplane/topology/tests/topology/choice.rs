@@ -2,8 +2,8 @@
 
 use dataplane_topology::render::explain;
 use dataplane_topology::{
-    Decision, Memory, Needs, NodeDescription, Request, Topology, Transport, Transports, choose, select_local,
-    select_remote,
+    Decision, Memory, NodeDescription, NodeRequirements, Request, Topology, Transport, Transports, choose,
+    select_local, select_remote,
 };
 
 use crate::fixtures::{Machine, dgx, infiniband, plain_vm, soft_roce, two_rails, wrong_socket};
@@ -19,7 +19,7 @@ fn decide(local: &Topology, remote: &NodeDescription, source: Memory, target: Me
     choose(
         local,
         remote,
-        &Request { source, target, transports: Transports::default(), needs: Needs::default() },
+        &Request { source, target, transports: Transports::default(), needs: NodeRequirements::default() },
     )
 }
 
@@ -89,8 +89,8 @@ fn with_a_dead_nic_a_gpu_takes_the_next_nearest_and_nobody_elses_changes() {
     let transports = Transports { shared_memory: false, ..Transports::default() };
     let (from, to) = ("gpu0".parse().expect("a place"), "node2:gpu3".parse().expect("a place"));
     let there = describe(&dgx("b").read(), "node2");
-    let explained =
-        explain(&topology, &[there], &from, &to, transports, Needs::default()).expect("both are there");
+    let explained = explain(&topology, &[there], &from, &to, transports, NodeRequirements::default())
+        .expect("both are there");
     let expected = [
         "rail mlx5_1:1 PXB 49.7 GB/s → mlx5_3:1 PIX",
         "not used mlx5_0:1: the port is not active",
@@ -216,7 +216,7 @@ fn one_host_shares_memory_unless_it_cannot() {
         source: HOST,
         target: HOST,
         transports: Transports { shared_memory: false, ..Transports::default() },
-        needs: Needs::default(),
+        needs: NodeRequirements::default(),
     };
     assert_eq!(choose(&here, &there, &request).transport, Some(Transport::Rdma));
     there.shared_directory_id = Some("0:99:/".to_owned());

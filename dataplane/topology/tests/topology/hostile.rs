@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dataplane_topology::{
-    Memory, Needs, NodeDescription, Request, Topology, Transports, check, choose, render,
+    Memory, NodeDescription, NodeRequirements, Request, Topology, Transports, check, choose, render,
 };
 
 use crate::description::Random;
@@ -12,7 +12,7 @@ use crate::fixtures::{Machine, dgx, wrong_socket};
 
 /// Runs everything that looks at a topology.
 fn exercise(topology: &Topology) {
-    let needs = Needs::default();
+    let needs = NodeRequirements::default();
     let there = NodeDescription::of(topology, vec!["a:1".to_owned()]);
     assert_eq!(NodeDescription::parse(there.encode().as_bytes()).as_ref(), Ok(&there));
     let text = render::doctor(topology, &needs);

@@ -1,7 +1,7 @@
 //! The output for operators: text and pictures.
 
 use dataplane_topology::{
-    Needs, NodeDescription, Place, TopologyError, Transports,
+    NodeDescription, NodeRequirements, Place, TopologyError, Transports,
     render::{self, Explanation},
 };
 
@@ -20,7 +20,7 @@ fn explain(
         &place(from)?,
         &place(to)?,
         Transports::default(),
-        Needs::default(),
+        NodeRequirements::default(),
     )
 }
 
@@ -74,10 +74,10 @@ fn what_is_not_there_is_named_with_what_is() {
 
 #[test]
 fn doctor_has_one_line_per_fact() {
-    let text = render::doctor(&dgx("a").read(), &Needs::default());
+    let text = render::doctor(&dgx("a").read(), &NodeRequirements::default());
     assert_eq!(text.lines().filter(|line| line.starts_with("ok:   RDMA ")).count(), 11, "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("ok:   GPU ")).count(), 8, "{text}");
     assert!(!text.contains("warn:") && !text.contains("unknown"), "{text}");
-    let text = render::doctor(&plain_vm().read(), &Needs::default());
+    let text = render::doctor(&plain_vm().read(), &NodeRequirements::default());
     assert!(text.contains("off:  RDMA          no device") && text.contains("off:  GPU"), "{text}");
 }

@@ -1,6 +1,8 @@
 //! Each warning is raised by the machine that deserves it and by no healthy one.
 
-use dataplane_topology::{Code, Memory, Needs, NodeDescription, Request, Transports, Warning, check, choose};
+use dataplane_topology::{
+    Code, Memory, NodeDescription, NodeRequirements, Request, Transports, Warning, check, choose,
+};
 
 use crate::fixtures::{Machine, dgx, plain_vm, soft_roce, two_rails, wrong_socket};
 
@@ -83,9 +85,9 @@ const NODE_CASES: [Case; 16] = [
 fn each_fault_of_a_node_is_found_and_nothing_else() {
     for (index, (code, build, break_it)) in NODE_CASES.into_iter().enumerate() {
         let machine = build();
-        assert_eq!(codes(&check(&machine.read(), &Needs::default())), [], "case {index}: healthy");
+        assert_eq!(codes(&check(&machine.read(), &NodeRequirements::default())), [], "case {index}: healthy");
         break_it(&machine);
-        let found = check(&machine.read(), &Needs::default());
+        let found = check(&machine.read(), &NodeRequirements::default());
         let mut found_codes = codes(&found);
         found_codes.dedup();
         assert_eq!(found_codes, [code], "case {index}: {found:?}");
@@ -98,13 +100,13 @@ fn each_fault_of_a_node_is_found_and_nothing_else() {
 fn a_card_without_its_driver_is_noticed() {
     let machine = two_rails();
     machine.remove("sys/class/infiniband");
-    assert_eq!(codes(&check(&machine.read(), &Needs::default())), [Code::VerbsNotLoaded]);
+    assert_eq!(codes(&check(&machine.read(), &NodeRequirements::default())), [Code::VerbsNotLoaded]);
 }
 
 #[test]
 fn soft_roce_is_noted() {
-    assert_eq!(codes(&check(&soft_roce().read(), &Needs::default())), [Code::SoftwareRdma]);
-    assert_eq!(codes(&check(&plain_vm().read(), &Needs::default())), []);
+    assert_eq!(codes(&check(&soft_roce().read(), &NodeRequirements::default())), [Code::SoftwareRdma]);
+    assert_eq!(codes(&check(&plain_vm().read(), &NodeRequirements::default())), []);
 }
 
 #[test]
@@ -112,13 +114,17 @@ fn who_may_lock_any_memory_is_not_warned() {
     let machine = dgx("a");
     machine.file("proc/self/limits", "Max locked memory         65536  65536  bytes\n");
     machine.file("proc/self/status", "CapEff:\t0000000000004000\n");
-    assert_eq!(codes(&check(&machine.read(), &Needs::default())), []);
+    assert_eq!(codes(&check(&machine.read(), &NodeRequirements::default())), []);
 }
 
 /// Warnings that only a decision shows.
 fn pair(local: &Machine, remote: &NodeDescription, source: Memory) -> Vec<Code> {
-    let request =
-        Request { source, target: HOST, transports: Transports::default(), needs: Needs::default() };
+    let request = Request {
+        source,
+        target: HOST,
+        transports: Transports::default(),
+        needs: NodeRequirements::default(),
+    };
     codes(&choose(&local.read(), remote, &request).warnings)
 }
 

@@ -8,7 +8,7 @@ use super::counters::RailCounts;
 use super::link::{Link, State};
 use super::peer::Peer;
 use super::wire::{Frame, LinkName, MarkerName};
-use super::{Bond, Inner, LINKS_MAX, SLICE_BIT, STRANGERS_MAX};
+use super::{Bond, LINKS_MAX, RailConnection, SLICE_BIT, STRANGERS_MAX};
 
 impl<F: Fabric> Bond<F> {
     pub(super) fn digest(&mut self, rail: usize, event: Event, now: Instant) {
@@ -131,7 +131,7 @@ impl<F: Fabric> Bond<F> {
         link.begin(inner, name.connection);
         self.inners.insert(
             (rail, inner),
-            Inner { peer: id, link: index, connection: name.connection, failed: Vec::new() },
+            RailConnection { peer: id, link: index, connection: name.connection, failed: Vec::new() },
         );
         if let Some((rail, old)) = old {
             self.rails[rail].fabric.disconnect(old);
@@ -281,7 +281,7 @@ impl<F: Fabric> Bond<F> {
                 if usize::from(name.link) >= peer.links.len() {
                     return false;
                 }
-                let is_it = |inner: &Inner| {
+                let is_it = |inner: &RailConnection| {
                     (inner.peer, inner.link, inner.connection)
                         == (id, usize::from(name.link), name.connection)
                 };

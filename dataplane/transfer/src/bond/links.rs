@@ -7,7 +7,7 @@ use dataplane_fabric::{Completion, ConnectError, Event, Fabric, PeerId};
 use super::counters::RailCounts;
 use super::link::{Link, State};
 use super::wire::LinkName;
-use super::{Bond, GREET_WITHIN, Inner, LINKS_MAX};
+use super::{Bond, GREET_WITHIN, LINKS_MAX, RailConnection};
 
 impl<F: Fabric> Bond<F> {
     /// Returns the rail for the `nth` address of a transport: addresses and rails of one name are paired in
@@ -49,7 +49,7 @@ impl<F: Fabric> Bond<F> {
         let inner = self.rails[link.rail].fabric.connect(address)?;
         link.begin(inner, link.connection + 1);
         link.state = State::Connecting;
-        let owner = Inner { peer: id, link: index, connection: link.connection, failed: Vec::new() };
+        let owner = RailConnection { peer: id, link: index, connection: link.connection, failed: Vec::new() };
         self.inners.insert((link.rail, inner), owner);
         Ok(())
     }
@@ -67,8 +67,8 @@ impl<F: Fabric> Bond<F> {
     }
 
     /// Handles the end of a connection, over which nothing can arrive here any more.
-    pub(super) fn link_down(&mut self, rail: usize, inner: Inner, reason: &str, now: Instant) {
-        let Inner { peer: id, link: index, connection, failed } = inner;
+    pub(super) fn link_down(&mut self, rail: usize, inner: RailConnection, reason: &str, now: Instant) {
+        let RailConnection { peer: id, link: index, connection, failed } = inner;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let name = LinkName { link: index as u8, connection };
         peer.arrivals.iter_mut().for_each(|arrivals| arrivals.link_down(name));

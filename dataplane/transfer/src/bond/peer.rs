@@ -10,7 +10,7 @@ use super::arrivals::Arrivals;
 use super::lane::{Lane, Slice};
 use super::link::{Link, State};
 use super::wire::LinkName;
-use super::{FENCE_WITHIN, GREET_WITHIN, REACH_WITHIN, Rail, SAY_AGAIN_AFTER, SETTLE_WITHIN};
+use super::{FENCE_WITHIN, GREET_WITHIN, LINK_DOWN_RESEND_AFTER, REACH_WITHIN, Rail, SETTLE_WITHIN};
 
 /// Most connections that may fail while they carry one slice. The peer's side may refuse the target of such
 /// a slice.
@@ -163,7 +163,7 @@ impl Peer {
             State::Connecting | State::Up => None,
         });
         let overdue = self.fences.iter().filter(|fence| !fence.slices.is_empty());
-        let again = self.fences.iter().map(|fence| fence.said_at + SAY_AGAIN_AFTER);
+        let again = self.fences.iter().map(|fence| fence.said_at + LINK_DOWN_RESEND_AFTER);
         let is_settling = !self.announced && self.up_links().next().is_some();
         let settles = self.settling_since.filter(|_| is_settling).map(|since| since + SETTLE_WITHIN);
         let unreached = self.out_of_reach.iter().flatten().map(|&since| since + REACH_WITHIN);
@@ -225,16 +225,16 @@ impl Peer {
     /// Repeats the acknowledgements and the control frames that a failed link may have lost.
     pub(crate) fn repeat(&mut self, now: Instant) {
         self.ack_due = true;
-        self.say_again(now, |_| true);
+        self.resend_link_downs(now, |_| true);
     }
 
     /// Repeats the end of connections that the peer has not confirmed for a while; returns true when there
     /// are some.
     pub(crate) fn repeat_overdue(&mut self, now: Instant) -> bool {
-        self.say_again(now, |fence| fence.said_at + SAY_AGAIN_AFTER <= now)
+        self.resend_link_downs(now, |fence| fence.said_at + LINK_DOWN_RESEND_AFTER <= now)
     }
 
-    fn say_again(&mut self, now: Instant, which: impl Fn(&Fence) -> bool) -> bool {
+    fn resend_link_downs(&mut self, now: Instant, which: impl Fn(&Fence) -> bool) -> bool {
         let due = self.fences.iter_mut().filter(|fence| which(fence));
         let names: Vec<LinkName> = due
             .map(|fence| {

@@ -8,14 +8,14 @@ use dataplane_memory::{Checksummer, DeviceError, Slab, SlabKind, SlotPool, SlotR
 
 use super::{Notice, Outcome, TransferId, TransferNode};
 use crate::checksum::Checksum;
-use crate::direct::{Purpose, Summing};
+use crate::direct::{Purpose, SumQueue};
+use crate::negotiation::Greeting;
 use crate::outbound::{Pushed, Reservation};
-use crate::terms::Greeting;
 
 /// A pushed transfer that cannot be sent directly: its receiver has other heads, or no connection reaches
 /// from these slots to the receiver's.
 #[derive(Debug)]
-pub(crate) struct Returned {
+pub(crate) struct ReturnedPush {
     pub(crate) transfer: TransferId,
     pub(crate) content: [u8; 16],
     pub(crate) pushed: Vec<Pushed>,
@@ -42,14 +42,14 @@ impl<F: Fabric> TransferNode<F> {
     /// [`TransferNode::sums_in_flight`] is not zero, the node must be polled.
     #[must_use]
     pub fn with_checksummer(mut self, checksummer: impl Checksummer + 'static) -> Self {
-        self.summing = Some(Summing::new(Box::new(checksummer)));
+        self.summing = Some(SumQueue::new(Box::new(checksummer)));
         self
     }
 
     /// Returns the number of sums in flight at the device; their completion is not signalled.
     #[must_use]
     pub fn sums_in_flight(&self) -> usize {
-        self.summing.as_ref().map_or(0, Summing::in_flight)
+        self.summing.as_ref().map_or(0, SumQueue::in_flight)
     }
 
     /// Returns the greeting that this node sends to a peer.
@@ -107,7 +107,7 @@ impl<F: Fabric> TransferNode<F> {
     /// processor verifies.
     pub(super) fn direct_number(&mut self, slots: &[SlotRef]) -> Option<u64> {
         slots.first().filter(|slot| is_on_device(slot))?;
-        self.summing.as_mut().map(Summing::number)
+        self.summing.as_mut().map(SumQueue::number)
     }
 
     /// Adds a push to a known transfer; the device or the processor computes its sums.
@@ -128,18 +128,18 @@ impl<F: Fabric> TransferNode<F> {
                 }
                 self.unasked.push_back(transfer);
             }
-            self.ask_sums();
+            self.request_sums();
         }
     }
 
     /// Requests waiting sums of transfers from the device, as far as there is room.
-    fn ask_sums(&mut self) {
+    fn request_sums(&mut self) {
         let layer_bytes = self.layout.layer_bytes();
         while let (Some(&transfer), Some(summing)) = (self.unasked.front(), &mut self.summing) {
             if let Some(outbound) = self.outbound.held_mut(transfer) {
                 let room = summing.room();
                 let want = |wanted| summing.want(wanted);
-                if !outbound.ask_sums(transfer, layer_bytes, room, want) {
+                if !outbound.request_sums(transfer, layer_bytes, room, want) {
                     return;
                 }
                 outbound.is_unasked = false;
@@ -149,7 +149,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     /// Drops the waiting sums of a transfer that has ended.
-    pub(super) fn forget_sums(&mut self, number: Option<u64>) {
+    pub(super) fn cancel_sums(&mut self, number: Option<u64>) {
         if let Some((summing, number)) = self.summing.as_mut().zip(number) {
             summing.forget(number);
             self.landed.retain(|wanted| wanted.purpose.number() != number);
@@ -158,7 +158,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Gives back a transfer that cannot be sent directly to the receiver that has reserved it: staging
     /// takes it, and otherwise it is stopped at the next poll.
-    pub(super) fn give_back_out_of_reach(&mut self, transfer: TransferId) {
+    pub(super) fn return_unreachable_push(&mut self, transfer: TransferId) {
         let Some(outbound) = self.outbound.get(transfer).map(|lease| &lease.held) else { return };
         let slab = outbound.direct_slots().and_then(|slots| slots.first()).map(SlotRef::slab);
         let Some((slab, reservation)) = slab.zip(outbound.reservation()) else { return };
@@ -171,12 +171,12 @@ impl<F: Fabric> TransferNode<F> {
         // Sums in flight do not apply to the blocks that will be sent: neither their values nor their
         // failures count.
         let number = outbound.number.take();
-        self.returned.push(Returned { transfer, content, pushed, is_ended });
-        self.forget_sums(number);
+        self.returned.push(ReturnedPush { transfer, content, pushed, is_ended });
+        self.cancel_sums(number);
     }
 
     /// Takes the pushes that cannot be sent directly.
-    pub(crate) fn take_returned(&mut self) -> impl Iterator<Item = Returned> + '_ {
+    pub(crate) fn take_returned(&mut self) -> impl Iterator<Item = ReturnedPush> + '_ {
         let outbound = &self.outbound;
         self.returned.drain(..).filter(|returned| outbound.get(returned.transfer).is_some())
     }
@@ -208,7 +208,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Ends the given-back transfers that staging has not taken.
     pub(super) fn stop_returned(&mut self) {
         const NO_STAGING: &str = "transfer: the peer has other heads, or no connection leads to the device's memory; and there are no staging slots";
-        while let Some(Returned { transfer, .. }) = self.returned.pop() {
+        while let Some(ReturnedPush { transfer, .. }) = self.returned.pop() {
             tracing::warn!(transfer, "{NO_STAGING}");
             self.stop_outbound(transfer);
         }
@@ -242,8 +242,8 @@ impl<F: Fabric> TransferNode<F> {
             }
         }
         self.landed = landed;
-        self.ask_sums();
-        while let Some(purpose) = self.summing.as_mut().and_then(Summing::start) {
+        self.request_sums();
+        while let Some(purpose) = self.summing.as_mut().and_then(SumQueue::start) {
             tracing::warn!(?purpose, "transfer: the device cannot sum this");
             self.sum_failed(purpose);
         }

@@ -6,17 +6,17 @@ use dataplane_fabric::{Fabric, PeerId};
 
 use super::{Outcome, TransferId, TransferNode};
 use crate::metrics::TransferCounters;
+use crate::negotiation::{Greeting, ProtocolError, Terms};
 use crate::outbound::Reservation;
-use crate::terms::{Breach, Greeting, Terms};
 use crate::timers::Timer;
-use crate::wire::{Message, breach_of};
+use crate::wire::{Message, decode_error};
 
 impl<F: Fabric> TransferNode<F> {
     /// Handles a message; an invalid one ends the connection with a reason.
     pub(super) fn take_message(&mut self, peer: PeerId, message: &[u8], now: Instant) {
         let taken = match Message::decode(message) {
             Some(message) => self.understand(peer, message, now),
-            None => Err(breach_of(message)),
+            None => Err(decode_error(message)),
         };
         if let Err(breach) = taken {
             tracing::warn!(?peer, "transfer: {breach}; closing the connection");
@@ -24,7 +24,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> Result<(), Breach> {
+    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> Result<(), ProtocolError> {
         let terms = self.peers.get(&peer).and_then(|state| state.terms);
         let is_sensible = match message {
             Message::Hello(greeting) => return self.greet(peer, &greeting),
@@ -51,16 +51,16 @@ impl<F: Fabric> TransferNode<F> {
                 true
             }
         };
-        if is_sensible { Ok(()) } else { Err(Breach::NoSense) }
+        if is_sensible { Ok(()) } else { Err(ProtocolError::NoSense) }
     }
 
-    fn greet(&mut self, peer: PeerId, theirs: &Greeting) -> Result<(), Breach> {
+    fn greet(&mut self, peer: PeerId, theirs: &Greeting) -> Result<(), ProtocolError> {
         if self.peers.get(&peer).is_some_and(|state| state.terms.is_some()) {
             // A greeting was received already.
-            return Err(Breach::NoSense);
+            return Err(ProtocolError::NoSense);
         }
         let terms = Terms::between(&self.greeting(), theirs);
-        if terms == Err(Breach::Blocks) {
+        if terms == Err(ProtocolError::Blocks) {
             tracing::warn!(?theirs, ours = ?self.layout, "transfer: the peer's blocks differ from ours");
         }
         let terms = terms?;

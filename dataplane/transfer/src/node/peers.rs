@@ -8,7 +8,7 @@ use dataplane_fabric::{ConnectError, Fabric, PeerId, WorkRequest};
 
 use super::{GREET_WITHIN, Outcome, TransferNode};
 use crate::metrics::TransferCounters;
-use crate::terms::Terms;
+use crate::negotiation::Terms;
 use crate::timers::Timer;
 use crate::wire::Message;
 

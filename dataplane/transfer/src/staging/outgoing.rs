@@ -9,7 +9,7 @@ use dataplane_fabric::Fabric;
 use dataplane_memory::{SlotCopy, SlotPool, SlotRef};
 
 use super::copies::Purpose;
-use super::lent::Lent;
+use super::slot_allotment::Lent;
 use crate::node::{Command, TransferId, TransferNode};
 use crate::shard::PieceLayout;
 

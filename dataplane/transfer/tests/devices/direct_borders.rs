@@ -332,7 +332,7 @@ fn greeting(versions: [u16; 2], checksums: u8, wanted: u8) -> Box<[u8]> {
     bytes.into_boxed_slice()
 }
 
-/// The reasons are tested in `terms.rs`; here, that the connection ends, and only with a reason.
+/// The reasons are tested in `negotiation.rs`; here, that the connection ends, and only with a reason.
 #[test]
 fn greetings_that_do_not_go_together_end_the_connection() {
     for (greeting, is_kept) in [

@@ -2,7 +2,7 @@
 
 use dataplane_memory::Slab;
 
-use super::{Flight, Held, Lane, Pair, Pending, Supplies, Work};
+use super::{Flight, Held, Lane, Pair, Pending, PumpResources, Work};
 use crate::VerbsError;
 use crate::memory_region::MemoryRegion;
 use crate::post::{Batch, Remote, Verb};
@@ -11,9 +11,9 @@ use crate::wire::{SEGMENT_HEADER_BYTES, Segment};
 impl Lane {
     /// Builds and posts work requests while there is room, with one doorbell. Returns the number posted.
     /// After an error the connection must end.
-    pub(crate) fn pump(&mut self, supplies: &mut Supplies<'_>) -> Result<usize, VerbsError> {
+    pub(crate) fn pump(&mut self, supplies: &mut PumpResources<'_>) -> Result<usize, VerbsError> {
         let Pair::Ready(pair) = std::mem::replace(&mut self.pair, Pair::Absent) else { return Ok(0) };
-        let Supplies { array, regions, bounce_region, bounce_slab, bounce_free, .. } = supplies;
+        let PumpResources { array, regions, bounce_region, bounce_slab, bounce_free, .. } = supplies;
         let mut filling = Filling {
             batch: array.acquire(),
             regions,

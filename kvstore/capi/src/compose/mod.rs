@@ -11,7 +11,7 @@ use kvstore_catalog::PolicyKind;
 use kvstore_io::IoEngine;
 use kvstore_remote::RemoteCounters;
 use kvstore_store::{
-    DiskTier, DiskTierConfig, HostTier, Moved, RetentionConfig, ReturnConfig, StoreBuilder, StoreConfig,
+    DiskTier, DiskTierConfig, HostTier, RetentionConfig, ReturnConfig, StoreBuilder, StoreConfig, StoreEvent,
     WriteMode,
 };
 
@@ -31,7 +31,7 @@ const FINGERPRINT: u64 = u64::from_le_bytes(*b"kvcapi-1");
 const TOKENS: u32 = 1;
 
 /// A store and its companions.
-pub(crate) struct Composed {
+pub(crate) struct StoreParts {
     pub(crate) backend: Arc<StoreBackend>,
     /// Searches in the tiers outside this node.
     pub(crate) fetches: Arc<Fetches>,
@@ -52,7 +52,7 @@ pub(crate) fn open(
     text: &str,
     kernels: MakeKernels<'_>,
     verbs_library: Option<&Arc<Library>>,
-) -> Result<Composed, Failure> {
+) -> Result<StoreParts, Failure> {
     let settings = Settings::parse(text)?;
     let payload_bytes_max = settings.store.slot.0 as usize;
     let slot_bytes = settings.slot_bytes();
@@ -107,7 +107,7 @@ pub(crate) fn open(
     let notify = move |moved| {
         event_queue.note(&moved);
         match moved {
-            Moved::Prepared { request, blocks } => fetch_reports.ended(request, blocks),
+            StoreEvent::Prepared { request, blocks } => fetch_reports.ended(request, blocks),
             moved => {
                 if let Some(reports) = &reports {
                     Reports::send(reports, moved);
@@ -120,7 +120,7 @@ pub(crate) fn open(
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
     let Settings { queue, transfer, rdma, .. } = settings;
-    Ok(Composed { backend, fetches, events, queue, device: prepared, transfer, rdma, remote_counters })
+    Ok(StoreParts { backend, fetches, events, queue, device: prepared, transfer, rdma, remote_counters })
 }
 
 /// Refuses a capacity beyond the memory limit. Pages are touched shortly before use, so the kernel would

@@ -320,7 +320,7 @@ impl TransferSettings {
 
 impl RdmaSettings {
     /// Whether the configuration names a device, a memory or a partition, which must exist then.
-    pub(crate) fn names_something(&self) -> bool {
+    pub(crate) fn names_hardware(&self) -> bool {
         !self.devices.is_empty() || self.near != "auto" || self.partition != "default"
     }
 }

@@ -12,10 +12,10 @@ use std::sync::mpsc::Receiver;
 use dataplane_cuda::DeviceSlab;
 use dataplane_gpu::KernelQueue;
 use dataplane_memory::SlotRef;
-use kvstore_store::Moved;
+use kvstore_store::StoreEvent;
 
 use super::launch::settle;
-use super::prepared::{Listening, PreparedLane};
+use super::prepared::{LaneResources, StoredReportFlag};
 use super::{DeviceEvent, Places, failed};
 use crate::operation::Outcome;
 use crate::queue::Completions;
@@ -35,8 +35,8 @@ pub(super) struct Lane {
     pub(super) direction: usize,
     pub(super) queue: KernelQueue,
     staging: Arc<DeviceSlab>,
-    pub(super) moved: Receiver<Moved>,
-    pub(super) listening: Listening,
+    pub(super) moved: Receiver<StoreEvent>,
+    pub(super) listening: StoredReportFlag,
     pub(super) store: Arc<StoreBackend>,
     completions: Completions,
     is_closing: Arc<AtomicBool>,
@@ -51,13 +51,13 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) fn new(
         direction: usize,
-        prepared: PreparedLane,
-        listening: Listening,
+        prepared: LaneResources,
+        listening: StoredReportFlag,
         store: Arc<StoreBackend>,
         completions: Completions,
         is_closing: Arc<AtomicBool>,
     ) -> Self {
-        let PreparedLane { queue, staging, moved } = prepared;
+        let LaneResources { queue, staging, moved } = prepared;
         Self {
             direction,
             queue,
@@ -131,7 +131,7 @@ impl Lane {
     }
 
     /// Waits for the next report of the store's thread to this lane.
-    pub(super) fn next_report(&mut self) -> Result<Moved, Failure> {
+    pub(super) fn next_report(&mut self) -> Result<StoreEvent, Failure> {
         let moved = self.store.answer("transfer", &self.moved);
         moved.map_err(|_| self.stopped())
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dataplane_cuda::CudaError;
-use dataplane_gpu::{Finished, KernelQueue, Refusal};
+use dataplane_gpu::{Finished, KernelQueue, SubmitError};
 
 use super::failed;
 use crate::status::{Failure, Status};
@@ -19,7 +19,7 @@ pub(crate) const SUMS: u64 = 1;
 /// batches with the token [`SUMS`]; all items of other batches must have been done.
 pub(crate) fn launch(
     queue: &mut KernelQueue,
-    start: impl FnOnce(&mut KernelQueue) -> Result<(), Refusal>,
+    start: impl FnOnce(&mut KernelQueue) -> Result<(), SubmitError>,
     mut sums: impl FnMut(&Finished<'_>),
 ) -> Result<(), Failure> {
     let result = start(queue).map_err(|refusal| failed("launch", &refusal));

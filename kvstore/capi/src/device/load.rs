@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dataplane_gpu::{Pair, Sums};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_store::{HostBlock, Moved, Onboard, Throttled};
+use kvstore_store::{HostBlock, Onboard, StoreEvent, Throttled};
 
 use super::Places;
 use super::lane::Lane;
@@ -109,7 +109,7 @@ impl Lane {
             if !is_damaged {
                 break;
             }
-            let _unless_stopped = self.store.throw_away_damaged(&what.identities[loaded]);
+            let _unless_stopped = self.store.discard_damaged(&what.identities[loaded]);
             if tried_again == Some(loaded) {
                 break;
             }
@@ -152,7 +152,7 @@ impl Lane {
                 // Before the deadline, an empty prefix although the block is present means that its head is
                 // damaged. Discard it, so that a later save does not find it present. After the deadline, the
                 // disk was late.
-                let _unless_stopped = self.store.throw_away(&identities[0]);
+                let _unless_stopped = self.store.discard_block(&identities[0]);
             }
         }
         if held.is_empty() {
@@ -222,7 +222,9 @@ impl Lane {
             return Ok(early.swap_remove(at));
         }
         loop {
-            let Moved::Onboarded { request: ended, slots, verified } = self.next_report()? else { continue };
+            let StoreEvent::Onboarded { request: ended, slots, verified } = self.next_report()? else {
+                continue;
+            };
             let arrived = Arrived { request: ended, slots, count: verified };
             if ended == request {
                 return Ok(arrived);

@@ -8,7 +8,7 @@ use dataplane_cuda::{CopyQueueConfig, Cuda, Device, DeviceSlab, Pinned, Priority
 use dataplane_gpu::{KernelQueue, KernelQueueConfig, KernelsError, LayoutKernels};
 use dataplane_memory::SlabLayout;
 use dataplane_rails::Place;
-use kvstore_store::{Medium, Moved, StoreBuilder};
+use kvstore_store::{Medium, StoreBuilder, StoreEvent};
 
 use super::places::{GROUPS_MAX, ITEMS_MAX};
 use super::{LOAD, SAVE, failed};
@@ -26,29 +26,29 @@ pub(crate) struct Prepared {
     pub(crate) handoff_capacity: Size,
     /// Whether hand-offs bypass host memory.
     pub(crate) is_direct: bool,
-    pub(crate) lanes: [PreparedLane; 2],
-    pub(super) listening: Listening,
+    pub(crate) lanes: [LaneResources; 2],
+    pub(super) listening: StoredReportFlag,
 }
 
-pub(crate) struct PreparedLane {
+pub(crate) struct LaneResources {
     pub(crate) queue: KernelQueue,
     pub(crate) staging: Arc<DeviceSlab>,
     /// Reports of the store's thread for this lane.
-    pub(crate) moved: Receiver<Moved>,
+    pub(crate) moved: Receiver<StoreEvent>,
 }
 
 /// Sends the store's reports to the lanes.
 pub(crate) struct Reports {
-    lanes: [Sender<Moved>; 2],
-    listening: Listening,
+    lanes: [Sender<StoreEvent>; 2],
+    listening: StoredReportFlag,
 }
 
-/// Whether the save lane wants `Moved::Stored` reports, which the store sends for every block.
+/// Whether the save lane wants `StoreEvent::Stored` reports, which the store sends for every block.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Listening(Arc<AtomicBool>);
+pub(super) struct StoredReportFlag(Arc<AtomicBool>);
 
-impl Listening {
-    /// Requests `Moved::Stored` reports until the returned guard is dropped. Relaxed is enough: the store
+impl StoredReportFlag {
+    /// Requests `StoreEvent::Stored` reports until the returned guard is dropped. Relaxed is enough: the store
     /// learns of the lane's blocks through a channel afterwards.
     pub(super) fn begin(&self) -> impl Drop {
         struct End<'a>(&'a AtomicBool);
@@ -69,12 +69,14 @@ pub(crate) fn place_of(device: &Device) -> Option<Place> {
 
 impl Reports {
     /// Sends a report to the lane that waits for it, if any.
-    pub(crate) fn send(&self, moved: Moved) {
+    pub(crate) fn send(&self, moved: StoreEvent) {
         let lane = match moved {
-            Moved::Offloaded { .. } => SAVE,
-            Moved::Onboarded { .. } => LOAD,
-            Moved::Stored { medium: Medium::Host, .. } if self.listening.0.load(Ordering::Relaxed) => SAVE,
-            Moved::Stored { .. } | Moved::Removed { .. } | Moved::Prepared { .. } => return,
+            StoreEvent::Offloaded { .. } => SAVE,
+            StoreEvent::Onboarded { .. } => LOAD,
+            StoreEvent::Stored { medium: Medium::Host, .. } if self.listening.0.load(Ordering::Relaxed) => {
+                SAVE
+            }
+            StoreEvent::Stored { .. } | StoreEvent::Removed { .. } | StoreEvent::Prepared { .. } => return,
         };
         // A lane that has ended expects no reports.
         let _ended = self.lanes[lane].send(moved);
@@ -116,7 +118,7 @@ impl Prepared {
             .ok_or_else(|| failed(&name, &"the copier takes no memory"))?;
         let (save, saved) = channel();
         let (load, loaded) = channel();
-        let lane = |offset, priority, moved| -> Result<PreparedLane, Failure> {
+        let lane = |offset, priority, moved| -> Result<LaneResources, Failure> {
             let failed = |error: &dyn std::fmt::Display| failed(&name, error);
             let stream = Stream::new(&device, priority).map_err(|error| failed(&error))?;
             // One launch for each group of planes, and one for the checksums.
@@ -125,10 +127,10 @@ impl Prepared {
             let queue =
                 KernelQueue::new(Arc::clone(&kernels), stream, config).map_err(|error| failed(&error))?;
             let staging = DeviceSlab::part(&staging, offset, one(bytes)).map_err(|error| failed(&error))?;
-            Ok(PreparedLane { queue, staging: Arc::new(staging), moved })
+            Ok(LaneResources { queue, staging: Arc::new(staging), moved })
         };
         let lanes = [lane(0, Priority::Background, saved)?, lane(bytes, Priority::Urgent, loaded)?];
-        let listening = Listening::default();
+        let listening = StoredReportFlag::default();
         let reports = Reports { lanes: [save, load], listening: listening.clone() };
         let (handoff_capacity, is_direct) = (settings.handoff_capacity, settings.direct);
         Ok((

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use dataplane_gpu::{Pair, Sums};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Moved, Offload, Throttled};
+use kvstore_store::{Offload, StoreEvent, Throttled};
 
 use super::Places;
 use super::lane::Lane;
@@ -28,7 +28,7 @@ impl Lane {
             let mut saved: HashSet<Identity> = HashSet::with_capacity(round.len());
             let (mut missing, mut seen) = (Vec::new(), HashSet::new());
             for &(identity, block, place) in round {
-                if self.store.is_there_to_use(&identity) {
+                if self.store.touch_if_kept(&identity) {
                     saved.insert(identity);
                 } else if seen.insert(identity) {
                     missing.push((identity, block, place));
@@ -92,10 +92,10 @@ impl Lane {
         while under_way > 0 {
             match self.next_report()? {
                 // The block may be evicted before the report of its copy arrives.
-                Moved::Stored { identity, .. } if wanted.contains(&identity.0) => {
+                StoreEvent::Stored { identity, .. } if wanted.contains(&identity.0) => {
                     saved.insert(identity.0);
                 }
-                Moved::Offloaded { identity } => {
+                StoreEvent::Offloaded { identity } => {
                     under_way -= 1;
                     // Another request may have stored the block before.
                     if self.store.is_there(&identity.0) {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dataplane_memory::SlotRef;
 
 use crate::device::DeviceEvent;
-use crate::registry::InUse;
+use crate::registry::TensorsGuard;
 use crate::status::{Failure, Status};
 use crate::tensors::{Memory, PagedTensors, PlaneRange};
 
@@ -20,7 +20,7 @@ pub(crate) trait BlockCopier {
     /// other code may use these layers of the slots.
     unsafe fn gather(
         &mut self,
-        tensors: &InUse,
+        tensors: &TensorsGuard,
         places: (&[u64], &[SlotRef]),
         layers: Range<u16>,
         event: DeviceEvent,
@@ -32,7 +32,7 @@ pub(crate) trait BlockCopier {
     /// the call; the slots must not be written to.
     unsafe fn scatter(
         &mut self,
-        tensors: &InUse,
+        tensors: &TensorsGuard,
         places: (&[u64], &[SlotRef]),
         event: DeviceEvent,
     ) -> Result<(), Failure>;
@@ -95,7 +95,7 @@ pub(crate) struct HostCopier(pub(crate) Shape);
 impl BlockCopier for HostCopier {
     unsafe fn gather(
         &mut self,
-        tensors: &InUse,
+        tensors: &TensorsGuard,
         (blocks, slots): (&[u64], &[SlotRef]),
         layers: Range<u16>,
         _event: DeviceEvent,
@@ -113,7 +113,7 @@ impl BlockCopier for HostCopier {
 
     unsafe fn scatter(
         &mut self,
-        tensors: &InUse,
+        tensors: &TensorsGuard,
         (blocks, slots): (&[u64], &[SlotRef]),
         _event: DeviceEvent,
     ) -> Result<(), Failure> {

@@ -32,7 +32,7 @@ use crate::config::Size;
 use crate::device::{DeviceEvent, GROUPS_MAX, Group, ITEMS_MAX, failed, launch, place_of, settle};
 use crate::lock::lock;
 use crate::queue::Completions;
-use crate::registry::InUse;
+use crate::registry::TensorsGuard;
 use crate::status::{Failure, Status};
 use crate::tensors::PagedTensors;
 
@@ -89,7 +89,7 @@ pub(crate) struct HandOffRoutes {
 }
 
 /// The threads, slots and copiers that [`DeviceCopyThreads::open`] makes.
-pub(super) struct DeviceOpened {
+pub(super) struct OpenedDevice {
     pub(super) threads: DeviceCopyThreads,
     pub(super) pool: Arc<SlotPool>,
     pub(super) staging: Staging<SlotCopier>,
@@ -104,7 +104,7 @@ impl DeviceCopyThreads {
         slot_bytes: usize,
         staging: &Arc<SlotPool>,
         completions: &Completions,
-    ) -> Result<DeviceOpened, Failure> {
+    ) -> Result<OpenedDevice, Failure> {
         let DeviceParts { device, kernels, capacity, is_direct } = parts;
         let setting = format!("open: device.handoff_capacity = {capacity}");
         let failed = |error: &dyn std::fmt::Display| failed(&setting, error);
@@ -146,7 +146,7 @@ impl DeviceCopyThreads {
             let ipc = IpcSharing::new(Arc::clone(&slab), Arc::clone(&threads.memory), vec![pinned]);
             direct = Some(DirectParts { checksummer, sharing: Arc::new(ipc) });
         }
-        Ok(DeviceOpened { threads, pool: SlotPool::new(slab), staging, direct })
+        Ok(OpenedDevice { threads, pool: SlotPool::new(slab), staging, direct })
     }
 
     fn start(
@@ -299,7 +299,7 @@ fn panicked() -> Failure {
     Failure::new(Status::Panicked, "a bug in a hand-off of a device's tensors")
 }
 
-fn routes(tensors: &InUse) -> Result<&HandOffRoutes, Failure> {
+fn routes(tensors: &TensorsGuard) -> Result<&HandOffRoutes, Failure> {
     let routes = tensors.handoff_routes();
     routes.ok_or_else(|| Failure::new(Status::Panicked, "tensors without a way to the slots of hand-offs"))
 }
@@ -307,7 +307,7 @@ fn routes(tensors: &InUse) -> Result<&HandOffRoutes, Failure> {
 impl BlockCopier for DeviceCopier {
     unsafe fn gather(
         &mut self,
-        tensors: &InUse,
+        tensors: &TensorsGuard,
         places: (&[u64], &[SlotRef]),
         layers: Range<u16>,
         event: DeviceEvent,
@@ -325,7 +325,7 @@ impl BlockCopier for DeviceCopier {
 
     unsafe fn scatter(
         &mut self,
-        tensors: &InUse,
+        tensors: &TensorsGuard,
         places: (&[u64], &[SlotRef]),
         event: DeviceEvent,
     ) -> Result<(), Failure> {

@@ -44,7 +44,7 @@ use crate::device::DeviceEvent;
 use crate::lock::lock;
 use crate::operation::Outcome;
 use crate::queue::{Completions, Submitted, Work};
-use crate::registry::InUse;
+use crate::registry::TensorsGuard;
 use crate::status::{Failure, Status};
 use crate::tensors::PagedTensors;
 
@@ -93,7 +93,7 @@ pub(crate) struct Push {
     /// Index of the first block, counted from the start of the prompt.
     pub(crate) first_block: u32,
     pub(crate) layers: Range<u16>,
-    pub(crate) tensors: InUse,
+    pub(crate) tensors: TensorsGuard,
     pub(crate) blocks: Vec<u64>,
     pub(crate) event: DeviceEvent,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Expect {
     pub(crate) content: Content,
     pub(crate) first_block: u32,
     pub(crate) patience: Duration,
-    pub(crate) tensors: InUse,
+    pub(crate) tensors: TensorsGuard,
     pub(crate) blocks: Vec<u64>,
     pub(crate) event: DeviceEvent,
 }

@@ -15,7 +15,7 @@ use dataplane_transfer::{
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
-use super::device::{DeviceCopyThreads, DeviceOpened, DeviceParts, DirectParts};
+use super::device::{DeviceCopyThreads, DeviceParts, DirectParts, OpenedDevice};
 use super::{HandOffs, Shape, Transfers};
 use crate::config::{RdmaSettings, SLOT_GRAIN, TransferSettings, Transports};
 use crate::queue::Completions;
@@ -69,7 +69,7 @@ impl HandOffs {
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let mut node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
         let (pool, staging_pool, device, staging) = match opened {
-            Some(DeviceOpened { threads, pool, staging, direct }) => {
+            Some(OpenedDevice { threads, pool, staging, direct }) => {
                 if let Some(DirectParts { checksummer, .. }) = direct {
                     node = node.with_checksummer(checksummer);
                 }
@@ -141,7 +141,7 @@ pub(crate) fn rails_config(
             // The driver may not support sharing memory between processes; a card can still reach it.
             Transport::CudaIpc => false,
             Transport::Shm => !settings.socket_name.is_empty(),
-            Transport::Rdma => rdma.names_something(),
+            Transport::Rdma => rdma.names_hardware(),
             Transport::Tcp => settings.listen.port() != 0,
         },
     };

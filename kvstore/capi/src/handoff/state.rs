@@ -17,7 +17,7 @@ use dataplane_transfer::TransferId;
 
 use super::{Content, Ending};
 use crate::device::DeviceEvent;
-use crate::registry::InUse;
+use crate::registry::TensorsGuard;
 
 /// Hand-offs in progress, by their first transfer.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub(super) struct Transfers {
 #[derive(Debug)]
 pub(super) struct Expected {
     pub(super) user: u64,
-    pub(super) tensors: InUse,
+    pub(super) tensors: TensorsGuard,
     pub(super) blocks: Vec<u64>,
     pub(super) event: DeviceEvent,
     /// Transfers that have not ended.

@@ -11,7 +11,7 @@ use super::{Ending, HandOffs, Push, outcome};
 use crate::device::DeviceEvent;
 use crate::lock::lock;
 use crate::operation::Outcome;
-use crate::registry::InUse;
+use crate::registry::TensorsGuard;
 use crate::status::{Failure, Status};
 
 /// A copy of a hand-off, carried out by one thread.
@@ -26,7 +26,7 @@ pub(super) enum Task {
     /// A push, and its number among the pushes of its hand-off.
     Push(Push, u64),
     Arrived {
-        tensors: InUse,
+        tensors: TensorsGuard,
         blocks: Vec<u64>,
         slots: Vec<SlotRef>,
         ending: Ending,
@@ -85,8 +85,8 @@ impl CopyTask {
                 let copied = unsafe { handoffs.copy(push, copier) };
                 let (copied, outcome) = match copied {
                     Ok(copied) => (Some(copied), Ok(outcome(Status::Ok, count, Ending::Complete))),
-                    Err(NotCopied::Outcome(status)) => (None, Ok(outcome(status, 0, Ending::Complete))),
-                    Err(NotCopied::Failed(failure)) => (None, Err(failure)),
+                    Err(CopyError::Outcome(status)) => (None, Ok(outcome(status, 0, Ending::Complete))),
+                    Err(CopyError::Failed(failure)) => (None, Err(failure)),
                 };
                 handoffs.copied(first, number, copied);
                 outcome
@@ -106,7 +106,7 @@ impl CopyTask {
 }
 
 /// Reason for which a push was not copied into its slots.
-enum NotCopied {
+enum CopyError {
     /// The copy is no longer wanted, or no slot is free.
     Outcome(Status),
     /// The device has failed.
@@ -126,19 +126,19 @@ impl HandOffs {
     ///
     /// # Safety
     /// As for [`CopyTask::carry_out`].
-    unsafe fn copy(&self, push: Push, copier: &mut impl BlockCopier) -> Result<Copied, NotCopied> {
+    unsafe fn copy(&self, push: Push, copier: &mut impl BlockCopier) -> Result<Copied, CopyError> {
         let slots = self.slots_of(&push).map_err(|status| {
             if status == Status::Throttled {
                 self.give_up(&push.transfers);
             }
-            NotCopied::Outcome(status)
+            CopyError::Outcome(status)
         })?;
         let Push { transfers, content, first_block, layers, tensors, blocks, event } = push;
         // SAFETY: readable by the contract of this function; these layers of the slots were not pushed before.
         let copied = unsafe { copier.gather(&tensors, (&blocks, &slots), layers.clone(), event) };
         copied.map_err(|failure| {
             self.give_up(&transfers);
-            NotCopied::Failed(failure)
+            CopyError::Failed(failure)
         })?;
         Ok(Copied { content, first_block, slots, layers })
     }

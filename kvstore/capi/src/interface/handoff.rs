@@ -8,7 +8,7 @@ use crate::device::DeviceEvent;
 use crate::handles::{self, Opened};
 use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics, StageStatistics};
 use crate::queue::{IDENTITIES_MAX, Submitted};
-use crate::registry::InUse;
+use crate::registry::TensorsGuard;
 use crate::status::{Failure, Status};
 use crate::tensors::Memory;
 
@@ -73,7 +73,7 @@ unsafe fn read(handoff: *const HandOff) -> Result<HandOff, Failure> {
 
 /// # Safety
 /// As in the header for the blocks of the hand-off.
-unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>, Vec<u64>), Failure> {
+unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(TensorsGuard, Vec<u64>, Vec<u64>), Failure> {
     let most = if handoff.operation == EXPECT { EXPECTED_MAX } else { IDENTITIES_MAX };
     if handoff.count == 0 || handoff.count > most {
         return Err(invalid(&format!("count is not in 1 to {most}")));
@@ -136,7 +136,7 @@ unsafe fn addresses(handoff: &HandOff) -> Result<Vec<String>, Failure> {
 fn push(
     opened: &Opened,
     handoff: &HandOff,
-    (tensors, blocks, transfers): (InUse, Vec<u64>, Vec<u64>),
+    (tensors, blocks, transfers): (TensorsGuard, Vec<u64>, Vec<u64>),
 ) -> Result<Push, Failure> {
     let layers_of_block = u32::from(handoffs(opened)?.shape().layers);
     let end = handoff.first_layer.checked_add(handoff.layers);

@@ -9,7 +9,7 @@ use dataplane_verbs::Library;
 
 use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
 use crate::backend::Backend;
-use crate::compose::{self, Composed};
+use crate::compose::{self, StoreParts};
 use crate::device::{Lanes, MakeKernels};
 use crate::handles::{self, Opened};
 use crate::handoff::{self, DeviceParts, HandOffs};
@@ -31,7 +31,7 @@ pub(crate) fn open_with(
     verbs_library: Option<Arc<Library>>,
 ) -> Result<*mut Handle, Failure> {
     must_unwind(cfg!(panic = "abort"))?;
-    let Composed { backend, fetches, events, queue, device, transfer, rdma, remote_counters } =
+    let StoreParts { backend, fetches, events, queue, device, transfer, rdma, remote_counters } =
         compose::open(text, kernels, verbs_library.as_ref())?;
     let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
     fetches.complete_to(queue.completions());

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Others, Plan, Prompt as StorePrompt, PromptGroup};
+use kvstore_store::{Plan, Prompt as StorePrompt, PromptGroup, RemoteCoverage};
 
 use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
 use super::paged::{FETCH, LOAD};
@@ -163,9 +163,9 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
             queued_tokens: prompt.queued_tokens,
         };
         let others = match prompt.may_fetch {
-            0 => Others::Asked,
-            1 => Others::Unknown,
-            _ => Others::Hold(prompt.others as usize),
+            0 => RemoteCoverage::Asked,
+            1 => RemoteCoverage::Unknown,
+            _ => RemoteCoverage::Hold(prompt.others as usize),
         };
         let answer = match opened.backend.store().plan(&asked, others) {
             Plan::Recompute => nothing,
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn kvasir_kv_conversation(
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
         match event {
             CONTINUED => opened.backend.store().came(&chain),
-            _ => opened.backend.store().went_idle(&chain),
+            _ => opened.backend.store().conversation_idle(&chain),
         }
         Ok(Status::Ok)
     })

@@ -16,7 +16,7 @@ use kvstore_store::{Description, DiskTier, HostTier, StoreBuilder, StoreConfig, 
 
 use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
-use crate::compose::{self, Composed};
+use crate::compose::{self, StoreParts};
 use crate::config::Settings;
 use crate::format::{HEAD_BYTES_MAX, META_BYTES_MAX};
 use crate::status::{Failure, Status};
@@ -50,7 +50,7 @@ impl Drop for Folder {
     }
 }
 
-fn compose(text: &str) -> Result<Composed, Failure> {
+fn compose(text: &str) -> Result<StoreParts, Failure> {
     compose::open(text, &|_| unreachable!("no device"), None)
 }
 
@@ -380,10 +380,10 @@ fn what_was_put_whole_meanwhile_is_not_thrown_away() {
     let (meta, payload) = block(4);
     assert_eq!(put(&store, &identity(4), &meta, &payload), Ok(PutOutcome::Stored));
     // A reader found the block damaged, and another has put it again before the first discards it.
-    assert_eq!(store.throw_away(&identity(4)), Ok(()));
+    assert_eq!(store.discard_block(&identity(4)), Ok(()));
     assert_eq!(get(&store, &identity(4)), Ok(Some((meta, payload))));
     slab.write(0, 10, &[0xA5, 0x5A]);
-    assert_eq!(store.throw_away(&identity(4)), Ok(()));
+    assert_eq!(store.discard_block(&identity(4)), Ok(()));
     assert_eq!(store.matched(&[identity(4)]), Ok(0));
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dataplane_memory::Slab;
 use kvstore_block::BlockIdentity;
 use kvstore_io::{Buffer, Completion, Full, Geometry, IoEngine, IoError, Operation, Request, Waker};
-use kvstore_store::{Others, Plan, Prompt};
+use kvstore_store::{Plan, Prompt, RemoteCoverage};
 
 use super::{Folder, identity, put, wait_until_written, with_slab_over};
 use crate::backend::{Backend, LoadReport, Loaded, PutOutcome};
@@ -168,7 +168,7 @@ fn plans_leave_a_disk_alone_that_became_slow_and_come_back() {
         queued_tokens: 0,
     };
     // Returns the number of blocks that a plan loads, and the load's time beyond that of computing them.
-    let ask = || match store.store().plan(&prompt, Others::Unknown) {
+    let ask = || match store.store().plan(&prompt, RemoteCoverage::Unknown) {
         Plan::Onboard { blocks, deadline } => {
             let numbers: Vec<u32> = (0..blocks as u32).collect();
             let started = Instant::now();

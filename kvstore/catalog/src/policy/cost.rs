@@ -8,7 +8,7 @@
 //! a worth that is not fresh was computed anew. With at most 16 candidates all are looked at, and the choice is
 //! exact. Among equals the least recently used goes.
 
-use super::{End, Field, Policy};
+use super::{End, Policy, PolicyContext};
 use crate::index::hash_halves;
 use crate::list::{NONE, Node};
 
@@ -56,7 +56,7 @@ impl Cost {
         }
     }
 
-    fn sample(&self, field: &Field<'_>, slot: u32) -> Sampled {
+    fn sample(&self, field: &PolicyContext<'_>, slot: u32) -> Sampled {
         let record = &field.records[slot as usize];
         let asked = field.sketch.map_or(0, |sketch| sketch.estimate_hash(hash_halves(record.halves())));
         Sampled {
@@ -92,7 +92,7 @@ impl Cost {
         self.candidates[at as usize]
     }
 
-    fn fill(&mut self, field: &Field<'_>) {
+    fn fill(&mut self, field: &PolicyContext<'_>) {
         if self.candidates.len() <= POOL {
             self.pool.clear();
             for at in 0..self.candidates.len() {
@@ -108,7 +108,7 @@ impl Cost {
         }
     }
 
-    fn is_candidate(&self, field: &Field<'_>, sampled: &Sampled) -> bool {
+    fn is_candidate(&self, field: &PolicyContext<'_>, sampled: &Sampled) -> bool {
         let mark = field.nodes[sampled.slot as usize].mark as usize;
         self.candidates.get(mark) == Some(&sampled.slot)
             && field.records[sampled.slot as usize].generation() == sampled.generation
@@ -116,11 +116,11 @@ impl Cost {
 }
 
 impl Policy for Cost {
-    fn register(&mut self, field: &mut Field<'_>, slot: u32) {
+    fn register(&mut self, field: &mut PolicyContext<'_>, slot: u32) {
         field.nodes[slot as usize].mark = NONE;
     }
 
-    fn link(&mut self, field: &mut Field<'_>, slot: u32, _end: End) {
+    fn link(&mut self, field: &mut PolicyContext<'_>, slot: u32, _end: End) {
         field.nodes[slot as usize].mark = self.candidates.len() as u32;
         self.candidates.push(slot);
         // A new block is the likeliest to be asked for once only, and a parent whose last child went is likely
@@ -130,7 +130,7 @@ impl Policy for Cost {
         }
     }
 
-    fn unlink(&mut self, field: &mut Field<'_>, slot: u32) {
+    fn unlink(&mut self, field: &mut PolicyContext<'_>, slot: u32) {
         let at = field.nodes[slot as usize].mark as usize;
         self.candidates.swap_remove(at);
         if let Some(&moved) = self.candidates.get(at) {
@@ -139,7 +139,7 @@ impl Policy for Cost {
         field.nodes[slot as usize].mark = NONE;
     }
 
-    fn next(&mut self, field: &mut Field<'_>) -> Option<u32> {
+    fn next(&mut self, field: &mut PolicyContext<'_>) -> Option<u32> {
         self.evictions = self.evictions.wrapping_add(1);
         self.fill(field);
         loop {
@@ -160,7 +160,7 @@ impl Policy for Cost {
         }
     }
 
-    fn leave(&mut self, _field: &mut Field<'_>, _slot: u32, _evicted: bool) {}
+    fn leave(&mut self, _field: &mut PolicyContext<'_>, _slot: u32, _evicted: bool) {}
 
     fn candidates(&self, _nodes: &[Node]) -> Vec<u32> {
         self.candidates.clone()

@@ -6,7 +6,7 @@
 //! any candidate was last used in. An exact order would need a heap (20 levels of cache misses at a million
 //! slots) or a relinking of each block of each look-up.
 
-use super::{End, Field, Policy};
+use super::{End, Policy, PolicyContext};
 use crate::list::{List, NONE, Node, ORDER};
 
 const TICKS: u32 = 128;
@@ -49,9 +49,9 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn register(&mut self, _field: &mut Field<'_>, _slot: u32) {}
+    fn register(&mut self, _field: &mut PolicyContext<'_>, _slot: u32) {}
 
-    fn link(&mut self, field: &mut Field<'_>, slot: u32, end: End) {
+    fn link(&mut self, field: &mut PolicyContext<'_>, slot: u32, end: End) {
         let tick = field.records[slot as usize].stamp();
         field.nodes[slot as usize].mark = tick;
         let place = self.place(tick);
@@ -63,14 +63,14 @@ impl Policy for Lru {
         place.into_iter().for_each(|place| self.note(place));
     }
 
-    fn unlink(&mut self, field: &mut Field<'_>, slot: u32) {
+    fn unlink(&mut self, field: &mut PolicyContext<'_>, slot: u32) {
         let place = self.place(field.nodes[slot as usize].mark);
         let list = place.map_or(&mut self.older, |place| &mut self.recent[place]);
         list.remove(field.nodes, slot);
         place.into_iter().for_each(|place| self.note(place));
     }
 
-    fn next(&mut self, field: &mut Field<'_>) -> Option<u32> {
+    fn next(&mut self, field: &mut PolicyContext<'_>) -> Option<u32> {
         loop {
             let slot = Some(self.oldest()).filter(|&slot| slot != NONE)?;
             let (listed, used) = (field.nodes[slot as usize].mark, field.records[slot as usize].stamp());
@@ -83,9 +83,9 @@ impl Policy for Lru {
         }
     }
 
-    fn leave(&mut self, _field: &mut Field<'_>, _slot: u32, _evicted: bool) {}
+    fn leave(&mut self, _field: &mut PolicyContext<'_>, _slot: u32, _evicted: bool) {}
 
-    fn tick(&mut self, field: &mut Field<'_>) {
+    fn tick(&mut self, field: &mut PolicyContext<'_>) {
         while self.clock != field.clock {
             self.clock = self.clock.wrapping_add(1);
             let place = (self.clock % TICKS) as usize;

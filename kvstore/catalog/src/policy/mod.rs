@@ -24,7 +24,7 @@ use crate::record::Record;
 use crate::sketch::FrequencySketch;
 
 /// State that a policy may read and change.
-pub(crate) struct Field<'a> {
+pub(crate) struct PolicyContext<'a> {
     pub(crate) nodes: &'a mut [Node],
     pub(crate) records: &'a [Record],
     pub(crate) sketch: Option<&'a FrequencySketch>,
@@ -40,17 +40,17 @@ pub(crate) enum End {
 
 pub(crate) trait Policy: Send + std::fmt::Debug {
     /// A block was registered in the slot; it is no candidate yet.
-    fn register(&mut self, field: &mut Field<'_>, slot: u32);
+    fn register(&mut self, field: &mut PolicyContext<'_>, slot: u32);
     /// The slot becomes a candidate.
-    fn link(&mut self, field: &mut Field<'_>, slot: u32, end: End);
+    fn link(&mut self, field: &mut PolicyContext<'_>, slot: u32, end: End);
     /// The slot is no candidate any more.
-    fn unlink(&mut self, field: &mut Field<'_>, slot: u32);
+    fn unlink(&mut self, field: &mut PolicyContext<'_>, slot: u32);
     /// The candidate that should go next, if there is one. It stays a candidate.
-    fn next(&mut self, field: &mut Field<'_>) -> Option<u32>;
+    fn next(&mut self, field: &mut PolicyContext<'_>) -> Option<u32>;
     /// The block left the slot, which was unlinked before.
-    fn leave(&mut self, field: &mut Field<'_>, slot: u32, evicted: bool);
+    fn leave(&mut self, field: &mut PolicyContext<'_>, slot: u32, evicted: bool);
     /// The clock has moved on to `field.clock`.
-    fn tick(&mut self, _field: &mut Field<'_>) {}
+    fn tick(&mut self, _field: &mut PolicyContext<'_>) {}
     /// Candidates, to check.
     fn candidates(&self, nodes: &[Node]) -> Vec<u32>;
 }

@@ -7,7 +7,7 @@
 //! A queue counts all its blocks, those with children too, though only candidates are linked.
 
 use super::ghost::Ghost;
-use super::{End, Field, Policy};
+use super::{End, Policy, PolicyContext};
 use crate::list::{List, NONE, Node, ORDER};
 
 const SMALL: u32 = 0;
@@ -36,7 +36,7 @@ impl S3Fifo {
         }
     }
 
-    fn move_to_main(&mut self, field: &mut Field<'_>, slot: u32) {
+    fn move_to_main(&mut self, field: &mut PolicyContext<'_>, slot: u32) {
         self.unlink(field, slot);
         if field.nodes[slot as usize].mark == SMALL {
             self.small_blocks -= 1;
@@ -47,13 +47,13 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn register(&mut self, field: &mut Field<'_>, slot: u32) {
+    fn register(&mut self, field: &mut PolicyContext<'_>, slot: u32) {
         let remembered = self.ghost.take(field.records[slot as usize].halves());
         field.nodes[slot as usize].mark = if remembered { MAIN } else { SMALL };
         self.small_blocks += u32::from(!remembered);
     }
 
-    fn link(&mut self, field: &mut Field<'_>, slot: u32, end: End) {
+    fn link(&mut self, field: &mut PolicyContext<'_>, slot: u32, end: End) {
         let queue = &mut self.queues[field.nodes[slot as usize].mark as usize];
         match end {
             End::Oldest => queue.push_oldest(field.nodes, slot),
@@ -61,11 +61,11 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn unlink(&mut self, field: &mut Field<'_>, slot: u32) {
+    fn unlink(&mut self, field: &mut PolicyContext<'_>, slot: u32) {
         self.queues[field.nodes[slot as usize].mark as usize].remove(field.nodes, slot);
     }
 
-    fn next(&mut self, field: &mut Field<'_>) -> Option<u32> {
+    fn next(&mut self, field: &mut PolicyContext<'_>) -> Option<u32> {
         let [small, main] = self.queues;
         for _ in 0..(small.len + main.len).saturating_mul(ROUNDS_MAX) {
             let [small, main] = self.queues;
@@ -84,7 +84,7 @@ impl Policy for S3Fifo {
         [main.oldest, small.oldest].into_iter().find(|&slot| slot != NONE)
     }
 
-    fn leave(&mut self, field: &mut Field<'_>, slot: u32, evicted: bool) {
+    fn leave(&mut self, field: &mut PolicyContext<'_>, slot: u32, evicted: bool) {
         if field.nodes[slot as usize].mark == SMALL {
             self.small_blocks -= 1;
             if evicted {

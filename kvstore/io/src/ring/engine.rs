@@ -173,7 +173,7 @@ impl<K: Commands> RingEngine<K> {
         if self.ring.is_misdriven() {
             // The queue will not be handed over any more, so the kernel does not use these buffers.
             while let Some(pending) = self.pending.take_from(self.ring.handed_over()) {
-                let error = self.ring.misdriven(&pending.describe());
+                let error = self.ring.wrong_thread_error(&pending.describe());
                 self.refused.push_back(pending.complete(Err(error)));
             }
         }
@@ -212,7 +212,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         match self.geometry.check(&request) {
             Ok(address) if self.ring.is_misdriven() => {
                 let pending = Pending::new(request, address, None);
-                let error = self.ring.misdriven(&pending.describe());
+                let error = self.ring.wrong_thread_error(&pending.describe());
                 self.refused.push_back(pending.complete(Err(error)));
             }
             Ok(address) => {

@@ -121,7 +121,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
 
     /// Returns the error of every call once another thread than the issuer has used the ring.
     #[cold]
-    pub(crate) fn misdriven(&self, operation: &str) -> IoError {
+    pub(crate) fn wrong_thread_error(&self, operation: &str) -> IoError {
         IoError {
             engine: self.engine,
             operation: operation.to_owned(),
@@ -133,7 +133,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     fn failed(&mut self, operation: &str, errno: Errno) -> IoError {
         if errno == Errno::EXIST {
             self.is_misdriven = true;
-            return self.misdriven(operation);
+            return self.wrong_thread_error(operation);
         }
         IoError::from_errno(self.engine, operation.to_owned(), errno.raw_os_error())
     }
@@ -141,7 +141,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// Enables the ring at its first use. Call before every entry into the kernel.
     fn enable(&mut self) -> Result<(), IoError> {
         if self.is_misdriven {
-            return Err(self.misdriven("enter the ring"));
+            return Err(self.wrong_thread_error("enter the ring"));
         }
         if self.mode.disabled {
             let enabled = self.ring.submitter().register_enable_rings().map_err(|error| errno_of(&error));
@@ -154,7 +154,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// Hands over pushed entries: one system call, none if there are no entries.
     pub(crate) fn submit(&mut self) -> Result<(), IoError> {
         if self.is_misdriven {
-            return Err(self.misdriven("io_uring_enter to submit"));
+            return Err(self.wrong_thread_error("io_uring_enter to submit"));
         }
         let mut retries = 0;
         while self.queued > 0 {
@@ -216,7 +216,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// whether requests are in flight.
     pub(crate) fn sleep(&mut self, until: Option<Instant>, busy: bool) -> Result<(), IoError> {
         if self.is_misdriven {
-            return Err(self.misdriven("io_uring_enter to wait"));
+            return Err(self.wrong_thread_error("io_uring_enter to wait"));
         }
         self.take_idle_wake(busy);
         if self.woken || !self.ring.completion().is_empty() {
@@ -275,7 +275,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             }
             self.fetch();
             if self.is_misdriven {
-                return Err(self.misdriven("io_uring_enter to poll"));
+                return Err(self.wrong_thread_error("io_uring_enter to poll"));
             }
         }
         if self.waker.is_pending() {
@@ -321,7 +321,11 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
         if self.mode.io_poll {
             self.fetch();
-            return if self.is_misdriven { Err(self.misdriven("io_uring_enter to drain")) } else { Ok(()) };
+            return if self.is_misdriven {
+                Err(self.wrong_thread_error("io_uring_enter to drain"))
+            } else {
+                Ok(())
+            };
         }
         self.enable()?;
         self.enters += 1;

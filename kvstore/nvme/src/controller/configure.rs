@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Controller, Found, Stage};
+use super::{Controller, Identities, Stage};
 use crate::NvmeError;
 use crate::bus::Bus;
 use crate::command::Command;
@@ -87,7 +87,7 @@ impl<B: Bus> Controller<B> {
     fn compare_found(&mut self) -> Result<(), NvmeError> {
         let namespace = NamespaceIdentity::parse(self.bus.device(), self.namespace, &self.identify_bytes())?;
         let Some(controller) = self.controller.clone() else { return Ok(()) };
-        let found = Found { controller, namespace };
+        let found = Identities { controller, namespace };
         match &self.found {
             Some(before) if *before != found => {
                 let what = "after a reset it is another controller or namespace than before".to_owned();

@@ -35,7 +35,7 @@ impl BusErrorHandler {
 
     /// Called with the disposition from before SPDK was loaded: if SPDK has replaced it, installs the handler
     /// of this module in front of SPDK's.
-    pub(super) fn watch_over(self) {
+    pub(super) fn install_in_front(self) {
         let of_spdk = Self::current();
         let is_taken = of_spdk.0.sa_sigaction != self.0.sa_sigaction;
         if !is_taken || of_spdk.0.sa_flags & libc::SA_SIGINFO == 0 {

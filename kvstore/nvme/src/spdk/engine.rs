@@ -17,7 +17,7 @@ use crate::commands::{Commands, Owner};
 use crate::engine::Blocking;
 use crate::request_queue::RequestQueue;
 use crate::volatile_cache::VolatileCache;
-use crate::wake::{Alarm, Pause};
+use crate::wake::{Pause, WakeFlag};
 
 pub(super) const NAME: &str = "spdk";
 /// Maximum number of commands in flight: half of SPDK's default queue, so that a command which SPDK splits
@@ -62,7 +62,7 @@ pub struct SpdkEngine {
     pub(super) cache: VolatileCache,
     pub(super) namespace_id: u32,
     pub(super) flags: u32,
-    pub(super) alarm: Arc<Alarm>,
+    pub(super) alarm: Arc<WakeFlag>,
     idle_polls: u32,
 }
 

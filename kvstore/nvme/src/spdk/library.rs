@@ -153,7 +153,7 @@ impl Library {
                 open(&file).map_err(|reason| NvmeError::Library { reason: format!("{reason}{missing}") })?;
             loaded.push(library);
         }
-        handler.watch_over();
+        handler.install_in_front();
         Self::resolve(loaded)
     }
 }

@@ -54,7 +54,7 @@ impl<F: Fabric> RemotePool<F> {
                 let Some(known) = self.answered(request, peer) else {
                     // The request has timed out; release the lease.
                     add(&self.counters.totals.late_answers, 1);
-                    self.send_surely(id, &Message::Release { lease }, now);
+                    self.send_or_disconnect(id, &Message::Release { lease }, now);
                     return true;
                 };
                 let Purpose::LookUp { ticket, group } = known.purpose else { return false };

@@ -240,7 +240,7 @@ impl<F: Fabric> RemotePool<F> {
         let Some(fetch) = self.fetch_mut(ticket).filter(|fetch| fetch.is_asking()) else {
             add(&self.counters.totals.late_answers, 1);
             if lease != 0 {
-                self.send_surely(node, &Message::Release { lease }, now);
+                self.send_or_disconnect(node, &Message::Release { lease }, now);
             }
             return true;
         };
@@ -255,7 +255,7 @@ impl<F: Fabric> RemotePool<F> {
         if is_short || !is_wanted || blocks.is_empty() {
             let name = group.name;
             if lease != 0 {
-                self.send_surely(node, &Message::Release { lease }, now);
+                self.send_or_disconnect(node, &Message::Release { lease }, now);
             }
             if is_short && is_wanted {
                 // The second home has dropped some blocks: the first may still have all.

@@ -260,7 +260,7 @@ impl<F: Fabric> RemotePool<F> {
 
     /// Like `send`, for messages that must not be lost: without room, the connection ends, which has the same
     /// effect at the node.
-    pub(super) fn send_surely(&mut self, id: NodeId, message: &Message, now: Instant) {
+    pub(super) fn send_or_disconnect(&mut self, id: NodeId, message: &Message, now: Instant) {
         let is_connected = self.nodes.get(&id).is_some_and(|node| node.connected);
         if is_connected && !self.send(id, message) {
             self.give_up(id, now);

@@ -26,7 +26,7 @@ pub(super) struct Replication {
     pub(super) sketch: Sketch,
     /// Rate limit of copies; `None`: nothing is copied.
     pub(super) bucket: Option<TokenBucket>,
-    pub(super) waiting: VecDeque<Waiting>,
+    pub(super) waiting: VecDeque<PendingCopy>,
     /// Groups with a second home.
     pub(super) done: BTreeSet<BlockIdentity>,
     /// The groups of `done` in the order in which they were added; may contain groups that were forgotten.
@@ -34,7 +34,7 @@ pub(super) struct Replication {
 }
 
 /// A group to copy, with the slots that it was read into.
-pub(super) struct Waiting {
+pub(super) struct PendingCopy {
     group: BlockIdentity,
     to: NodeId,
     blocks: Vec<StoreBlock>,
@@ -78,7 +78,7 @@ impl Replication {
 impl<F: Fabric> RemotePool<F> {
     /// Queues the groups of a fetch that are requested often enough for a second home. Groups that are read in
     /// place are not copied by this client, which has no slots of them.
-    pub(super) fn consider_hot(&mut self, ticket: u64, blocks: &[Verified], now: Instant) {
+    pub(super) fn queue_hot_groups(&mut self, ticket: u64, blocks: &[Verified], now: Instant) {
         if self.config.hot_count == 0 || self.config.replicate_bytes_per_second == 0 {
             return;
         }
@@ -107,7 +107,7 @@ impl<F: Fabric> RemotePool<F> {
                     description: blocks[index - first].description,
                 })
                 .collect();
-            self.replication.waiting.push_back(Waiting { group: group.name, to, blocks, since: now });
+            self.replication.waiting.push_back(PendingCopy { group: group.name, to, blocks, since: now });
         }
     }
 
@@ -122,7 +122,7 @@ impl<F: Fabric> RemotePool<F> {
                     return self.due_at(now + RETRY_AFTER);
                 }
             }
-            let Some(Waiting { group, to, blocks, .. }) = self.replication.waiting.pop_front() else {
+            let Some(PendingCopy { group, to, blocks, .. }) = self.replication.waiting.pop_front() else {
                 return;
             };
             if is_late {

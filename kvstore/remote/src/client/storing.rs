@@ -149,7 +149,7 @@ impl<F: Fabric> RemotePool<F> {
             add(&self.counters.totals.late_answers, 1);
             if is_reserved {
                 // The part has ended: commit no write, so that the node can reuse the slots.
-                self.send_surely(id, &Message::Commit { request, written: 0 }, now);
+                self.send_or_disconnect(id, &Message::Commit { request, written: 0 }, now);
             }
             return true;
         };
@@ -211,7 +211,7 @@ impl<F: Fabric> RemotePool<F> {
         if let Some(known) = self.requests.get_mut(&request) {
             known.timeout_at = Some(timeout_at);
             self.due_at(timeout_at);
-            self.send_surely(id, &Message::Commit { request, written }, now);
+            self.send_or_disconnect(id, &Message::Commit { request, written }, now);
         }
     }
 

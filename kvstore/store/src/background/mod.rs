@@ -16,9 +16,9 @@ use kvstore_block::BlockIdentity;
 use crate::held::HeldBlock;
 use crate::job::{Destination, LoadRequest, Prepare, Probe};
 use crate::metrics::StoreCounters;
-use crate::mover::Mover;
 use crate::quota;
 use crate::shared::{DISK, HOST};
+use crate::store_thread::StoreThread;
 use conversations::Conversations;
 
 /// Request number of all background requests, whose ends are not reported.
@@ -80,7 +80,7 @@ impl Background {
     }
 }
 
-impl Mover {
+impl StoreThread {
     /// Handles the arrival of a prompt.
     pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
@@ -94,7 +94,7 @@ impl Mover {
     /// Handles the end of an answer: the conversation is idle.
     pub(crate) fn conversation_went_idle(&mut self, chain: Vec<BlockIdentity>) {
         if let Some(conversations) = &mut self.background.conversations {
-            conversations.went_idle(chain, self.tiers.now);
+            conversations.conversation_idle(chain, self.tiers.now);
         }
     }
 
@@ -190,7 +190,7 @@ impl Mover {
             return;
         }
         if let Some(conversations) = &mut self.background.conversations {
-            conversations.went_on(&last, first + count, count, now);
+            conversations.record_progress(&last, first + count, count, now);
         }
         // The next piece follows at once when this one is here.
         self.background.next_check = now;
@@ -223,7 +223,7 @@ impl Mover {
         destination: Destination,
     ) {
         let request = BACKGROUND_REQUEST;
-        let wanted = LoadRequest { request, chain, first, destination, is_verified_there: false, deadline };
+        let wanted = LoadRequest { request, chain, first, destination, verified_by_caller: false, deadline };
         self.loads.start(wanted, &mut self.tiers, &self.device);
     }
 
@@ -235,8 +235,8 @@ impl Mover {
         if nearest.is_some_and(|tier| self.tiers.bandwidth.admit(tier, Priority::Prefetch, bytes).is_ok()) {
             let deadline = now + self.tiers.shared.config.others_deadline;
             let before = first.checked_sub(1).map(|before| &chain[before]);
-            let tenant =
-                before.map_or(quota::NOBODY, |before| quota::owner(&self.tiers.shared.catalog, HOST, before));
+            let tenant = before
+                .map_or(quota::UNOWNED, |before| quota::owner(&self.tiers.shared.catalog, HOST, before));
             let chain = chain[..end].to_vec();
             let request = BACKGROUND_REQUEST;
             // An idle conversation has identities only.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError};
 use dataplane_memory::SlotRef;
 use kvstore_catalog::TenantId;
-use kvstore_disk::{Block, DiskLog, Done, MissReason, Moment, ReadOutcome, WriteOutcome};
+use kvstore_disk::{Block, ClockReading, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
 
 use super::{DiskCommand, DiskResult, NO_PARENT, Read, Write};
 use crate::Description;
@@ -52,13 +52,13 @@ impl Driver {
         let mut is_open = true;
         while is_open || !self.under_way.is_empty() {
             is_open = is_open && self.take_commands();
-            self.log.poll(Moment::now(), &mut done);
+            self.log.poll(ClockReading::now(), &mut done);
             let is_full = self.under_way.len() >= self.depth;
             let is_idle = done.is_empty() && (is_full || self.inbox.is_empty());
             for done in done.drain(..) {
                 self.finished(done);
             }
-            self.release_limbo();
+            self.reap_abandoned();
             if is_idle && (is_open || !self.under_way.is_empty()) {
                 let until = Instant::now() + SLEEP_MAX;
                 if let Err(error) = self.log.wait(Some(until)) {
@@ -165,7 +165,7 @@ impl Driver {
     }
 
     /// Reports operations that the device did not answer, once it cannot access their memory any more.
-    fn release_limbo(&mut self) {
+    fn reap_abandoned(&mut self) {
         // References to the slot without those of the device: of `limbo`, of the operation, and of the tier.
         const REFERENCES_WITHOUT_DEVICE: u32 = 3;
         let is_free =

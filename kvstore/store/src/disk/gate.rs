@@ -2,7 +2,7 @@
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::FrequencySketch;
-use kvstore_disk::{Admission, AdmissionConfig, Moment, Usage, Verdict};
+use kvstore_disk::{Admission, AdmissionConfig, ClockReading, Usage, Verdict};
 
 /// Entries of the sketch for each slot of host memory.
 const SKETCH_ENTRIES: u32 = 4;
@@ -24,7 +24,7 @@ impl WriteGate {
         Self {
             seen: FrequencySketch::new(host_slots.saturating_mul(SKETCH_ENTRIES)),
             is_selective: config.frequency_min > 1,
-            admission: Admission::new(config, Moment::now()),
+            admission: Admission::new(config, ClockReading::now()),
             usage,
             admitted: None,
         }
@@ -48,7 +48,7 @@ impl WriteGate {
         }
         // The sketch forgets; this block was offered just now.
         let seen = if is_retained { u32::MAX } else { u32::from(self.seen.estimate(&identity)).max(1) };
-        self.admission.decide(seen, u64::from(bytes), &self.usage, Moment::now()) == Verdict::Admit
+        self.admission.decide(seen, u64::from(bytes), &self.usage, ClockReading::now()) == Verdict::Admit
     }
 
     /// Remembers that an admitted block has to wait.

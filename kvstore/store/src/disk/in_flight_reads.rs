@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::ReadCheck;
 
-use crate::planted::{Planted, is_planted};
+use crate::fault_injection::{Planted, is_planted};
 
 /// A load that waits for a block: its number, and the block's place in it.
 pub(crate) type Waiter = (u64, usize);

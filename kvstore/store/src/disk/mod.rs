@@ -12,7 +12,7 @@ mod in_flight_reads;
 mod in_flight_writes;
 mod open;
 mod slots;
-mod unwritten;
+mod write_backlog;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -34,7 +34,7 @@ pub(crate) use in_flight_reads::{InFlightReads, Waiter};
 pub(crate) use in_flight_writes::{DiskCopy, HostCopy, InFlightWrites};
 pub use open::{DiskEngine, DiskTierConfig};
 pub(crate) use slots::DiskSlots;
-pub(crate) use unwritten::Unwritten;
+pub(crate) use write_backlog::WriteBacklog;
 
 /// Parent that the disk records for a chain's first block.
 pub(crate) const NO_PARENT: BlockIdentity = BlockIdentity([0; 16]);
@@ -236,7 +236,7 @@ impl Drop for DiskLink {
 pub(crate) struct LocalDisk {
     pub(crate) link: DiskLink,
     pub(crate) gate: WriteGate,
-    pub(crate) unwritten: Unwritten,
+    pub(crate) unwritten: WriteBacklog,
     pub(crate) failed: FailedWrites,
     pub(crate) writes: InFlightWrites,
     pub(crate) reads: InFlightReads,
@@ -252,7 +252,7 @@ impl LocalDisk {
         Self {
             link,
             gate: WriteGate::new(admission, host_slots, usage),
-            unwritten: Unwritten::new(host_slots as usize),
+            unwritten: WriteBacklog::new(host_slots as usize),
             failed: FailedWrites::new(host_slots as usize),
             writes: InFlightWrites::default(),
             reads: InFlightReads::default(),

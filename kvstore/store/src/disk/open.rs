@@ -4,7 +4,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog, Recovered};
 use kvstore_io::files::{
     DeviceConfig, Files, FolderConfig, SIGNATURE_BYTES, open_device, open_folders, remove_surplus, signature,
 };
@@ -161,7 +161,8 @@ impl DiskTierConfig {
         let segments = self.segments()?;
         let engine = wrap(self.engine(segments.as_ref())?);
         let (name, areas) = (engine.name(), self.areas(&engine.geometry().files));
-        let (log, recovered, report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())?;
+        let (log, recovered, report) =
+            DiskLog::open(config, &areas, engine, fresh_id(), ClockReading::now())?;
         if let Some((folders, config)) = &segments {
             remove_surplus(folders, config)?;
         }

@@ -1,7 +1,7 @@
 //! Reads of other nodes' memory that are under way, and the slots that the fabric may still write after a read has ended.
 //!
-//! A read that ends late ends twice: its verified blocks are answered at its deadline ([`FarResult::Arrived`]), and the
-//! slots of the others follow once the fabric cannot write to them any more ([`FarResult::Returned`]). Every slot goes back
+//! A read that ends late ends twice: its verified blocks are answered at its deadline ([`SecondaryTierEvent::Arrived`]), and the
+//! slots of the others follow once the fabric cannot write to them any more ([`SecondaryTierEvent::Returned`]). Every slot goes back
 //! to the store's thread by one of the two.
 
 use std::collections::HashMap;
@@ -9,18 +9,18 @@ use std::collections::HashMap;
 use kvstore_block::BlockIdentity;
 use kvstore_remote::{Ticket, with_identity};
 
-use super::{Delivered, DeliveredSum, FarResult, Incoming, ReturnedSlots};
+use super::{Delivered, DeliveredSum, FetchRequest, ReturnedSlots, SecondaryTierEvent};
 
 /// The reads of one driver, which its thread alone uses.
 #[derive(Default)]
 pub(super) struct InFlightReads {
-    reading: HashMap<Ticket, Incoming>,
+    reading: HashMap<Ticket, FetchRequest>,
     /// Slots that the fabric may still write although their read has been answered.
     held: HashMap<Ticket, ReturnedSlots>,
 }
 
 impl InFlightReads {
-    pub(super) fn begin(&mut self, ticket: Ticket, incoming: Incoming) {
+    pub(super) fn begin(&mut self, ticket: Ticket, incoming: FetchRequest) {
         self.reading.insert(ticket, incoming);
     }
 
@@ -31,7 +31,7 @@ impl InFlightReads {
         ticket: Ticket,
         sums: &[(u32, u64)],
         is_held: bool,
-    ) -> Option<FarResult> {
+    ) -> Option<SecondaryTierEvent> {
         let mut incoming = self.reading.remove(&ticket)?;
         let identities = &incoming.chain[incoming.first..];
         let delivered = |(&(bytes, checksum), identity): (&(u32, u64), &BlockIdentity)| Delivered {
@@ -44,11 +44,11 @@ impl InFlightReads {
             incoming.held = slots.len();
             self.held.insert(ticket, ReturnedSlots { request: incoming.request, slots });
         }
-        Some(FarResult::Arrived { incoming, blocks })
+        Some(SecondaryTierEvent::Arrived { incoming, blocks })
     }
 
     /// The fabric cannot write to the read's slots any more.
-    pub(super) fn returned(&mut self, ticket: Ticket) -> Option<FarResult> {
-        self.held.remove(&ticket).map(FarResult::Returned)
+    pub(super) fn returned(&mut self, ticket: Ticket) -> Option<SecondaryTierEvent> {
+        self.held.remove(&ticket).map(SecondaryTierEvent::Returned)
     }
 }

@@ -1,6 +1,6 @@
 //! Tiers that are not on this node: host memory of other nodes ([`remote`]), objects ([`object`]).
 //!
-//! Each has a thread of its own, behind [`FarTier`]. The store's thread asks one tier after the other for the
+//! Each has a thread of its own, behind [`SecondaryTier`]. The store's thread asks one tier after the other for the
 //! blocks that the faster ones do not have, and brings the delivered blocks into host memory, where the
 //! request that waits finds them like any others. A tier that does not answer costs the request its deadline,
 //! and no other request anything.
@@ -24,14 +24,14 @@ use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 
 use crate::job::RetentionRequest;
-use crate::mover::Message;
+use crate::store_thread::Message;
 use crate::{Description, HostBlock};
 use lent_slot::LentSlot;
-pub(crate) use search::FarLinks;
+pub(crate) use search::SecondaryTiers;
 
 /// A block for a tier further away.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct OfferedBlock {
     /// Identity of the block.
     pub identity: BlockIdentity,
     /// Description of the block.
@@ -44,7 +44,7 @@ pub struct Outgoing {
 
 /// Slots of host memory for blocks that a tier further away has.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct FetchRequest {
     /// The store's number of the request.
     pub request: u64,
     /// The chain from its root.
@@ -56,7 +56,7 @@ pub struct Incoming {
     /// Blocks that have not arrived by this time are not waited for.
     pub deadline: Instant,
     pub(crate) slots: Vec<LentSlot>,
-    /// Further slots of the read that the tier keeps for now: they follow in [`FarResult::Returned`].
+    /// Further slots of the read that the tier keeps for now: they follow in [`SecondaryTierEvent::Returned`].
     pub(crate) held: usize,
 }
 
@@ -145,9 +145,9 @@ pub struct MappedBlock {
 
 /// An answer of a tier that is not on this node.
 #[derive(Debug)]
-pub enum FarResult {
+pub enum SecondaryTierEvent {
     /// The leading blocks that were asked for lie in a pool's memory that is mapped here. Comes before
-    /// [`FarResult::Found`], which counts the other blocks.
+    /// [`SecondaryTierEvent::Found`], which counts the other blocks.
     Mapped {
         /// The store's number of the request.
         request: u64,
@@ -164,7 +164,7 @@ pub enum FarResult {
     /// The leading blocks have arrived and were verified.
     Arrived {
         /// The read, with its slots.
-        incoming: Incoming,
+        incoming: FetchRequest,
         /// Length and checksum of each block that has arrived.
         blocks: Vec<Delivered>,
     },
@@ -201,7 +201,7 @@ pub enum Portion {
 
 /// A tier that is not on this node. Called by the store's thread; must not block. Each `look_up` and `read` is answered
 /// once, at about its deadline at the latest, through the way that the tier was given at its start.
-pub trait FarTier: Send {
+pub trait SecondaryTier: Send {
     /// Kind of the tier, by which its speed is measured.
     fn tier(&self) -> Tier;
     /// Longest time that a look-up and the read after it may take.
@@ -210,17 +210,17 @@ pub trait FarTier: Send {
     /// asked now.
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, deadline: Instant) -> bool;
     /// Asks for blocks that it said it has; "full" hands the request back.
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming>;
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest>;
     /// Drops the result of a look-up that is not going to be read.
     fn leave(&mut self, request: u64);
     /// Size of the portions in which the tier takes new blocks.
     fn portion(&self) -> Portion;
     /// Whether the tier takes a portion of so many bytes now. If not, an offer in flight will end later and
-    /// be reported ([`FarResult::Offered`]).
+    /// be reported ([`SecondaryTierEvent::Offered`]).
     fn has_room(&self, bytes: u64) -> bool;
     /// Offers it a portion that is new here; `head` is the first block of the group or run. False when it cannot be taken now.
-    /// Each portion that is taken is answered once ([`FarResult::Offered`]).
-    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool;
+    /// Each portion that is taken is answered once ([`SecondaryTierEvent::Offered`]).
+    fn offer(&mut self, blocks: Vec<OfferedBlock>, head: BlockIdentity) -> bool;
     /// Asks it to retain the blocks of a chain (which starts at the root) for so long, now or when they come. A hint; a tier that evicts
     /// nothing has nothing to do.
     fn retain(&mut self, _request: &Arc<RetentionRequest>, _how_long: Duration) {}
@@ -228,11 +228,11 @@ pub trait FarTier: Send {
 
 /// The way for the answers of other nodes' tiers into the store.
 #[derive(Clone)]
-pub struct FarInbox(pub(crate) Sender<Message>);
+pub struct SecondaryTierInbox(pub(crate) Sender<Message>);
 
-impl FarInbox {
+impl SecondaryTierInbox {
     /// Hands over an answer.
-    pub fn send(&self, result: FarResult) {
+    pub fn send(&self, result: SecondaryTierEvent) {
         // A store that has stopped needs no answers.
         let _stopped = self.0.send(Message::Far(result));
     }

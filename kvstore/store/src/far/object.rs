@@ -20,7 +20,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::StoreBuilder;
 use crate::error::StoreError;
-use crate::far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
+use crate::far::{
+    Delivered, DeliveredSum, FetchRequest, OfferedBlock, Portion, SecondaryTier, SecondaryTierEvent,
+    SecondaryTierInbox,
+};
 
 /// Look-ups and reads under way at a time.
 const REQUESTS_MAX: usize = 256;
@@ -147,7 +150,7 @@ pub struct ObjectTier {
     objects: Arc<Objects>,
     run: u32,
     patience: Duration,
-    inbox: FarInbox,
+    inbox: SecondaryTierInbox,
     requests: Arc<Semaphore>,
     puts: Arc<Semaphore>,
     /// Longest block, in bytes.
@@ -185,7 +188,7 @@ impl ObjectTier {
         block_bytes: usize,
         buffer_bytes: u64,
         patience: Duration,
-        inbox: FarInbox,
+        inbox: SecondaryTierInbox,
     ) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -226,7 +229,7 @@ impl ObjectTier {
     }
 }
 
-impl FarTier for ObjectTier {
+impl SecondaryTier for ObjectTier {
     fn tier(&self) -> Tier {
         Tier::Object
     }
@@ -241,12 +244,12 @@ impl FarTier for ObjectTier {
         self.spawn(async move {
             let found = objects.look_up_from(&chain, first, deadline.into()).await;
             drop(permit);
-            inbox.send(FarResult::Found { request, blocks: found.saturating_sub(first) });
+            inbox.send(SecondaryTierEvent::Found { request, blocks: found.saturating_sub(first) });
         });
         true
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return Err(incoming) };
         let (objects, inbox, heap) = (Arc::clone(&self.objects), self.inbox.clone(), self.read_heap.clone());
         let (run, block_bytes) = (self.run as usize, self.block_bytes);
@@ -274,7 +277,7 @@ impl FarTier for ObjectTier {
                 }
             }
             drop(permit);
-            inbox.send(FarResult::Arrived { incoming, blocks: arrived });
+            inbox.send(SecondaryTierEvent::Arrived { incoming, blocks: arrived });
         });
         Ok(())
     }
@@ -290,7 +293,7 @@ impl FarTier for ObjectTier {
         self.puts.available_permits() > 0 && self.put_heap.pages.available_permits() >= pages
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+    fn offer(&mut self, blocks: Vec<OfferedBlock>, _head: BlockIdentity) -> bool {
         let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return false };
         let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
         let Some(room) = self.put_heap.try_take(bytes) else { return false };
@@ -308,7 +311,7 @@ impl FarTier for ObjectTier {
             }
             // Released before the answer, so that the next portion finds room.
             drop((room, permit));
-            inbox.send(FarResult::Offered {
+            inbox.send(SecondaryTierEvent::Offered {
                 tier: Tier::Object,
                 kept,
                 too_large: 0,
@@ -322,7 +325,7 @@ impl FarTier for ObjectTier {
 
 /// Uploads a run of blocks; returns the number of blocks stored, or `None` if the run is to be tried again
 /// later.
-async fn write_run(objects: &Objects, blocks: Vec<Outgoing>) -> Result<Option<usize>, ObjectError> {
+async fn write_run(objects: &Objects, blocks: Vec<OfferedBlock>) -> Result<Option<usize>, ObjectError> {
     let count = blocks.len();
     let mut run = Vec::with_capacity(count);
     for block in blocks {
@@ -357,9 +360,9 @@ mod tests {
     use kvstore_object::{Location, ObjectConfig};
 
     use super::*;
-    use crate::far::FarLinks;
-    use crate::job::{Moved, Prepare};
-    use crate::mover::Message;
+    use crate::far::SecondaryTiers;
+    use crate::job::{Prepare, StoreEvent};
+    use crate::store_thread::Message;
     use crate::tiers::testing::{host_tiers, numbered_chain};
 
     const BLOCK: usize = 4096;
@@ -409,7 +412,7 @@ mod tests {
         let objects = Arc::new(Objects::open(config).expect("a folder"));
         let (mut tiers, moved) = host_tiers(64, BLOCK, PolicyKind::Lru);
         let (sender, messages) = unbounded();
-        let (heap, inbox) = (u64::from(RUN) * BLOCK as u64 * 4, FarInbox(sender));
+        let (heap, inbox) = (u64::from(RUN) * BLOCK as u64 * 4, SecondaryTierInbox(sender));
         let tier =
             ObjectTier::start(Arc::clone(&objects), RUN, BLOCK, heap, PATIENCE, inbox).expect("a thread");
         let (read_heap, runtime) = (tier.read_heap.clone(), tier.runtime.as_ref().expect("it runs"));
@@ -424,7 +427,7 @@ mod tests {
             assert!(matches!(stored, Ok(Outcome::Stored)), "{stored:?}");
         }
 
-        let mut far = FarLinks::new(vec![Box::new(tier)]);
+        let mut far = SecondaryTiers::new(vec![Box::new(tier)]);
         let (metas, deadline) = (Vec::new(), Instant::now() + PATIENCE);
         let (chain, tenant) = (chain.clone(), TenantId(0));
         far.prepare(Prepare { request: 1, chain, device_blocks: 0, metas, tenant, deadline }, &mut tiers);
@@ -435,7 +438,7 @@ mod tests {
                 tiers.hashing.refill();
             }
             let prepared = moved.try_iter().find_map(|moved| match moved {
-                Moved::Prepared { blocks, .. } => Some(blocks),
+                StoreEvent::Prepared { blocks, .. } => Some(blocks),
                 _ => None,
             });
             if let Some(blocks) = prepared {

@@ -7,7 +7,7 @@ use crate::plan::{Priority, Tier};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, Lease};
 
-use super::{FarLinks, Outgoing, Portion};
+use super::{OfferedBlock, Portion, SecondaryTiers};
 use crate::shared::HOST;
 use crate::tiers::Tiers;
 
@@ -173,7 +173,7 @@ impl Backlog {
     }
 }
 
-impl FarLinks {
+impl SecondaryTiers {
     /// A block that is new in host memory is to be offered to all tiers.
     pub(crate) fn offer(&mut self, identity: BlockIdentity, tiers: &Tiers) {
         self.offer_to_first(self.links.len(), identity, tiers);
@@ -287,7 +287,7 @@ impl FarLinks {
 /// Result of the search for the portion that a block completes.
 enum Found {
     /// A portion, and the first block of its group or run.
-    Portion(Vec<Outgoing>, BlockIdentity),
+    Portion(Vec<OfferedBlock>, BlockIdentity),
     /// The chain is not in host memory as far as the tier needs it: this block is not.
     Missing(BlockIdentity),
     /// The block has gone, or is not the last of a run.
@@ -325,10 +325,10 @@ fn portion_from(identity: BlockIdentity, portion: Portion, groups: &Groups, tier
 
 /// Returns the block for an offer; `None`: host memory does not have the block, or its description is
 /// unknown.
-pub(super) fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<Outgoing> {
+pub(super) fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<OfferedBlock> {
     let lease = tiers.shared.catalog.pin(HOST, &identity)?;
     let description = tiers.description(lease.slot())?.clone();
     let memory = &tiers.shared.memory;
     let slot = memory.slot(lease.slot()).clone();
-    Some(Outgoing { identity, description, slot, block: memory.held(lease)? })
+    Some(OfferedBlock { identity, description, slot, block: memory.held(lease)? })
 }

@@ -10,7 +10,7 @@ use dataplane_memory::PartialChecksum;
 use kvstore_block::BlockIdentity;
 use kvstore_remote::with_identity;
 
-use super::Outgoing;
+use super::OfferedBlock;
 
 /// One of the blocks on their way out, whose number is bounded. Relaxed: the count guards no other memory.
 pub(super) struct Counted(Arc<AtomicUsize>);
@@ -32,7 +32,7 @@ impl Drop for Counted {
 
 /// A block for another node; it stays in host memory until this is dropped.
 pub(super) struct Offer {
-    pub(super) block: Outgoing,
+    pub(super) block: OfferedBlock,
     /// The first block of the group that it belongs to.
     pub(super) group: BlockIdentity,
     /// Counts it until it has arrived.
@@ -59,7 +59,7 @@ impl OfferQueue {
     /// Goes on reading, and takes what it reads off the budget: the next block, with the checksum that other nodes compare with,
     /// or none where it is damaged. `None`: the budget is spent, or nothing waits.
     pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, Option<u64>)> {
-        let Outgoing { identity, block, .. } = &self.waiting.front()?.block;
+        let OfferedBlock { identity, block, .. } = &self.waiting.front()?.block;
         let found = self.check.advance(block.slot(), block.len(), budget)?;
         let is_intact = found == block.checksum();
         let checksum = with_identity(found, identity);

@@ -21,7 +21,8 @@ use crate::error::StoreError;
 use crate::far::in_flight_reads::InFlightReads;
 use crate::far::offer_queue::{Counted, Offer, OfferQueue};
 use crate::far::{
-    FarInbox, FarResult, FarTier, Incoming, LeaseEvent, LeaseGuard, MappedBlock, Outgoing, Portion,
+    FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferedBlock, Portion, SecondaryTier,
+    SecondaryTierEvent, SecondaryTierInbox,
 };
 use crate::job::RetentionRequest;
 
@@ -48,7 +49,7 @@ const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
 enum Command {
     LookUp { request: u64, chain: Vec<BlockIdentity>, first: usize, deadline: Instant },
-    Read(Incoming),
+    Read(FetchRequest),
     Offer(Box<Offer>),
     Leave(u64),
     Retain { request: Arc<RetentionRequest>, how_long: Duration },
@@ -121,7 +122,7 @@ impl RemoteTier {
         pool: RemotePool<F>,
         config: &RemoteTierConfig,
         host_slots: usize,
-        inbox: FarInbox,
+        inbox: SecondaryTierInbox,
         policy: ThreadPolicy,
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
@@ -157,7 +158,7 @@ impl RemoteTier {
     }
 }
 
-impl FarTier for RemoteTier {
+impl SecondaryTier for RemoteTier {
     fn tier(&self) -> Tier {
         Tier::Remote
     }
@@ -170,7 +171,7 @@ impl FarTier for RemoteTier {
         self.send(Command::LookUp { request, chain: chain.to_vec(), first, deadline }).is_ok()
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         self.send(Command::Read(incoming)).map_err(|command| match command {
             Command::Read(incoming) => incoming,
             _ => unreachable!("a refused command comes back as it was"),
@@ -196,7 +197,7 @@ impl FarTier for RemoteTier {
         self.offers.load(Ordering::Relaxed) < self.offers_max
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {
+    fn offer(&mut self, blocks: Vec<OfferedBlock>, head: BlockIdentity) -> bool {
         // Portions are single blocks.
         blocks.into_iter().all(|block| {
             let Some(counted) = Counted::one_of(&self.offers, self.offers_max) else { return false };
@@ -220,7 +221,7 @@ impl Drop for RemoteTier {
 struct Driver<F> {
     pool: RemotePool<F>,
     receiver: Receiver<Command>,
-    inbox: FarInbox,
+    inbox: SecondaryTierInbox,
     fingerprint: u64,
     /// Sender of lease events; `None`: blocks of pools on this host are copied, not read in place.
     leases: Option<Leases>,
@@ -282,7 +283,7 @@ impl<F: Fabric> Driver<F> {
             }
             let usable_before = std::mem::replace(&mut self.usable_nodes, self.pool.usable_nodes());
             if self.usable_nodes > usable_before {
-                self.inbox.send(FarResult::Reached(Tier::Remote));
+                self.inbox.send(SecondaryTierEvent::Reached(Tier::Remote));
             }
             let is_idle = !self.send_offers() && !is_asking && is_idle;
             if self.found.len() > FOUND_MAX {
@@ -290,7 +291,7 @@ impl<F: Fabric> Driver<F> {
             }
             if !is_idle {
                 waiter.worked();
-            } else if !waiter.polls_on() {
+            } else if !waiter.should_poll() {
                 waiter.announce();
                 match self.receiver.try_recv() {
                     Ok(command) => self.start(command),
@@ -345,7 +346,7 @@ impl<F: Fabric> Driver<F> {
         let blocks: Vec<MappedBlock> = groups.into_iter().flat_map(|group| leases.blocks(group)).collect();
         let count = blocks.len();
         if count > 0 {
-            self.inbox.send(FarResult::Mapped { request, blocks });
+            self.inbox.send(SecondaryTierEvent::Mapped { request, blocks });
         }
         count
     }
@@ -395,7 +396,7 @@ impl<F: Fabric> Driver<F> {
         }
         // Dropped before the answer, so that the next block finds room.
         drop(offer);
-        self.inbox.send(FarResult::Offered { tier: Tier::Remote, kept, too_large, failed, refused });
+        self.inbox.send(SecondaryTierEvent::Offered { tier: Tier::Remote, kept, too_large, failed, refused });
     }
 
     fn start(&mut self, command: Command) {
@@ -404,17 +405,17 @@ impl<F: Fabric> Driver<F> {
             Command::LookUp { request, chain, first, deadline } => {
                 match self.pool.look_up(&chain, first, deadline, now) {
                     Ok(ticket) => drop(self.looking.insert(ticket, request)),
-                    Err(_) => self.inbox.send(FarResult::Found { request, blocks: 0 }),
+                    Err(_) => self.inbox.send(SecondaryTierEvent::Found { request, blocks: 0 }),
                 }
             }
             Command::Read(mut incoming) => {
                 let targets = std::mem::take(&mut incoming.targets);
                 let Some((ticket, _)) = self.found.remove(&incoming.request) else {
-                    return self.inbox.send(FarResult::Arrived { incoming, blocks: Vec::new() });
+                    return self.inbox.send(SecondaryTierEvent::Arrived { incoming, blocks: Vec::new() });
                 };
                 match self.pool.read(ticket, targets, incoming.deadline, now) {
                     Ok(()) => self.reads.begin(ticket, incoming),
-                    Err(_) => self.inbox.send(FarResult::Arrived { incoming, blocks: Vec::new() }),
+                    Err(_) => self.inbox.send(SecondaryTierEvent::Arrived { incoming, blocks: Vec::new() }),
                 }
             }
             Command::Leave(request) => {
@@ -436,7 +437,7 @@ impl<F: Fabric> Driver<F> {
                 if mapped < blocks.len() {
                     self.found.insert(request, (ticket, Instant::now()));
                 }
-                self.inbox.send(FarResult::Found { request, blocks: ours - mapped });
+                self.inbox.send(SecondaryTierEvent::Found { request, blocks: ours - mapped });
             }
             Outcome::Fetched { ticket, blocks, held, .. } => {
                 let sum = |block: &Verified| (block.description.bytes, block.description.checksum);

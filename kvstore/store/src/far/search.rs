@@ -11,12 +11,14 @@ use kvstore_catalog::{Lease, TenantId};
 
 use super::lent_slot::LentSlot;
 use super::offer::Backlog;
-use super::{Delivered, FarResult, FarTier, Incoming, MappedBlock, Portion, ReturnedSlots};
+use super::{
+    Delivered, FetchRequest, MappedBlock, Portion, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
+};
 use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
 use crate::config::WriteMode;
 use crate::guarded_count::GuardedCount;
-use crate::job::{Moved, Prepare, RetentionRequest};
+use crate::job::{Prepare, RetentionRequest, StoreEvent};
 use crate::metrics::StoreCounters;
 use crate::shared::{HOST, Shared};
 use crate::tiers::{Arrival, Origin, Tiers};
@@ -101,7 +103,7 @@ fn local_blocks(prepare: &Prepare, shared: &Shared) -> usize {
 /// A read in flight at a tier.
 #[derive(Debug)]
 struct OpenRead {
-    /// Slots that have not come back. [`FarLinks::check_guards`] compares them with the count of the guards.
+    /// Slots that have not come back. [`SecondaryTiers::check_guards`] compares them with the count of the guards.
     out: usize,
     /// Index of the tier that reads.
     tier: usize,
@@ -135,8 +137,8 @@ struct Arriving {
 
 /// The tiers of other nodes, in the order in which they are asked.
 #[derive(Default)]
-pub(crate) struct FarLinks {
-    pub(super) links: Vec<Box<dyn FarTier>>,
+pub(crate) struct SecondaryTiers {
+    pub(super) links: Vec<Box<dyn SecondaryTier>>,
     /// Blocks to be offered to each tier.
     pub(super) backlogs: Vec<Backlog>,
     /// Searches by question. Each question has a new number, so that a late answer is recognised.
@@ -152,8 +154,8 @@ pub(crate) struct FarLinks {
     arriving: VecDeque<Arriving>,
 }
 
-impl FarLinks {
-    pub(crate) fn new(links: Vec<Box<dyn FarTier>>) -> Self {
+impl SecondaryTiers {
+    pub(crate) fn new(links: Vec<Box<dyn SecondaryTier>>) -> Self {
         let backlogs = links.iter().map(|_| Backlog::default()).collect();
         Self { links, backlogs, ..Self::default() }
     }
@@ -251,21 +253,21 @@ impl FarLinks {
     }
 
     /// Handles an answer of a tier.
-    pub(crate) fn answered(&mut self, result: FarResult, tiers: &mut Tiers) {
+    pub(crate) fn answered(&mut self, result: SecondaryTierEvent, tiers: &mut Tiers) {
         match result {
-            FarResult::Mapped { request, blocks } => self.mapped(request, blocks, tiers),
-            FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
-            FarResult::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
-            FarResult::Returned(slots) => self.returned(slots, tiers),
-            FarResult::Reached(tier) => {
+            SecondaryTierEvent::Mapped { request, blocks } => self.mapped(request, blocks, tiers),
+            SecondaryTierEvent::Found { request, blocks } => self.found(request, blocks, tiers),
+            SecondaryTierEvent::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
+            SecondaryTierEvent::Returned(slots) => self.returned(slots, tiers),
+            SecondaryTierEvent::Reached(tier) => {
                 tiers.shared.observe_reached(tier);
                 self.reached(tier, tiers);
             }
-            FarResult::Offered { tier, kept, too_large, failed, refused } => {
+            SecondaryTierEvent::Offered { tier, kept, too_large, failed, refused } => {
                 StoreCounters::add(&tiers.shared.counters.to_far, kept);
                 StoreCounters::add(&tiers.shared.counters.far_too_large, too_large);
                 self.offered(tier, failed, refused, tiers.now, tiers.host_slots());
-                tiers.room.came_free();
+                tiers.room.mark_released();
             }
         }
     }
@@ -339,7 +341,7 @@ impl FarLinks {
         let (out, tier, tenant) = (slots.len(), search.tier, search.prepare.tenant);
         self.reads.insert(question, OpenRead { out, tier, tenant, metas });
         let memory = &tiers.shared.memory;
-        let incoming = Incoming {
+        let incoming = FetchRequest {
             request: question,
             chain: search.prepare.chain[..search.found + slots.len()].to_vec(),
             first: search.found,
@@ -351,7 +353,7 @@ impl FarLinks {
         if let Err(incoming) = self.links[search.tier].read(incoming) {
             drop(incoming);
             self.reads.remove(&question);
-            tiers.room.came_free();
+            tiers.room.mark_released();
             return self.pass_over(question, search, tiers);
         }
         self.searches.insert(question, search);
@@ -365,13 +367,13 @@ impl FarLinks {
     }
 
     /// Queues delivered blocks, which are taken in when their turn comes.
-    fn arrived(&mut self, incoming: Incoming, delivered: Vec<Delivered>, tiers: &mut Tiers) {
-        let Incoming { request: question, chain, first: position, targets, slots, held, .. } = incoming;
+    fn arrived(&mut self, incoming: FetchRequest, delivered: Vec<Delivered>, tiers: &mut Tiers) {
+        let FetchRequest { request: question, chain, first: position, targets, slots, held, .. } = incoming;
         drop(targets);
         let (search, read) = (self.searches.remove(&question), self.came_back(question, held));
         let blocks = slots.into_iter().zip(delivered).collect();
         self.arriving.push_back(Arriving { search, read, chain, position, blocks, bytes: 0 });
-        tiers.room.came_free();
+        tiers.room.mark_released();
     }
 
     /// Takes in delivered blocks, as far as their checksums may be taken in this part of the round; false
@@ -391,7 +393,7 @@ impl FarLinks {
                 self.arriving.push_front(arriving);
                 break;
             }
-            self.went_in(arriving, tiers);
+            self.finish_arrival(arriving, tiers);
         }
         has_arrived
     }
@@ -441,7 +443,7 @@ impl FarLinks {
     }
 
     /// Continues the search after all blocks of its read are part of host memory.
-    fn went_in(&mut self, arriving: Arriving, tiers: &mut Tiers) {
+    fn finish_arrival(&mut self, arriving: Arriving, tiers: &mut Tiers) {
         let Arriving { search: Some(search), bytes, .. } = arriving else { return };
         let tier = self.links[search.tier].tier();
         if search.prepare.request != BACKGROUND_REQUEST {
@@ -456,7 +458,7 @@ impl FarLinks {
         let ReturnedSlots { request: question, slots } = returned;
         drop(slots);
         self.came_back(question, 0);
-        tiers.room.came_free();
+        tiers.room.mark_released();
     }
 
     /// Records that a read has given slots back, and keeps so many. Returns what was known of the read.
@@ -531,6 +533,6 @@ fn end(search: &Search, tiers: &mut Tiers) {
 
 fn prepared(request: u64, blocks: usize, tiers: &mut Tiers) {
     if request != BACKGROUND_REQUEST {
-        tiers.tell(Moved::Prepared { request, blocks });
+        tiers.tell(StoreEvent::Prepared { request, blocks });
     }
 }

@@ -14,12 +14,13 @@ use super::in_flight_reads::InFlightReads;
 use super::offer::outgoing;
 use super::offer_queue::{Counted, Offer, OfferQueue};
 use super::{
-    DeliveredSum, FarInbox, FarLinks, FarResult, FarTier, Incoming, Outgoing, Portion, ReturnedSlots,
+    DeliveredSum, FetchRequest, OfferedBlock, Portion, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
+    SecondaryTierInbox, SecondaryTiers,
 };
 use crate::Description;
-use crate::job::{Moved, Prepare};
-use crate::mover::Message;
+use crate::job::{Prepare, StoreEvent};
 use crate::shared::HOST;
+use crate::store_thread::Message;
 use crate::tiers::testing::{host_tiers, numbered_chain};
 use crate::tiers::{Arrival, Origin, Tiers};
 
@@ -54,11 +55,11 @@ fn xxh3_of(slot: &dataplane_memory::SlotRef, bytes: usize) -> u64 {
 /// Another node that has every block, and whose reads end at their deadline with some blocks still on their way.
 struct LateTier {
     reads: Arc<Mutex<Reads>>,
-    inbox: FarInbox,
+    inbox: SecondaryTierInbox,
     block_bytes: usize,
 }
 
-impl FarTier for LateTier {
+impl SecondaryTier for LateTier {
     fn tier(&self) -> Tier {
         Tier::Remote
     }
@@ -75,11 +76,14 @@ impl FarTier for LateTier {
         if is_slow {
             return true;
         }
-        self.inbox.send(FarResult::Found { request, blocks: if is_empty { 0 } else { chain.len() - first } });
+        self.inbox.send(SecondaryTierEvent::Found {
+            request,
+            blocks: if is_empty { 0 } else { chain.len() - first },
+        });
         true
     }
 
-    fn read(&mut self, mut incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, mut incoming: FetchRequest) -> Result<(), FetchRequest> {
         let mut reads = self.reads.lock().expect("one thread");
         let ticket = Ticket(reads.made);
         reads.made += 1;
@@ -100,7 +104,7 @@ impl FarTier for LateTier {
             reads.late.push(ticket);
         }
         let mut arrived = reads.in_flight.fetched(ticket, &sums, is_held).expect("it has begun");
-        if let FarResult::Arrived { blocks, .. } = &mut arrived
+        if let SecondaryTierEvent::Arrived { blocks, .. } = &mut arrived
             && reads.is_hashed
         {
             blocks.iter_mut().zip(hashed).for_each(|(block, hash)| block.sum = DeliveredSum::Xxh3(hash));
@@ -119,7 +123,7 @@ impl FarTier for LateTier {
         true
     }
 
-    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+    fn offer(&mut self, _blocks: Vec<OfferedBlock>, _head: BlockIdentity) -> bool {
         true
     }
 }
@@ -127,8 +131,8 @@ impl FarTier for LateTier {
 /// The store's thread without the thread.
 struct Rig {
     tiers: Tiers,
-    moved: Receiver<Moved>,
-    far: FarLinks,
+    moved: Receiver<StoreEvent>,
+    far: SecondaryTiers,
     messages: Receiver<Message>,
     reads: Arc<Mutex<Reads>>,
 }
@@ -144,10 +148,10 @@ impl Rig {
         let (sender, messages) = unbounded();
         let reads = Arc::<Mutex<Reads>>::default();
         let link = |_| {
-            let (reads, inbox) = (Arc::clone(&reads), FarInbox(sender.clone()));
-            Box::new(LateTier { reads, inbox, block_bytes }) as Box<dyn FarTier>
+            let (reads, inbox) = (Arc::clone(&reads), SecondaryTierInbox(sender.clone()));
+            Box::new(LateTier { reads, inbox, block_bytes }) as Box<dyn SecondaryTier>
         };
-        let far = FarLinks::new((0..links).map(link).collect());
+        let far = SecondaryTiers::new((0..links).map(link).collect());
         Self { tiers, moved, far, messages, reads }
     }
 
@@ -187,21 +191,21 @@ impl Rig {
         while self.round() {
             self.take_answers();
         }
-        let is_end = |moved: Moved| match moved {
-            Moved::Prepared { request: ended, blocks } if ended == request => Some(blocks),
+        let is_end = |moved: StoreEvent| match moved {
+            StoreEvent::Prepared { request: ended, blocks } if ended == request => Some(blocks),
             _ => None,
         };
         self.moved.try_iter().find_map(is_end).expect("the search has ended")
     }
 
     /// The fabric lets go of the slots of every read that has ended late.
-    fn let_go(&mut self) -> Vec<FarResult> {
+    fn let_go(&mut self) -> Vec<SecondaryTierEvent> {
         let mut reads = self.reads();
         let late = std::mem::take(&mut reads.late);
         late.into_iter().filter_map(|ticket| reads.in_flight.returned(ticket)).collect()
     }
 
-    fn answer(&mut self, results: Vec<FarResult>) {
+    fn answer(&mut self, results: Vec<SecondaryTierEvent>) {
         results.into_iter().for_each(|result| self.far.answered(result, &mut self.tiers));
     }
 }
@@ -268,7 +272,7 @@ fn an_answer_that_comes_after_its_search_shows_how_long_a_node_takes() {
     for number in 0..8 {
         ask(&mut rig, number, 100 * number);
         rig.tiers.now = after(100 * number + 7);
-        rig.far.answered(FarResult::Found { request: number, blocks: 0 }, &mut rig.tiers);
+        rig.far.answered(SecondaryTierEvent::Found { request: number, blocks: 0 }, &mut rig.tiers);
     }
     let latency = rig.tiers.shared.latency(Tier::Remote);
     assert!((6..8).contains(&latency.as_millis()), "{latency:?}");
@@ -315,7 +319,7 @@ fn a_lost_decrement_of_the_lent_slots_is_found() {
     rig.search(1, &numbered_chain(1, 4), 2);
     rig.far.check_guards();
     let mut late = rig.let_go();
-    let Some(FarResult::Returned(ReturnedSlots { slots, .. })) = late.last_mut() else {
+    let Some(SecondaryTierEvent::Returned(ReturnedSlots { slots, .. })) = late.last_mut() else {
         panic!("two slots are late")
     };
     slots.pop().expect("two slots are late").lose_share();
@@ -329,10 +333,14 @@ fn a_lost_decrement_of_the_lent_slots_is_found() {
 fn the_pins_of_offers_and_searches_are_no_uses() {
     let (mut tiers, _moved) = host_tiers(12, BLOCK, PolicyKind::S3Fifo);
     let (sender, _messages) = unbounded();
-    let link = || -> Box<dyn FarTier> {
-        Box::new(LateTier { reads: Arc::default(), inbox: FarInbox(sender.clone()), block_bytes: BLOCK })
+    let link = || -> Box<dyn SecondaryTier> {
+        Box::new(LateTier {
+            reads: Arc::default(),
+            inbox: SecondaryTierInbox(sender.clone()),
+            block_bytes: BLOCK,
+        })
     };
-    let mut far = FarLinks::new(vec![link(), link()]);
+    let mut far = SecondaryTiers::new(vec![link(), link()]);
     let blocks = [numbered_chain(1, 1), numbered_chain(2, 1)].concat();
     for identity in &blocks {
         register(&mut tiers, *identity, BLOCK);
@@ -388,7 +396,7 @@ fn blocks_that_arrive_together_are_hashed_in_bounded_rounds() {
         here.push(rig.tiers.shared.match_count(&chain));
     }
     assert_eq!(here, [0, 8, 16, 20]);
-    let ended = |moved: &Moved| matches!(moved, Moved::Prepared { request: 1, blocks: 20 });
+    let ended = |moved: &StoreEvent| matches!(moved, StoreEvent::Prepared { request: 1, blocks: 20 });
     assert!(rig.moved.try_iter().any(|moved| ended(&moved)));
     assert_eq!(rig.far.lent(), 0);
 }
@@ -415,7 +423,7 @@ fn offers_take_a_bounded_part_of_a_turn_and_each_block_is_read_once() {
         turns += 1;
         let mut budget = PER_TURN;
         while let Some((offer, checksum)) = queue.advance(&mut budget) {
-            let Outgoing { identity, slot, .. } = &offer.block;
+            let OfferedBlock { identity, slot, .. } = &offer.block;
             let Some(checksum) = checksum else { continue };
             assert_eq!(checksum, kvstore_remote::checksum(identity, slot, BYTES));
             sent.push(*identity);
@@ -436,7 +444,7 @@ struct NarrowTier {
     offered: Sender<BlockIdentity>,
 }
 
-impl FarTier for NarrowTier {
+impl SecondaryTier for NarrowTier {
     fn tier(&self) -> Tier {
         Tier::Remote
     }
@@ -449,7 +457,7 @@ impl FarTier for NarrowTier {
         false
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         Err(incoming)
     }
 
@@ -463,7 +471,7 @@ impl FarTier for NarrowTier {
         self.room.load(Ordering::Relaxed) > 0
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+    fn offer(&mut self, blocks: Vec<OfferedBlock>, _head: BlockIdentity) -> bool {
         if self.room.load(Ordering::Relaxed) == REFUSING {
             return false;
         }
@@ -482,7 +490,8 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
         (0..BLOCKS as u64).flat_map(|number| numbered_chain(number, 1)).collect();
     let (sender, offered) = unbounded();
     let room = Arc::new(AtomicUsize::new(0));
-    let mut far = FarLinks::new(vec![Box::new(NarrowTier { room: Arc::clone(&room), offered: sender })]);
+    let mut far =
+        SecondaryTiers::new(vec![Box::new(NarrowTier { room: Arc::clone(&room), offered: sender })]);
     for identity in &blocks {
         register(&mut tiers, *identity, BLOCK);
         far.offer(*identity, &tiers);
@@ -491,7 +500,7 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
     assert!(!far.advance_offers(now, &mut tiers), "there is no room");
     let answer = |kept, failed| {
         let refused = Vec::new();
-        FarResult::Offered { tier: Tier::Remote, kept, too_large: 0, failed, refused }
+        SecondaryTierEvent::Offered { tier: Tier::Remote, kept, too_large: 0, failed, refused }
     };
     let mut taken = Vec::new();
     while taken.len() < BLOCKS {
@@ -520,7 +529,7 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
     // As soon as a node can be reached again there is no pause, and new blocks are held.
     far.answered(answer(0, vec![blocks[0]]), &mut tiers);
     assert!(!far.advance_offers(Instant::now(), &mut tiers), "it is left alone");
-    far.answered(FarResult::Reached(Tier::Remote), &mut tiers);
+    far.answered(SecondaryTierEvent::Reached(Tier::Remote), &mut tiers);
     assert_eq!(tiers.shared.catalog.census(HOST).pinned, 1, "the block that waits is held");
     assert!(far.advance_offers(Instant::now(), &mut tiers));
     assert_eq!(offered.try_iter().collect::<Vec<_>>(), blocks[..1]);
@@ -528,7 +537,13 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
     for _ in 0..10 {
         let refused = vec![blocks[4]];
         far.answered(
-            FarResult::Offered { tier: Tier::Remote, kept: 0, too_large: 0, failed: Vec::new(), refused },
+            SecondaryTierEvent::Offered {
+                tier: Tier::Remote,
+                kept: 0,
+                too_large: 0,
+                failed: Vec::new(),
+                refused,
+            },
             &mut tiers,
         );
         let Some(resumes) = far.next_deadline() else { break };
@@ -560,7 +575,7 @@ fn a_block_that_comes_before_its_parent_is_offered_after_it() {
     let (mut tiers, _moved) = host_tiers(64, BLOCK, PolicyKind::Lru);
     let (sender, offered) = unbounded();
     let room = Arc::new(AtomicUsize::new(1000));
-    let mut far = FarLinks::new(vec![Box::new(NarrowTier { room, offered: sender })]);
+    let mut far = SecondaryTiers::new(vec![Box::new(NarrowTier { room, offered: sender })]);
     let (blocks, now) = (numbered_chain(1, BLOCKS as u64), Instant::now());
     // The seventh comes last; the second group of 32 does not wait for it.
     for position in (0..BLOCKS).rev().filter(|position| *position != 7) {

@@ -13,7 +13,7 @@ use crate::device::{DeviceCopies, Purpose, Refused};
 use crate::job::Destination;
 use crate::metrics::StoreCounters;
 use crate::shared::MAPPED;
-use crate::tiers::{Started, Tiers};
+use crate::tiers::{ReadStart, Tiers};
 
 /// Bytes copied for all loads together before the inbox is looked at again.
 pub(crate) const COPY_BYTES_MAX: usize = 8 << 20;
@@ -42,7 +42,7 @@ impl Loads {
         }
         if worked {
             // Released leases are room for other work.
-            tiers.room.came_free();
+            tiers.room.mark_released();
         }
         worked
     }
@@ -143,7 +143,7 @@ impl Load {
             self.states[index] = State::Failed;
             return true;
         }
-        if !self.is_verified_there && !tiers.shared.memory.is_intact(&lease) {
+        if !self.verified_by_caller && !tiers.shared.memory.is_intact(&lease) {
             drop(lease);
             self.states[index] = damaged(self.chain[index], number, index, tiers);
             return true;
@@ -176,7 +176,7 @@ fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers
         StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
     }
     match tiers.read_from_disk(identity, (number, index), false) {
-        Started::Coming => State::Coming,
-        Started::Later | Started::Nowhere => State::Failed,
+        ReadStart::Coming => State::Coming,
+        ReadStart::Later | ReadStart::Nowhere => State::Failed,
     }
 }

@@ -14,10 +14,10 @@ use kvstore_block::BlockIdentity;
 
 use crate::device::DeviceCopies;
 use crate::disk::Waiter;
-use crate::job::{Destination, LoadRequest, Moved};
+use crate::job::{Destination, LoadRequest, StoreEvent};
 use crate::metrics::StoreCounters;
 use crate::shared::{HOST, LoadTimes, Shared};
-use crate::tiers::{Place, Started, Tiers};
+use crate::tiers::{ChainPosition, ReadStart, Tiers};
 use state::{Load, State};
 
 /// The loads that are under way, by a number of the store's own.
@@ -57,7 +57,7 @@ impl Loads {
     /// Ends the loads of a request that was cancelled.
     pub(crate) fn cancel(&mut self, request: u64, tiers: &mut Tiers) {
         self.table.retain(|_, load| load.request != request);
-        tiers.room.came_free();
+        tiers.room.mark_released();
     }
 
     /// Takes hold of the load's next blocks, as far as there is room. It is not in the table meanwhile.
@@ -69,12 +69,12 @@ impl Loads {
             let state = match load.hold(&tiers.shared.catalog, identity) {
                 Some(lease) => State::Here(lease),
                 None => match tiers.read_from_disk(*identity, (number, load.next), load.is_background()) {
-                    Started::Coming => State::Coming,
+                    ReadStart::Coming => State::Coming,
                     // Waits only if this load or an operation in flight will free a slot; otherwise the block
                     // fails.
-                    Started::Later if load.will_let_go() => return,
-                    Started::Later if self.will_make_room(tiers, device) => return,
-                    Started::Later | Started::Nowhere => State::Failed,
+                    ReadStart::Later if load.will_let_go() => return,
+                    ReadStart::Later if self.will_make_room(tiers, device) => return,
+                    ReadStart::Later | ReadStart::Nowhere => State::Failed,
                 },
             };
             let is_end = matches!(state, State::Failed);
@@ -90,7 +90,7 @@ impl Loads {
     }
 
     /// Parent and position of the block that these waiters wait for.
-    pub(crate) fn place(&self, waiters: &[Waiter]) -> Place {
+    pub(crate) fn place(&self, waiters: &[Waiter]) -> ChainPosition {
         let parent = waiters.iter().find_map(|(number, index)| {
             let load = self.table.get(number)?;
             load.chain.get(index.checked_sub(1)?).copied()
@@ -99,7 +99,7 @@ impl Loads {
             let load = self.table.get(number)?;
             Some(load.first + *index as u32)
         });
-        Place { parent, position }
+        ChainPosition { parent, position }
     }
 
     /// Handles the end of a read: the block is in host memory, or will not come.
@@ -113,7 +113,7 @@ impl Loads {
     }
 
     /// Fails a block for these waiters, whose loads go on without it.
-    pub(crate) fn go_without(&mut self, waiters: Vec<Waiter>) {
+    pub(crate) fn fail_waiters(&mut self, waiters: Vec<Waiter>) {
         for (number, index) in waiters {
             if let Some(load) = self.table.get_mut(&number) {
                 load.states[index] = State::Failed;
@@ -139,7 +139,7 @@ impl Loads {
                 continue;
             }
             Self::finish(load, tiers);
-            tiers.room.came_free();
+            tiers.room.mark_released();
         }
     }
 
@@ -182,7 +182,7 @@ impl Loads {
                 let held = held.map(|lease| tiers.shared.held.hold(lease)).collect();
                 tiers.fetched_ahead.push((last, held));
             }
-            Destination::Slots(slots) => tiers.tell(Moved::Onboarded { request, slots, verified }),
+            Destination::Slots(slots) => tiers.tell(StoreEvent::Onboarded { request, slots, verified }),
             Destination::Held(reply) => {
                 let memory = &tiers.shared.memory;
                 // A block in a pool's memory may have gone since.

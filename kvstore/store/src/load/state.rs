@@ -35,7 +35,7 @@ pub(super) struct Load {
     /// Blocks from this one on have not been looked at.
     pub(super) next: usize,
     pub(super) destination: Destination,
-    pub(super) is_verified_there: bool,
+    pub(super) verified_by_caller: bool,
     pub(super) deadline: Instant,
     pub(super) started: Instant,
     pub(super) disk_bytes: u64,
@@ -51,7 +51,7 @@ pub(super) struct Load {
 
 impl Load {
     pub(super) fn new(wanted: LoadRequest) -> Self {
-        let LoadRequest { request, chain, first, destination, is_verified_there, deadline } = wanted;
+        let LoadRequest { request, chain, first, destination, verified_by_caller, deadline } = wanted;
         Self {
             first,
             request,
@@ -60,7 +60,7 @@ impl Load {
             cursor: 0,
             next: 0,
             destination,
-            is_verified_there,
+            verified_by_caller,
             deadline,
             started: Instant::now(),
             disk_bytes: 0,

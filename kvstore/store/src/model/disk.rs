@@ -10,7 +10,7 @@ use kvstore_disk::{ReadCheck, Usage};
 use super::{Random, content};
 use crate::disk::{DiskCommand, DiskResult, NO_PARENT, Read, Write};
 use crate::job::Description;
-use crate::mover::Message;
+use crate::store_thread::Message;
 use crate::tiers::parse_meta;
 
 /// A block as the disk keeps it.

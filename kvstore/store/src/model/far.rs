@@ -14,17 +14,17 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::disk::write_slot;
 use super::{BLOCK, Random, content};
 use crate::far::{
-    Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, LeaseEvent, LeaseGuard, MappedBlock,
-    Outgoing, Portion, ReturnedSlots,
+    Delivered, DeliveredSum, FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferedBlock, Portion,
+    ReturnedSlots, SecondaryTier, SecondaryTierEvent, SecondaryTierInbox,
 };
 
 #[derive(Default)]
 struct Pending {
     /// Each with the blocks that are asked for.
     look_ups: Vec<(u64, Vec<BlockIdentity>)>,
-    reads: Vec<Incoming>,
+    reads: Vec<FetchRequest>,
     returned: Vec<ReturnedSlots>,
-    offers: Vec<Vec<Outgoing>>,
+    offers: Vec<Vec<OfferedBlock>>,
     is_refusing: bool,
 }
 
@@ -41,7 +41,7 @@ impl ModelTier {
     }
 }
 
-impl FarTier for ModelTier {
+impl SecondaryTier for ModelTier {
     fn tier(&self) -> Tier {
         self.tier
     }
@@ -59,7 +59,7 @@ impl FarTier for ModelTier {
         takes
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         let mut pending = self.pending();
         if pending.is_refusing {
             return Err(incoming);
@@ -78,7 +78,7 @@ impl FarTier for ModelTier {
         self.pending().offers.len() < 4
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+    fn offer(&mut self, blocks: Vec<OfferedBlock>, _head: BlockIdentity) -> bool {
         let mut pending = self.pending();
         let takes = !pending.is_refusing;
         if takes {
@@ -92,7 +92,7 @@ impl FarTier for ModelTier {
 pub(super) struct OtherNodes {
     tier: Tier,
     pending: Arc<Mutex<Pending>>,
-    inbox: FarInbox,
+    inbox: SecondaryTierInbox,
     /// The memory of a pool, and the slots of it that are leased, by the number of the lease.
     memory: Arc<SlotPool>,
     leased: HashMap<u64, Vec<SlotRef>>,
@@ -112,7 +112,11 @@ const POOL_SLOTS: u32 = 48;
 const LEASE_BLOCKS_MAX: usize = 4;
 
 impl OtherNodes {
-    pub(super) fn new(tier: Tier, patience: Duration, inbox: FarInbox) -> (Box<dyn FarTier>, Self) {
+    pub(super) fn new(
+        tier: Tier,
+        patience: Duration,
+        inbox: SecondaryTierInbox,
+    ) -> (Box<dyn SecondaryTier>, Self) {
         let portion = match tier {
             Tier::Object => Portion::Run(2),
             _ => Portion::Single { group: 3 },
@@ -227,9 +231,9 @@ impl OtherNodes {
             let blocks = self.lease(&wanted[..count], now, random, is_honest);
             let left = found - blocks.len();
             if !blocks.is_empty() {
-                self.inbox.send(FarResult::Mapped { request, blocks });
+                self.inbox.send(SecondaryTierEvent::Mapped { request, blocks });
             }
-            return self.inbox.send(FarResult::Found { request, blocks: left });
+            return self.inbox.send(SecondaryTierEvent::Found { request, blocks: left });
         }
         let mut pending = self.pending();
         let kinds =
@@ -243,7 +247,7 @@ impl OtherNodes {
         let result = match kind {
             0 => {
                 let (request, wanted) = pending.look_ups.swap_remove(at);
-                FarResult::Found { request, blocks: random.below(wanted.len() + 1) }
+                SecondaryTierEvent::Found { request, blocks: random.below(wanted.len() + 1) }
             }
             1 => {
                 let incoming = pending.reads.swap_remove(at);
@@ -251,7 +255,7 @@ impl OtherNodes {
                 pending.returned.extend(held);
                 arrived
             }
-            2 => FarResult::Returned(pending.returned.swap_remove(at)),
+            2 => SecondaryTierEvent::Returned(pending.returned.swap_remove(at)),
             _ => {
                 let offer = pending.offers.swap_remove(at);
                 let last = offer.last().expect("a portion has blocks").identity;
@@ -272,7 +276,7 @@ impl OtherNodes {
                     }
                 }
                 let (kept, too_large, failed, refused) = told;
-                FarResult::Offered { tier: self.tier, kept, too_large, failed, refused }
+                SecondaryTierEvent::Offered { tier: self.tier, kept, too_large, failed, refused }
             }
         };
         drop(pending);
@@ -284,10 +288,10 @@ impl OtherNodes {
 
 /// Writes the leading blocks of a read, some of them wrong after their checksums were taken. Some slots are kept for later.
 fn deliver(
-    mut incoming: Incoming,
+    mut incoming: FetchRequest,
     random: &mut Random,
     is_honest: bool,
-) -> (FarResult, Option<ReturnedSlots>) {
+) -> (SecondaryTierEvent, Option<ReturnedSlots>) {
     let targets = std::mem::take(&mut incoming.targets);
     let count = if is_honest { targets.len() } else { random.below(targets.len() + 1) };
     let identities = &incoming.chain[incoming.first..];
@@ -310,5 +314,5 @@ fn deliver(
         incoming.held = slots.len();
         held = Some(ReturnedSlots { request: incoming.request, slots });
     }
-    (FarResult::Arrived { incoming, blocks }, held)
+    (SecondaryTierEvent::Arrived { incoming, blocks }, held)
 }

@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvstore_block::BlockIdentity;
 
-use crate::planted::{Planted, plant};
+use crate::fault_injection::{Planted, plant};
 use world::World;
 
 /// Bytes of a block.

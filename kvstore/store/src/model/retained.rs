@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 
-use crate::mover::Mover;
+use crate::store_thread::StoreThread;
 
 /// Times for which blocks are retained.
 pub(super) const RETENTIONS: [Duration; 3] =
@@ -51,7 +51,7 @@ impl RetentionOracle {
     }
 
     /// `may_lose`: blocks may be lost that were not forgotten.
-    pub(super) fn check(&mut self, mover: &Mover, now: Instant, may_lose: bool) {
+    pub(super) fn check(&mut self, mover: &StoreThread, now: Instant, may_lose: bool) {
         let tiers = &mover.tiers;
         tiers.retained.check(&tiers.shared);
         let (tier, pinned) = tiers.retained.pinned();

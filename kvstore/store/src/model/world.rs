@@ -21,16 +21,17 @@ use crate::background::Background;
 use crate::bandwidth::Bandwidth;
 use crate::device::DeviceCopies;
 use crate::disk::{DiskLink, LocalDisk};
-use crate::far::{FarInbox, FarLinks};
+use crate::far::{SecondaryTierInbox, SecondaryTiers};
 use crate::load::Loads;
 use crate::memory::HostMemory;
-use crate::mover::{Mover, Round};
 use crate::offload::Offloads;
 use crate::quota;
 use crate::shared::{DISK, HOST, MAPPED, Shared};
+use crate::store_thread::{Round, StoreThread};
 use crate::tiers::Tiers;
 use crate::{
-    Description, HostBlock, Medium, Moved, NewSlot, Offload, Onboard, Prepare, Store, StoreConfig, WriteMode,
+    Description, HostBlock, Medium, NewSlot, Offload, Onboard, Prepare, Store, StoreConfig, StoreEvent,
+    WriteMode,
 };
 
 /// Slots of the worker's pool.
@@ -107,11 +108,11 @@ enum Asked {
 pub(super) struct World {
     random: Random,
     now: Instant,
-    mover: Mover,
+    mover: StoreThread,
     store: Arc<Store>,
     /// Clients of a pool over the store. Its events have no listener then.
     pool_clients: Option<ModelPool>,
-    moved: Receiver<Moved>,
+    moved: Receiver<StoreEvent>,
     disk: Option<ModelDisk>,
     nodes: Vec<OtherNodes>,
     pool: Arc<SlotPool>,
@@ -193,7 +194,7 @@ impl World {
         for tier in [Tier::Remote, Tier::Object] {
             if random.percent(40) {
                 let patience = *random.of(&[Duration::ZERO, Duration::from_millis(100), HOUR]);
-                let (link, node) = OtherNodes::new(tier, patience, FarInbox(sender.clone()));
+                let (link, node) = OtherNodes::new(tier, patience, SecondaryTierInbox(sender.clone()));
                 links.push(link);
                 nodes.push(node);
             }
@@ -214,12 +215,12 @@ impl World {
         };
         let (offloads, new_blocks) = bounded(64);
         let bandwidth = Bandwidth::new([None; TIERS], now, Instant::now);
-        let mover = Mover {
+        let mover = StoreThread {
             inbox,
             offloads: Offloads::new(new_blocks),
             tiers: Tiers::new(Arc::clone(&shared), Box::new(notify), local, bandwidth),
             loads: Loads::default(),
-            far: FarLinks::new(links),
+            far: SecondaryTiers::new(links),
             background: Background::new(shared.config.prefetch, now),
             device: DeviceCopies::new(None),
             busy_rounds: 0,
@@ -504,7 +505,7 @@ impl World {
         if self.random.percent(50) {
             self.store.came(&prefix);
         } else {
-            self.store.went_idle(&prefix);
+            self.store.conversation_idle(&prefix);
         }
     }
 
@@ -547,19 +548,19 @@ impl World {
 
     /// Takes in what the store tells.
     fn take_in(&mut self) {
-        let moved: Vec<Moved> = self.moved.try_iter().collect();
+        let moved: Vec<StoreEvent> = self.moved.try_iter().collect();
         for moved in moved {
             match moved {
-                Moved::Stored { identity, medium } => {
+                StoreEvent::Stored { identity, medium } => {
                     let is_new = self.published.insert((identity, medium));
                     assert!(is_new || self.is_told_again(medium), "stored twice in {medium:?}");
                 }
-                Moved::Removed { identity, medium } => {
+                StoreEvent::Removed { identity, medium } => {
                     let was_there = self.published.remove(&(identity, medium));
                     assert!(was_there || self.is_told_again(medium), "removed twice from {medium:?}");
                 }
-                Moved::Offloaded { identity } => self.offload_ended(identity),
-                Moved::Onboarded { request, slots, verified } => {
+                StoreEvent::Offloaded { identity } => self.offload_ended(identity),
+                StoreEvent::Onboarded { request, slots, verified } => {
                     let Some(Asked::Onboard(chain)) = self.requests.remove(&request) else {
                         panic!("request {request} has ended already")
                     };
@@ -570,7 +571,7 @@ impl World {
                     }
                     self.totals.onboarded_blocks += verified as u64;
                 }
-                Moved::Prepared { request, .. } => {
+                StoreEvent::Prepared { request, .. } => {
                     let asked = self.requests.remove(&request);
                     assert_eq!(asked, Some(Asked::Prepare), "request {request} has ended already");
                 }

@@ -3,8 +3,8 @@
 use kvstore_block::BlockIdentity;
 
 use super::Tiers;
-use crate::job::{Medium, Moved};
-use crate::planted::{Planted, is_planted};
+use crate::fault_injection::{Planted, is_planted};
+use crate::job::{Medium, StoreEvent};
 use crate::shared::{DISK, HOST};
 
 impl Tiers {
@@ -62,7 +62,7 @@ impl Tiers {
             if let Some(slot) = slot.filter(|_| !is_planted(Planted::LostTombstone)) {
                 disk.slots.forget(slot);
             }
-            self.tell(Moved::Removed { identity, medium: Medium::Disk });
+            self.tell(StoreEvent::Removed { identity, medium: Medium::Disk });
         }
     }
 }

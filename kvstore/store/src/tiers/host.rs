@@ -7,10 +7,10 @@ use kvstore_catalog::{Filling, Registered, Reserved, TenantId};
 
 use super::Tiers;
 use crate::config::WriteMode;
-use crate::job::{Description, Medium, Moved};
+use crate::fault_injection::{Planted, is_planted};
+use crate::job::{Description, Medium, StoreEvent};
 use crate::metrics::StoreCounters;
-use crate::planted::{Planted, is_planted};
-use crate::quota::NOBODY;
+use crate::quota::UNOWNED;
 use crate::shared::HOST;
 
 /// Slots that are kept free for callers who fill them: a part of host memory, as a divisor, and at most.
@@ -79,10 +79,10 @@ impl Tiers {
         }
         if self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back {
             // The slots become free when the disk has their blocks.
-            return self.write_back(NOBODY);
+            return self.write_back(UNOWNED);
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(HOST, wanted, NOBODY, &mut evicted, &mut reserved);
+        self.shared.catalog.reserve(HOST, wanted, UNOWNED, &mut evicted, &mut reserved);
         for evicted in evicted {
             self.left_host(evicted.identity, evicted.slot);
         }
@@ -133,7 +133,7 @@ impl Tiers {
     /// Publishes that host memory has the block, unless listeners were never told that it left.
     fn tell_stored(&mut self, identity: BlockIdentity) {
         if !self.is_published_on_host(&identity) {
-            self.tell(Moved::Stored { identity, medium: Medium::Host });
+            self.tell(StoreEvent::Stored { identity, medium: Medium::Host });
         }
     }
 
@@ -177,7 +177,7 @@ impl Tiers {
             disk.writes.removal_published(&identity);
         }
         if !is_planted(Planted::SilentRemoval) {
-            self.tell(Moved::Removed { identity, medium: Medium::Host });
+            self.tell(StoreEvent::Removed { identity, medium: Medium::Host });
         }
     }
 }

@@ -18,10 +18,10 @@ use kvstore_remote::with_identity;
 
 use super::Tiers;
 use crate::far::{LeaseGuard, MappedBlock};
+use crate::fault_injection::{Planted, is_planted};
 use crate::job::Prepare;
 use crate::memory::MappedPlace;
 use crate::metrics::StoreCounters;
-use crate::planted::{Planted, is_planted};
 use crate::shared::{DISK, HOST, MAPPED};
 
 /// Time that a block stays known after a read by a load that no search had told of it.

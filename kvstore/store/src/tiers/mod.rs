@@ -25,12 +25,12 @@ use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
 use crate::far::{Delivered, DeliveredSum};
 use crate::held::HeldBlock;
-use crate::job::{Description, Moved};
+use crate::job::{Description, StoreEvent};
 use crate::shared::Shared;
 use budget::HashBudget;
 pub(crate) use host::{Arrival, Origin};
 use mapped::MappedBlocks;
-pub(crate) use read::{Place, Started};
+pub(crate) use read::{ChainPosition, ReadStart};
 use retained::RetainedBlocks;
 pub(crate) use write::{META_FIXED, parse_meta};
 
@@ -43,7 +43,7 @@ const REGISTER_BYTES: usize = 4 << 10;
 
 pub(crate) struct Tiers {
     pub(crate) shared: Arc<Shared>,
-    notify: Box<dyn FnMut(Moved) + Send>,
+    notify: Box<dyn FnMut(StoreEvent) + Send>,
     /// When the round of the thread began.
     pub(crate) now: Instant,
     /// Description of the block in each slot of host memory, for the tiers below.
@@ -51,7 +51,7 @@ pub(crate) struct Tiers {
     pub(crate) disk: Option<LocalDisk>,
     pub(crate) bandwidth: Bandwidth,
     pub(crate) hashing: HashBudget,
-    pub(crate) room: Room,
+    pub(crate) room: RoomSignal,
     /// Blocks of pools on this host.
     pub(crate) mapped: MappedBlocks,
     /// Blocks that were brought up for idle conversations, by their last blocks.
@@ -62,14 +62,14 @@ pub(crate) struct Tiers {
 
 /// Whether room was released since the work that waits for it was last tried.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct RoomSignal {
     for_loads: bool,
     for_new_blocks: bool,
 }
 
-impl Room {
+impl RoomSignal {
     /// Records that room came free: the work that waits for it is tried again.
-    pub(crate) fn came_free(&mut self) {
+    pub(crate) fn mark_released(&mut self) {
         *self = Self { for_loads: true, for_new_blocks: true };
     }
 
@@ -87,12 +87,12 @@ impl Room {
 impl Tiers {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        notify: Box<dyn FnMut(Moved) + Send>,
+        notify: Box<dyn FnMut(StoreEvent) + Send>,
         disk: Option<LocalDisk>,
         bandwidth: Bandwidth,
     ) -> Self {
         let descriptions = vec![None; shared.memory.slot_count()];
-        let (hashing, room) = (HashBudget::new(), Room::default());
+        let (hashing, room) = (HashBudget::new(), RoomSignal::default());
         let now = Instant::now();
         let (mapped, fetched_ahead) = (MappedBlocks::default(), Vec::new());
         let retained = RetainedBlocks::new(&shared);
@@ -144,7 +144,7 @@ impl Tiers {
     }
 
     /// Publishes an event.
-    pub(crate) fn tell(&mut self, moved: Moved) {
+    pub(crate) fn tell(&mut self, moved: StoreEvent) {
         (self.notify)(moved);
     }
 

@@ -6,14 +6,14 @@ use kvstore_disk::ReadCheck;
 
 use super::{Arrival, Origin, Tiers};
 use crate::disk::{DiskCommand, Read, Waiter};
+use crate::fault_injection::{Planted, is_planted};
 use crate::metrics::StoreCounters;
-use crate::planted::{Planted, is_planted};
-use crate::quota::NOBODY;
+use crate::quota::UNOWNED;
 use crate::shared::DISK;
 
 /// Outcome of an attempt to start a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Started {
+pub(crate) enum ReadStart {
     Coming,
     /// There is no room for the block now.
     Later,
@@ -23,7 +23,7 @@ pub(crate) enum Started {
 
 /// Parent and position of a block in the chain of the loads that wait for it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Place {
+pub(crate) struct ChainPosition {
     pub(crate) parent: Option<BlockIdentity>,
     pub(crate) position: Option<u32>,
 }
@@ -35,19 +35,19 @@ impl Tiers {
         identity: BlockIdentity,
         waiter: Waiter,
         is_paid: bool,
-    ) -> Started {
-        let Some(disk) = &mut self.disk else { return Started::Nowhere };
+    ) -> ReadStart {
+        let Some(disk) = &mut self.disk else { return ReadStart::Nowhere };
         if disk.reads.join(&identity, waiter) {
-            return Started::Coming;
+            return ReadStart::Coming;
         }
         if disk.writes.is_answering(&identity) {
             // The block is leaving host memory for the disk: it can be read after its write.
-            return Started::Later;
+            return ReadStart::Later;
         }
-        let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return Started::Nowhere };
-        let tenant = self.shared.catalog.tenant_of(&lease).unwrap_or(NOBODY);
-        let Some(reserved) = self.host_slot(tenant) else { return Started::Later };
-        let Some(disk) = &mut self.disk else { return Started::Nowhere };
+        let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return ReadStart::Nowhere };
+        let tenant = self.shared.catalog.tenant_of(&lease).unwrap_or(UNOWNED);
+        let Some(reserved) = self.host_slot(tenant) else { return ReadStart::Later };
+        let Some(disk) = &mut self.disk else { return ReadStart::Nowhere };
         let filling = reserved.fill();
         let target = self.shared.memory.slot(filling.slot()).clone();
         let bytes = u64::from(lease.bytes());
@@ -56,25 +56,31 @@ impl Tiers {
         let check = disk.reads.check(&identity);
         let read = Read { number, identity, lease, filling, target, check, description: None, _count };
         if disk.link.try_send(DiskCommand::Read(Box::new(read))).is_err() {
-            return Started::Later;
+            return ReadStart::Later;
         }
         if !is_paid {
             self.bandwidth.charge(Tier::Disk, bytes);
         }
         disk.reads.begin(number, identity, waiter);
-        Started::Coming
+        ReadStart::Coming
     }
 
     /// Ends a read that the disk has answered; returns the loads that wait for it.
     pub(crate) fn end_read(&mut self, read: &Read) -> Vec<Waiter> {
-        self.room.came_free();
+        self.room.mark_released();
         let disk = self.disk.as_mut();
         disk.map_or_else(Vec::new, |disk| disk.reads.end(read.number, &read.identity))
     }
 
     /// Makes a block that the disk has read part of host memory, if it is still wanted. Its readers compare
     /// it with its checksum, if the log has not.
-    pub(crate) fn came_from_disk(&mut self, read: Read, bytes: Option<u32>, is_gone: bool, place: Place) {
+    pub(crate) fn came_from_disk(
+        &mut self,
+        read: Read,
+        bytes: Option<u32>,
+        is_gone: bool,
+        place: ChainPosition,
+    ) {
         let Read { number, identity, lease, filling, check, description, .. } = read;
         let was_forgotten = self.disk.as_mut().is_some_and(|disk| disk.reads.take_forgotten(number));
         if let (Some(bytes), false) = (bytes, was_forgotten) {
@@ -125,6 +131,6 @@ impl Tiers {
                 disk.writes.end(identity);
             }
         }
-        self.room.came_free();
+        self.room.mark_released();
     }
 }

@@ -18,10 +18,10 @@ use kvstore_catalog::{Lease, TenantId, TierIndex};
 
 use super::Tiers;
 use crate::config::WriteMode;
+use crate::fault_injection::{Planted, is_planted};
 use crate::held::HeldBlock;
 use crate::job::RetentionRequest;
 use crate::metrics::StoreCounters;
-use crate::planted::{Planted, is_planted};
 use crate::quota;
 use crate::shared::{DISK, HOST, Shared};
 
@@ -139,7 +139,7 @@ impl RetainedBlocks {
         assert_eq!(of_tenants, self.of_tenants, "blocks that are retained for each tenant");
         assert_eq!(of_tenants.values().sum::<usize>(), self.pinned, "blocks that are retained");
         assert!(self.pinned <= self.blocks_max, "more blocks are retained than may be");
-        let limited = of_tenants.iter().filter(|(tenant, _)| **tenant != quota::NOBODY);
+        let limited = of_tenants.iter().filter(|(tenant, _)| **tenant != quota::UNOWNED);
         let most = self.tenant_max.unwrap_or(usize::MAX);
         assert!(
             limited.map(|(_, count)| *count).all(|count| count <= most),
@@ -224,9 +224,9 @@ impl RetainedBlocks {
             // The turn of this block comes with the one before it.
             return false;
         }
-        let tenant = shared.catalog.tenant_of(&lease).unwrap_or(quota::NOBODY);
+        let tenant = shared.catalog.tenant_of(&lease).unwrap_or(quota::UNOWNED);
         let of_tenant = self.of_tenants.get(&tenant).copied().unwrap_or(0);
-        let is_over = tenant != quota::NOBODY && self.tenant_max.is_some_and(|most| of_tenant >= most);
+        let is_over = tenant != quota::UNOWNED && self.tenant_max.is_some_and(|most| of_tenant >= most);
         if unpinned.is_some() || self.pinned >= self.blocks_max || is_over {
             StoreCounters::add(&shared.counters.retention_refused, 1);
             self.remove(identity, shared);

@@ -12,12 +12,16 @@ use kvstore_catalog::{Catalog, CatalogConfig, PolicyKind, TierConfig};
 use super::Tiers;
 use crate::bandwidth::Bandwidth;
 use crate::config::StoreConfig;
-use crate::job::Moved;
+use crate::job::StoreEvent;
 use crate::memory::HostMemory;
 use crate::shared::Shared;
 
 /// Host memory of so many slots of so many bytes, and what is told of it.
-pub(crate) fn host_tiers(slots: u32, block_bytes: usize, policy: PolicyKind) -> (Tiers, Receiver<Moved>) {
+pub(crate) fn host_tiers(
+    slots: u32,
+    block_bytes: usize,
+    policy: PolicyKind,
+) -> (Tiers, Receiver<StoreEvent>) {
     let memory = HostMemory::new(block_bytes, slots, PageSize::Standard, None).expect("memory");
     let catalog = Catalog::new(&CatalogConfig::new(vec![TierConfig::new(slots, policy)])).expect("a catalog");
     let config = StoreConfig::new(block_bytes, 16);

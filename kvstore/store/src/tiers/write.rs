@@ -9,9 +9,9 @@ use kvstore_disk::Usage;
 
 use super::Tiers;
 use crate::disk::{DiskCommand, DiskCopy, Hold, HostCopy, Write};
-use crate::job::{Description, Medium, Moved};
+use crate::fault_injection::{Planted, is_planted};
+use crate::job::{Description, Medium, StoreEvent};
 use crate::metrics::StoreCounters;
-use crate::planted::{Planted, is_planted};
 use crate::shared::{DISK, HOST};
 
 /// Blocks written back to the disk at a time, so that their slots come free while new blocks arrive.
@@ -59,7 +59,7 @@ impl Tiers {
     pub(crate) fn resume_writes(&mut self, now: Instant) -> bool {
         self.retry_write(now);
         if self.bandwidth.release_writes(now) {
-            self.room.came_free();
+            self.room.mark_released();
         }
         self.write_waiting()
     }
@@ -168,7 +168,7 @@ impl Tiers {
         } else if !is_evicted && is_published && place == Some(slot) {
             // A child of the block was put back, so the block stays. In another slot it would be a new copy,
             // which has been published.
-            self.tell(Moved::Stored { identity, medium: Medium::Host });
+            self.tell(StoreEvent::Stored { identity, medium: Medium::Host });
         }
     }
 
@@ -240,7 +240,7 @@ impl Tiers {
             disk.slots.forget(evicted.slot);
             disk.reads.gone_from_disk(&evicted.identity);
             StoreCounters::add(&self.shared.counters.disk_evicted, 1);
-            (self.notify)(Moved::Removed { identity: evicted.identity, medium: Medium::Disk });
+            (self.notify)(StoreEvent::Removed { identity: evicted.identity, medium: Medium::Disk });
         }
         let reserved = reserved.pop()?;
         disk.slots.replace(reserved.slot());
@@ -253,7 +253,7 @@ impl Tiers {
         let Some(disk) = &mut self.disk else { return };
         disk.gate.used(usage);
         let ended = disk.writes.end(&identity);
-        self.room.came_free();
+        self.room.mark_released();
         drop(payload);
         if is_written {
             disk.failed.written(&identity, self.now);
@@ -269,7 +269,7 @@ impl Tiers {
             let complete = filling.complete(hold.checksum(), bytes);
             if let Registered::New = complete.register(identity, parent, cost) {
                 StoreCounters::add(&self.shared.counters.to_disk, 1);
-                self.tell(Moved::Stored { identity, medium: Medium::Disk });
+                self.tell(StoreEvent::Stored { identity, medium: Medium::Disk });
                 self.pin_if_retained(DISK, &identity);
             }
         } else {

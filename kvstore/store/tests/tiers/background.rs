@@ -11,8 +11,8 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::faulty::Faults;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Description, HostTier, Medium, Others, Plan, Prompt, ReturnConfig, Store,
-    StoreBuilder, StoreConfig, TenantId, WriteMode,
+    BandwidthLimit, BandwidthTier, Description, HostTier, Medium, Plan, Prompt, RemoteCoverage, ReturnConfig,
+    Store, StoreBuilder, StoreConfig, TenantId, WriteMode,
 };
 
 use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk, with_disk};
@@ -46,7 +46,7 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
         at_disk += 30;
         rig.settle(at_disk.min(rig.store.slots()[1]));
         assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
-        rig.store.went_idle(&talk);
+        rig.store.conversation_idle(&talk);
         std::thread::sleep(gap);
         rig.listen();
         let longer = chain(1000 + turn, 8);
@@ -76,7 +76,7 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     };
     fill(&mut rig, 1, 30);
     assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
-    rig.store.went_idle(&talk);
+    rig.store.conversation_idle(&talk);
     wait_for(&mut rig, "fetched", |rig| talk.iter().all(|identity| rig.store.is_on_host(identity)));
     fill(&mut rig, 2, 54);
     fill(&mut rig, 3, 78);
@@ -105,7 +105,7 @@ fn what_is_fetched_in_vain_is_bounded_and_counted() {
     }
     rig.settle(48);
     for seed in 0..3 {
-        rig.store.went_idle(&chain(seed, 8));
+        rig.store.conversation_idle(&chain(seed, 8));
     }
     wait_for(&mut rig, "fetched", |rig| rig.counter("prefetched_blocks") > 0);
     wait_for(&mut rig, "given up", |rig| rig.counter("prefetch_wasted_blocks") > 0);
@@ -132,10 +132,10 @@ fn a_disk_that_does_not_pay_is_probed() {
         block_tokens: TOKENS as usize,
         queued_tokens: 0,
     };
-    assert_eq!(rig.store.plan(&prompt, Others::Asked), Plan::Recompute);
+    assert_eq!(rig.store.plan(&prompt, RemoteCoverage::Asked), Plan::Recompute);
     wait_for(&mut rig, "a probe", |rig| rig.counter("probed_blocks") > 0);
     let probed = rig.counter("probed_blocks");
-    assert_eq!(rig.store.plan(&prompt, Others::Asked), Plan::Recompute);
+    assert_eq!(rig.store.plan(&prompt, RemoteCoverage::Asked), Plan::Recompute);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(rig.counter("probed_blocks"), probed, "once an interval");
     wait_for(&mut rig, "its end", |rig| rig.store.leased_slots() == 0);

@@ -8,14 +8,15 @@ use crossbeam_channel::unbounded;
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog};
 use kvstore_io::IoEngine;
 use kvstore_io::faulty::{Faults, FaultyEngine};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
 use kvstore_store::{
-    DISK_META_BYTES_MAX, DiskTier, HostTier, Others, Plan, Prompt, StoreBuilder, StoreConfig, WriteMode,
+    DISK_META_BYTES_MAX, DiskTier, HostTier, Plan, Prompt, RemoteCoverage, StoreBuilder, StoreConfig,
+    WriteMode,
 };
 
 use crate::rig::{
@@ -162,7 +163,7 @@ fn random_work_over_a_disk_full_of_faults_never_gives_a_wrong_block() {
                         block_tokens: TOKENS as usize,
                         queued_tokens: 0,
                     };
-                    if let Plan::Onboard { blocks, .. } = rig.store.plan(&prompt, Others::Unknown) {
+                    if let Plan::Onboard { blocks, .. } = rig.store.plan(&prompt, RemoteCoverage::Unknown) {
                         assert!(blocks + prompt.device_blocks <= of.len());
                     }
                 }
@@ -197,7 +198,7 @@ fn blocks_come_back_from_files_over_io_uring() {
             ..DiskConfig::default()
         };
         let areas = [Area { file: 0, offset: 0, bytes }];
-        let (log, recovered, _) = DiskLog::open(config, &areas, Box::new(engine), 5, Moment::now())?;
+        let (log, recovered, _) = DiskLog::open(config, &areas, Box::new(engine), 5, ClockReading::now())?;
         Ok((log, recovered))
     };
     let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };

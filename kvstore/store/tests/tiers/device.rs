@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_memory::testing::{Abilities, CopierDouble, CopyFaults, DeviceDouble};
-use kvstore_store::{Moved, Onboard, WriteMode};
+use kvstore_store::{Onboard, StoreEvent, WriteMode};
 
 use crate::rig::{BLOCK, PATIENCE, Rig, chain, contents, files, no_disk, read, with_disk, write};
 
@@ -65,7 +65,7 @@ fn a_late_load_gives_its_slots_back_untouched_from_then_on() {
             rig.store.onboard(Onboard { request, chain: talk.clone(), first: 0, targets, deadline }).is_ok()
         );
         let (slots, verified) = loop {
-            if let Moved::Onboarded { request: answered, slots, verified } = rig.next() {
+            if let StoreEvent::Onboarded { request: answered, slots, verified } = rig.next() {
                 assert_eq!(answered, request);
                 break (slots, verified);
             }
@@ -118,7 +118,7 @@ fn a_lost_device_costs_its_blocks_and_nobody_waits() {
     assert!(rig.store.onboard(job).is_ok());
     let started = Instant::now();
     loop {
-        if let Moved::Onboarded { verified, .. } = rig.next() {
+        if let StoreEvent::Onboarded { verified, .. } = rig.next() {
             assert_eq!(verified, 0);
             break;
         }

@@ -14,9 +14,9 @@ use kvstore_io::faulty::Faults;
 use kvstore_io::testing::MemoryFiles;
 use kvstore_store::far::Portion;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Delivered, DeliveredSum, Description, FarInbox, FarResult, FarTier,
-    HostTier, Incoming, Moved, Others, Outgoing, Plan, Prepare, Prompt, PromptGroup, ReturnConfig,
-    StoreBuilder, StoreConfig, TenantId, WriteMode,
+    BandwidthLimit, BandwidthTier, Delivered, DeliveredSum, Description, FetchRequest, HostTier,
+    OfferedBlock, Plan, Prepare, Prompt, PromptGroup, RemoteCoverage, ReturnConfig, SecondaryTier,
+    SecondaryTierEvent, SecondaryTierInbox, StoreBuilder, StoreConfig, StoreEvent, TenantId, WriteMode,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -25,11 +25,11 @@ use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk
 
 /// Another node that has every block there is, answers at once, and counts how often it is asked.
 struct Elsewhere {
-    inbox: FarInbox,
+    inbox: SecondaryTierInbox,
     asked: Arc<AtomicUsize>,
 }
 
-impl FarTier for Elsewhere {
+impl SecondaryTier for Elsewhere {
     fn tier(&self) -> BandwidthTier {
         BandwidthTier::Remote
     }
@@ -40,11 +40,11 @@ impl FarTier for Elsewhere {
 
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, _deadline: Instant) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        self.inbox.send(FarResult::Found { request, blocks: chain.len() - first });
+        self.inbox.send(SecondaryTierEvent::Found { request, blocks: chain.len() - first });
         true
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         for (identity, target) in incoming.chain[incoming.first..].iter().zip(&incoming.targets) {
             target.slab().write(target.slot(), 0, &contents(identity));
         }
@@ -54,7 +54,7 @@ impl FarTier for Elsewhere {
         };
         let blocks =
             incoming.chain[incoming.first..].iter().map(delivered).take(incoming.targets.len()).collect();
-        self.inbox.send(FarResult::Arrived { incoming, blocks });
+        self.inbox.send(SecondaryTierEvent::Arrived { incoming, blocks });
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl FarTier for Elsewhere {
         true
     }
 
-    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+    fn offer(&mut self, _blocks: Vec<OfferedBlock>, _head: BlockIdentity) -> bool {
         true
     }
 }
@@ -83,8 +83,8 @@ fn beside_nodes<const NODES: usize>(
     host: HostTier,
     asked: [Arc<AtomicUsize>; NODES],
 ) -> Rig {
-    let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
-        let link = |asked| -> Box<dyn FarTier> { Box::new(Elsewhere { inbox: inbox.clone(), asked }) };
+    let links = |inbox: SecondaryTierInbox| -> Vec<Box<dyn SecondaryTier>> {
+        let link = |asked| -> Box<dyn SecondaryTier> { Box::new(Elsewhere { inbox: inbox.clone(), asked }) };
         asked.into_iter().map(link).collect()
     };
     beside(None, config, host, links)
@@ -95,7 +95,7 @@ pub(crate) fn beside(
     disk: Option<&MemoryFiles>,
     config: StoreConfig,
     host: HostTier,
-    links: impl FnOnce(FarInbox) -> Vec<Box<dyn FarTier>>,
+    links: impl FnOnce(SecondaryTierInbox) -> Vec<Box<dyn SecondaryTier>>,
 ) -> Rig {
     let layout = SlabLayout { slot_bytes: BLOCK, slot_count: 64 };
     let pool = SlotPool::new(Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("slab")));
@@ -123,7 +123,7 @@ pub(crate) fn prepare(rig: &mut Rig, tenant: TenantId, chain: &[BlockIdentity]) 
     assert!(rig.store.prepare(job).is_ok());
     loop {
         match rig.next() {
-            Moved::Prepared { request: answered, blocks } if answered == request => return blocks,
+            StoreEvent::Prepared { request: answered, blocks } if answered == request => return blocks,
             _ => {}
         }
     }
@@ -182,7 +182,7 @@ fn found_without_room_ends_the_search_and_is_no_miss() {
         block_tokens: TOKENS as usize,
         queued_tokens: 0,
     };
-    let plan = rig.store.plan(&prompt, Others::Unknown);
+    let plan = rig.store.plan(&prompt, RemoteCoverage::Unknown);
     assert!(matches!(plan, Plan::AskOthers { .. }), "{plan:?}");
 }
 
@@ -202,14 +202,14 @@ fn windows_that_are_not_here_are_asked_for() {
         block_tokens: TOKENS as usize,
         queued_tokens: 0,
     };
-    assert_eq!(rig.store.plan(&prompt, Others::Asked), Plan::Recompute);
-    for others in [Others::Unknown, Others::Hold(8)] {
+    assert_eq!(rig.store.plan(&prompt, RemoteCoverage::Asked), Plan::Recompute);
+    for others in [RemoteCoverage::Unknown, RemoteCoverage::Hold(8)] {
         let plan = rig.store.plan(&prompt, others);
         assert!(matches!(plan, Plan::AskOthers { .. }), "{others:?}: {plan:?}");
     }
-    assert_eq!(rig.store.plan(&prompt, Others::Hold(0)), Plan::Recompute);
+    assert_eq!(rig.store.plan(&prompt, RemoteCoverage::Hold(0)), Plan::Recompute);
     assert_eq!(prepare(&mut rig, TenantId(0), &windows), 8);
-    for others in [Others::Asked, Others::Unknown, Others::Hold(8)] {
+    for others in [RemoteCoverage::Asked, RemoteCoverage::Unknown, RemoteCoverage::Hold(8)] {
         let plan = rig.store.plan(&prompt, others);
         assert!(matches!(plan, Plan::Onboard { blocks: 8, .. }), "{others:?}: {plan:?}");
     }
@@ -230,7 +230,7 @@ fn only_what_comes_is_charged_to_prefetching() {
     let talks = [chain(1, 12), chain(2, 12)];
     for talk in &talks {
         (0..10).for_each(|position| rig.offload(talk, position));
-        rig.store.went_idle(talk);
+        rig.store.conversation_idle(talk);
     }
     let are_here = |rig: &Rig| talks.iter().flatten().all(|identity| rig.store.is_on_host(identity));
     wait_for(&mut rig, "two blocks of each conversation", are_here);
@@ -258,7 +258,7 @@ fn blocks_from_other_nodes_cost_what_their_places_do() {
 fn a_chain_that_began_on_another_node_is_persisted_with_its_new_blocks() {
     let disk = files(64);
     let host = HostTier { slots: 32, pages: PageSize::Standard, eviction: PolicyKind::Lru };
-    let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
+    let links = |inbox: SecondaryTierInbox| -> Vec<Box<dyn SecondaryTier>> {
         vec![Box::new(Elsewhere { inbox, asked: Arc::default() })]
     };
     let mut rig = beside(Some(&disk), StoreConfig::new(BLOCK, TOKENS), host, links);
@@ -286,7 +286,7 @@ struct Taker {
     offered: Sender<(BlockIdentity, Vec<BlockIdentity>)>,
 }
 
-impl FarTier for Taker {
+impl SecondaryTier for Taker {
     fn tier(&self) -> BandwidthTier {
         BandwidthTier::Object
     }
@@ -299,7 +299,7 @@ impl FarTier for Taker {
         false
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         Err(incoming)
     }
 
@@ -313,7 +313,7 @@ impl FarTier for Taker {
         self.has_room.load(Ordering::Relaxed)
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {
+    fn offer(&mut self, blocks: Vec<OfferedBlock>, head: BlockIdentity) -> bool {
         let blocks = blocks.iter().map(|block| block.identity).collect();
         let _over = self.offered.send((head, blocks));
         true
@@ -332,7 +332,7 @@ fn blocks_that_wait_to_be_sent_are_not_evicted_before() {
     let has_room = Arc::new(AtomicBool::new(true));
     let (offered, is_offered) = unbounded();
     let room = Arc::clone(&has_room);
-    let links = |_| -> Vec<Box<dyn FarTier>> {
+    let links = |_| -> Vec<Box<dyn SecondaryTier>> {
         vec![Box::new(Taker { portion: Portion::Single { group: 32 }, has_room: room, offered })]
     };
     let mut rig = beside(None, StoreConfig::new(BLOCK, TOKENS), host, links);
@@ -378,7 +378,7 @@ fn blocks_that_came_back_are_offered_on_with_the_new_blocks_of_their_chain() {
 
     let host = HostTier { slots: 32, pages: PageSize::Standard, eviction: PolicyKind::Lru };
     let [(group, in_groups), (run, in_runs)] = [unbounded(), unbounded()];
-    let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
+    let links = |inbox: SecondaryTierInbox| -> Vec<Box<dyn SecondaryTier>> {
         vec![
             Box::new(Taker { portion: Portion::Single { group: 32 }, has_room: free(), offered: group }),
             Box::new(Elsewhere { inbox, asked: Arc::default() }),

@@ -11,7 +11,8 @@ use kvstore_catalog::PolicyKind;
 use kvstore_remote::with_identity;
 use kvstore_store::far::{LeaseEvent, LeaseGuard, MappedBlock, Portion};
 use kvstore_store::{
-    BandwidthTier, FarInbox, FarResult, FarTier, HostTier, Incoming, Outgoing, StoreConfig, TenantId,
+    BandwidthTier, FetchRequest, HostTier, OfferedBlock, SecondaryTier, SecondaryTierEvent,
+    SecondaryTierInbox, StoreConfig, TenantId,
 };
 
 use crate::far::{beside, prepare};
@@ -19,7 +20,7 @@ use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents};
 
 /// A pool that leases each block that it is asked for by itself.
 struct Pool {
-    inbox: FarInbox,
+    inbox: SecondaryTierInbox,
     slots: Arc<SlotPool>,
     lease: Duration,
     asked: Arc<AtomicUsize>,
@@ -30,7 +31,7 @@ struct Pool {
     mapped_max: usize,
 }
 
-impl FarTier for Pool {
+impl SecondaryTier for Pool {
     fn tier(&self) -> BandwidthTier {
         BandwidthTier::Remote
     }
@@ -45,12 +46,12 @@ impl FarTier for Pool {
         let blocks: Vec<MappedBlock> =
             wanted.iter().take(self.mapped_max).map(|identity| self.lease(*identity)).collect();
         let left = wanted.len() - blocks.len();
-        self.inbox.send(FarResult::Mapped { request, blocks });
-        self.inbox.send(FarResult::Found { request, blocks: left });
+        self.inbox.send(SecondaryTierEvent::Mapped { request, blocks });
+        self.inbox.send(SecondaryTierEvent::Found { request, blocks: left });
         true
     }
 
-    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+    fn read(&mut self, incoming: FetchRequest) -> Result<(), FetchRequest> {
         let of = |identity: &BlockIdentity| kvstore_store::Delivered {
             bytes: BLOCK as u32,
             sum: kvstore_store::DeliveredSum::Block(dataplane_checksum::checksum(&contents(identity))),
@@ -60,7 +61,7 @@ impl FarTier for Pool {
             target.slab().write(target.slot(), 0, &contents(identity));
         }
         let blocks = wanted.iter().map(of).collect();
-        self.inbox.send(FarResult::Arrived { incoming, blocks });
+        self.inbox.send(SecondaryTierEvent::Arrived { incoming, blocks });
         Ok(())
     }
 
@@ -74,7 +75,7 @@ impl FarTier for Pool {
         true
     }
 
-    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+    fn offer(&mut self, _blocks: Vec<OfferedBlock>, _head: BlockIdentity) -> bool {
         true
     }
 }

@@ -9,13 +9,13 @@ use dataplane_memory::testing::{CopierDouble, DeviceDouble};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::{BlockIdentity, IdentityChain};
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_disk::{AdmissionConfig, Area, ClockReading, DiskConfig, DiskLog};
 use kvstore_io::IoEngine;
 use kvstore_io::faulty::{Faults, FaultyEngine};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_store::{
-    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Medium, Moved, Offload, Onboard, Store,
-    StoreBuilder, StoreConfig, Survivor, TenantId, WriteMode,
+    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Medium, Offload, Onboard, RecoveredBlock, Store,
+    StoreBuilder, StoreConfig, StoreEvent, TenantId, WriteMode,
 };
 
 pub(crate) const BLOCK: usize = 20_000;
@@ -27,8 +27,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Rig {
     pub(crate) pool: Arc<SlotPool>,
     pub(crate) store: Store,
-    pub(crate) moved: Receiver<Moved>,
-    pub(crate) survivors: Vec<Survivor>,
+    pub(crate) moved: Receiver<StoreEvent>,
+    pub(crate) survivors: Vec<RecoveredBlock>,
     /// `Stored` minus `Removed` events of each block and medium.
     pub(crate) told: HashMap<(BlockIdentity, Medium), i32>,
     pub(crate) next_request: u64,
@@ -61,7 +61,7 @@ pub(crate) fn disk_over(
             ..DiskConfig::default()
         };
         let areas = [Area { file: 0, offset: 0, bytes }];
-        let (log, recovered, _) = DiskLog::open(config, &areas, engine, 77, Moment::now())?;
+        let (log, recovered, _) = DiskLog::open(config, &areas, engine, 77, ClockReading::now())?;
         Ok((log, recovered))
     };
     let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };
@@ -120,11 +120,15 @@ impl Rig {
         Self { pool, store, moved, survivors, told: HashMap::new(), next_request: 0 }
     }
 
-    pub(crate) fn next(&mut self) -> Moved {
+    pub(crate) fn next(&mut self) -> StoreEvent {
         let moved = self.moved.recv_timeout(PATIENCE).expect("the store answers");
         match &moved {
-            Moved::Stored { identity, medium } => *self.told.entry((*identity, *medium)).or_default() += 1,
-            Moved::Removed { identity, medium } => *self.told.entry((*identity, *medium)).or_default() -= 1,
+            StoreEvent::Stored { identity, medium } => {
+                *self.told.entry((*identity, *medium)).or_default() += 1
+            }
+            StoreEvent::Removed { identity, medium } => {
+                *self.told.entry((*identity, *medium)).or_default() -= 1
+            }
             _ => {}
         }
         moved
@@ -150,7 +154,7 @@ impl Rig {
         let offload = Offload { identity: chain[position], description, slot };
         assert!(self.store.offload(offload).is_ok(), "the queue is short");
         loop {
-            if matches!(self.next(), Moved::Offloaded { identity } if identity == chain[position]) {
+            if matches!(self.next(), StoreEvent::Offloaded { identity } if identity == chain[position]) {
                 return;
             }
         }
@@ -172,7 +176,7 @@ impl Rig {
         let job = Onboard { request, chain: chain.to_vec(), first, targets, deadline };
         assert!(self.store.onboard(job).is_ok());
         loop {
-            let Moved::Onboarded { request: answered, slots, verified } = self.next() else { continue };
+            let StoreEvent::Onboarded { request: answered, slots, verified } = self.next() else { continue };
             if answered != request {
                 continue;
             }

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::ask::{Ask, Entry, GateConfig, GateStats, Refusal, WAITING_MAX_LIMIT};
 use super::permit::Permit;
 use super::queue::{Arrival, Queue, Ticket};
+use super::request::{AdmissionRequest, Entry, GateConfig, GateStats, Refusal, WAITING_MAX_LIMIT};
 use super::speed::Speed;
 use super::state::State;
 use super::wait::{Wait, WaitOutcome};
@@ -91,7 +91,11 @@ impl Gate {
 
     /// Asks for admission, and waits in the queue if necessary. Dropping the future gives up the place in
     /// the queue, or frees a permit that was already sent.
-    pub async fn admit(self: &Arc<Self>, ask: &Ask<'_>, now: u64) -> Result<WaitOutcome, Refusal> {
+    pub async fn admit(
+        self: &Arc<Self>,
+        ask: &AdmissionRequest<'_>,
+        now: u64,
+    ) -> Result<WaitOutcome, Refusal> {
         match self.enter(ask, now) {
             Entry::Admitted(permit) => Ok(WaitOutcome::Admitted(permit)),
             Entry::Waiting(wait) => Ok(wait.await),
@@ -100,7 +104,7 @@ impl Gate {
     }
 
     /// Asks for admission without waiting.
-    pub fn enter(self: &Arc<Self>, ask: &Ask<'_>, now: u64) -> Entry {
+    pub fn enter(self: &Arc<Self>, ask: &AdmissionRequest<'_>, now: u64) -> Entry {
         let cost = ask.cost.clamp(1, COST_MAX);
         if self.state.try_enter(self.running_max()) {
             return self.admitted_at_once(cost, now);

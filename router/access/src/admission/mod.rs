@@ -9,17 +9,17 @@
 //! or than `wait_max`. A client that is refused immediately can try another gateway; after a minute's wait
 //! it would have lost the minute, and the queue would have been longer for all other clients.
 
-mod ask;
 mod gate;
 mod permit;
 mod queue;
+mod request;
 mod speed;
 mod state;
 mod wait;
 
-pub use ask::{Ask, Entry, GateConfig, GateStats, Refusal, WAITING_MAX_LIMIT};
 pub use gate::Gate;
 pub use permit::Permit;
+pub use request::{AdmissionRequest, Entry, GateConfig, GateStats, Refusal, WAITING_MAX_LIMIT};
 pub use wait::{Wait, WaitOutcome};
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ impl<T> Class<T> {
         flow.waiting.insert(serial, Waiter { cost: arrival.cost, deadline: arrival.deadline, payload });
         self.cost += arrival.cost;
         self.waiting += 1;
-        self.forget_the_absent();
+        self.remove_idle_flows();
     }
 
     fn pop(&mut self) -> Option<(u64, Waiter<T>)> {
@@ -246,7 +246,7 @@ impl<T> Class<T> {
     /// Removes flows without waiters, which are kept for their tags, once there are many more flows than
     /// waiters. A flow whose tag the virtual time has passed loses nothing; if that is not enough, flows
     /// that were served far ahead of the rest lose what they owe.
-    fn forget_the_absent(&mut self) {
+    fn remove_idle_flows(&mut self) {
         if self.flows.len() <= 2 * self.waiting + FLOWS_SPARE {
             return;
         }

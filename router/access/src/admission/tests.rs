@@ -16,8 +16,8 @@ fn gate(running_max: u32, waiting_max: usize) -> Arc<Gate> {
         .expect("good")
 }
 
-fn ask(tenant: &Arc<str>) -> Ask<'_> {
-    Ask { tenant, priority: 0, weight: 1, cost: 100, deadline: u64::MAX }
+fn ask(tenant: &Arc<str>) -> AdmissionRequest<'_> {
+    AdmissionRequest { tenant, priority: 0, weight: 1, cost: 100, deadline: u64::MAX }
 }
 
 fn admitted(entry: Entry) -> Permit {
@@ -63,8 +63,8 @@ fn a_place_goes_to_the_next_and_a_full_queue_refuses() {
 fn better_priorities_go_first() {
     let (gate, tenant) = (gate(1, 9), "a".into());
     let inside = admitted(gate.enter(&ask(&tenant), 0));
-    let mut late = waiting(gate.enter(&Ask { priority: 1, ..ask(&tenant) }, 0));
-    let mut early = waiting(gate.enter(&Ask { priority: -1, ..ask(&tenant) }, 0));
+    let mut late = waiting(gate.enter(&AdmissionRequest { priority: 1, ..ask(&tenant) }, 0));
+    let mut early = waiting(gate.enter(&AdmissionRequest { priority: -1, ..ask(&tenant) }, 0));
     drop(inside);
     assert!(late.try_take().is_none());
     assert!(early.try_take().is_some() && late.try_take().is_some());
@@ -78,7 +78,7 @@ fn requests_without_cost_starve_nobody() {
     let mut free: VecDeque<Wait> = VecDeque::new();
     let (mut served, mut rounds) = (0, 0);
     while served < 2 {
-        free.push_back(waiting(gate.enter(&Ask { cost: 0, ..ask(&tenants[0]) }, 0)));
+        free.push_back(waiting(gate.enter(&AdmissionRequest { cost: 0, ..ask(&tenants[0]) }, 0)));
         drop(inside);
         let outcome = paying.iter_mut().find_map(Wait::try_take);
         served += usize::from(outcome.is_some());
@@ -96,7 +96,7 @@ fn who_gives_up_or_is_late_holds_nothing() {
     let (gate, tenant) = (gate(1, 9), "a".into());
     let inside = admitted(gate.enter(&ask(&tenant), 0));
     let given_up = waiting(gate.enter(&ask(&tenant), 0));
-    let mut late = waiting(gate.enter(&Ask { deadline: 5, ..ask(&tenant) }, 0));
+    let mut late = waiting(gate.enter(&AdmissionRequest { deadline: 5, ..ask(&tenant) }, 0));
     let chosen = waiting(gate.enter(&ask(&tenant), 0));
     drop(given_up);
     assert_eq!(counts(&gate), (1, 2));
@@ -115,7 +115,7 @@ fn who_gives_up_or_is_late_holds_nothing() {
 
 fn gate_full_at(gate: &Arc<Gate>, tenant: &Arc<str>, now: u64) -> Entry {
     let _inside = gate.enter(&ask(tenant), now);
-    gate.enter(&Ask { deadline: now, ..ask(tenant) }, now)
+    gate.enter(&AdmissionRequest { deadline: now, ..ask(tenant) }, now)
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn it_sheds_what_would_wait_too_long() {
     admitted(gate.enter(&ask(&tenant), 0)).release(SECOND);
     assert_eq!(gate.stats().tokens_per_second, 200.0);
     let _inside = [(); 2].map(|()| admitted(gate.enter(&ask(&tenant), SECOND)));
-    let big = Ask { cost: 1000, ..ask(&tenant) };
+    let big = AdmissionRequest { cost: 1000, ..ask(&tenant) };
     let _waits = [(); 2].map(|()| waiting(gate.enter(&big, SECOND)));
-    let hurried = Ask { deadline: 10 * SECOND, ..ask(&tenant) };
+    let hurried = AdmissionRequest { deadline: 10 * SECOND, ..ask(&tenant) };
     let refusal = Refusal { retry_after: Duration::from_secs(10), is_queue_full: false };
     assert_eq!(refused(gate.enter(&hurried, SECOND)), refusal, "2000 tokens are ahead");
     let _third = waiting(gate.enter(&big, SECOND));
@@ -185,7 +185,7 @@ fn it_does_what_the_oracle_does() {
             match random.below(6) {
                 0..3 => {
                     let deadline = now + 1 + random.below(40);
-                    let entry = gate.enter(&Ask { deadline, ..ask(&tenant) }, now);
+                    let entry = gate.enter(&AdmissionRequest { deadline, ..ask(&tenant) }, now);
                     // Entering without waiters and with a free place does not expire waiters.
                     waits.retain_mut(|(_, wait)| !matches!(wait.try_take(), Some(WaitOutcome::Expired)));
                     match entry {
@@ -252,7 +252,7 @@ async fn many_tasks_never_exceed_it_and_nobody_is_lost() {
                 let now = clock.fetch_add(1, Ordering::Relaxed);
                 let deadline = if random.below(10) == 0 { now + random.below(50) + 1 } else { u64::MAX };
                 let priority = random.below(2) as i32;
-                let ask = Ask {
+                let ask = AdmissionRequest {
                     tenant: &tenant,
                     priority,
                     weight: 1 + task as u32 % 3,
@@ -321,8 +321,13 @@ async fn saturated_tenants_get_their_weights_and_none_starves() {
             let mut served = 0;
             while tokens.iter().map(|tokens| tokens.load(Ordering::Relaxed)).sum::<u64>() < 2_000_000 {
                 let cost = 1 + random.below(200);
-                let ask =
-                    Ask { tenant: &tenant, priority: 0, weight: WEIGHTS[index], cost, deadline: u64::MAX };
+                let ask = AdmissionRequest {
+                    tenant: &tenant,
+                    priority: 0,
+                    weight: WEIGHTS[index],
+                    cost,
+                    deadline: u64::MAX,
+                };
                 let Ok(WaitOutcome::Admitted(permit)) = gate.admit(&ask, 0).await else { panic!("let in") };
                 tokens[index].fetch_add(cost, Ordering::Relaxed);
                 served += 1;

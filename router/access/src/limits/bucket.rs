@@ -4,7 +4,7 @@
 //! time at which it will be full again (the "theoretical arrival time"): taking n units moves that time
 //! n/rate later, and is allowed if the bucket would be full again within a minute. Giving back moves it
 //! earlier; a time in the past is a full bucket. That is exactly a token bucket whose level may fall below
-//! zero when more was used than was taken: [`Bucket::take_anyway`] makes that debt, and later requests wait
+//! zero when more was used than was taken: [`Bucket::take_into_debt`] makes that debt, and later requests wait
 //! until it is paid.
 //!
 //! The clock is any nanosecond counter that all callers share. It need not be monotone between threads: a
@@ -89,7 +89,7 @@ impl Bucket {
     }
 
     /// Takes units that were used already, into debt if necessary. Returns their cost.
-    pub(super) fn take_anyway(&self, units: u64, now: u64) -> u64 {
+    pub(super) fn take_into_debt(&self, units: u64, now: u64) -> u64 {
         let Some(limit) = self.per_minute() else { return 0 };
         let cost = Self::cost(units, limit);
         self.update(|full_at| full_at.max(now).saturating_add(cost));
@@ -198,7 +198,7 @@ mod tests {
                 let units = 1 + random.below(limit.div_ceil(7));
                 match random.below(8) {
                     0 => {
-                        bucket.take_anyway(units, now);
+                        bucket.take_into_debt(units, now);
                         oracle.take(units.into(), now, true);
                     }
                     1 if !taken.is_empty() => {

@@ -123,7 +123,7 @@ impl Limiter {
     }
 
     /// Removes the requests in flight of a peer that is gone.
-    fn leave_peers(&self, running: u32) {
+    fn remove_peer_running(&self, running: u32) {
         self.peers_running.fetch_sub(running, Ordering::Relaxed);
     }
 
@@ -208,7 +208,7 @@ impl Charge {
         let before = self.tokens;
         for (limiter, taken) in self.limiters.iter_mut().flatten() {
             if used >= before {
-                let cost = limiter.tokens.take_anyway(used - before, now);
+                let cost = limiter.tokens.take_into_debt(used - before, now);
                 taken.tokens_cost = taken.tokens_cost.saturating_add(cost);
             } else {
                 // In proportion to the cost at which the tokens were taken, since the limit may have

@@ -48,7 +48,7 @@ impl LimitReport {
 type Named = (Scope, Arc<str>);
 
 #[derive(Debug)]
-struct Told {
+struct PeerReport {
     report: LimitReport,
     at: u64,
 }
@@ -57,11 +57,11 @@ struct Told {
 /// way round.
 #[derive(Debug, Default)]
 pub(super) struct PeerReports {
-    told: Mutex<HashMap<u64, HashMap<Named, Told>>>,
+    told: Mutex<HashMap<u64, HashMap<Named, PeerReport>>>,
 }
 
 impl PeerReports {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, HashMap<Named, Told>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, HashMap<Named, PeerReport>>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,7 +83,7 @@ impl PeerReports {
                 return;
             }
         }
-        let before = told.insert(name, Told { report, at: now });
+        let before = told.insert(name, PeerReport { report, at: now });
         let Some(limiter) = limiter else { return };
         match &before {
             Some(before) => limiter.charge_peers(&before.report, &report, now),
@@ -106,7 +106,7 @@ impl PeerReports {
             if *of == scope
                 && let Some(limiter) = limiter(name)
             {
-                limiter.leave_peers(told.report.running);
+                limiter.remove_peer_running(told.report.running);
             }
             *of != scope
         });
@@ -116,7 +116,7 @@ impl PeerReports {
     }
 }
 
-impl Told {
+impl PeerReport {
     fn missing(&self, now: u64) -> [u64; 2] {
         self.report.missing.map(|missing| missing.saturating_sub(now.saturating_sub(self.at)))
     }

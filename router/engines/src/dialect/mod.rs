@@ -269,7 +269,7 @@ pub trait Dialect: Debug + Send + Sync {
     }
 
     /// Reason for which an engine with this description cannot be put to sleep; `None` when it can.
-    fn why_sleepless<'a>(
+    fn sleep_obstacle<'a>(
         &'a self,
         _client: &'a EngineClient,
         _description: &'a Description,

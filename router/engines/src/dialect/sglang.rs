@@ -178,7 +178,7 @@ impl Dialect for Sglang {
         .boxed()
     }
 
-    fn why_sleepless<'a>(
+    fn sleep_obstacle<'a>(
         &'a self,
         client: &'a EngineClient,
         _description: &'a Description,

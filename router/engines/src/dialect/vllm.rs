@@ -195,7 +195,7 @@ impl Dialect for Vllm {
         .boxed()
     }
 
-    fn why_sleepless<'a>(
+    fn sleep_obstacle<'a>(
         &'a self,
         client: &'a EngineClient,
         description: &'a Description,

@@ -111,7 +111,7 @@ impl ResponseAdapter {
         let facts = responses::Facts::of(&request);
         let facts = match &record {
             Some(record) => facts.stored(&record.id, previous, fields.conversation.as_deref()),
-            None => facts.going_on_from(previous),
+            None => facts.continuing(previous),
         };
         Ok((chat.to_string().into(), Self::Responses(facts, record)))
     }

@@ -10,8 +10,8 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 use router_access::{
-    Ask, AuditRecord, Charge, Entry, Estimate, Gate, Grant, PASSED_HEADERS, Permit, RateState, WaitOutcome,
-    admit, is_plain_request_id, retry_after_seconds,
+    AdmissionRequest, AuditRecord, Charge, Entry, Estimate, Gate, Grant, PASSED_HEADERS, Permit, RateState,
+    WaitOutcome, admit, is_plain_request_id, retry_after_seconds,
 };
 use router_openai::{ApiError, Kind, Surface, Usage};
 use router_tls::PeerAddr;
@@ -25,7 +25,7 @@ use crate::models::Target;
 use crate::service::{Gateway, fresh_id};
 use crate::traced::{self, Traced, Tracing};
 use crate::upstream::{Generation, LastWorker};
-use router_engines::handover::Handover;
+use router_engines::handover::ProxyHandover;
 
 /// Tokens that are assumed for an answer without a limit, until its length is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
@@ -67,7 +67,7 @@ pub(crate) struct RequestContext {
     headers: HeaderMap,
     pub(crate) grant: Arc<Grant>,
     /// Set if a proxy sends the request to its worker.
-    pub(crate) handover: Option<Handover>,
+    pub(crate) handover: Option<ProxyHandover>,
     /// The memory charged to the request while it is inside.
     pub(crate) footprint: Footprint,
     /// Set once the request is sent to an engine, which computes from then on.
@@ -140,7 +140,7 @@ impl RequestContext {
             traced: None,
             headers: passed.collect(),
             grant: Arc::clone(&gateway.access.nobody),
-            handover: request.extensions().get::<Handover>().cloned(),
+            handover: request.extensions().get::<ProxyHandover>().cloned(),
             footprint: Footprint::default(),
             last_worker: LastWorker::default(),
             permit: None,
@@ -255,7 +255,7 @@ impl RequestContext {
             charge.settle(tokens, now);
         }
         self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
-        let ask = Ask {
+        let ask = AdmissionRequest {
             tenant: &self.grant.tenant,
             priority: self.grant.priority,
             weight: self.grant.weight,

@@ -19,7 +19,7 @@ use router_trace::names;
 
 use super::body::{BodyKind, read};
 use super::{RequestContext, form, prompt};
-use crate::TextBy;
+use crate::TextSource;
 use crate::answer::buffered::Buffered;
 use crate::answer::generated::TokenRequest;
 use crate::answer::relayed::{PromptTokens, Relayed, RelayedEvents};
@@ -32,7 +32,7 @@ use crate::models::Target;
 use crate::service::Gateway;
 use crate::stored::history::History;
 use crate::stored::responses::ResponseRecord;
-use crate::stored::runner::ActsFor;
+use crate::stored::runner::DelegatedGrant;
 use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered, attempt_unseen};
 
 /// Bytes of a body that count as one token where the prompt's tokens are unknown.
@@ -94,7 +94,7 @@ struct RelayedRequest {
 
 impl Received {
     pub(super) fn identify(self, context: &mut RequestContext) -> Result<Identified, ApiError> {
-        let acts_for = self.0.extensions().get::<ActsFor>().map(|acts| Arc::clone(&acts.0));
+        let acts_for = self.0.extensions().get::<DelegatedGrant>().map(|acts| Arc::clone(&acts.0));
         context.identify(self.0.headers(), peer_of(&self.0), acts_for)?;
         Ok(Identified(self.0))
     }
@@ -474,11 +474,11 @@ fn gateway_detokenizes(gateway: &Gateway, target: &Target, body: &RawBody) -> bo
         return false;
     }
     match gateway.config.text {
-        TextBy::Auto => pool.is_native(),
-        TextBy::Engine => false,
-        TextBy::Gateway => {
+        TextSource::Auto => pool.is_native(),
+        TextSource::Engine => false,
+        TextSource::Gateway => {
             let is_made_here = || pool.is_native() || is_only_text(body);
-            pool.speaks_ids() && is_made_here()
+            pool.supports_token_ids() && is_made_here()
         }
     }
 }

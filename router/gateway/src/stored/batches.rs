@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::files::FileRecord;
 use super::responses::{from_document, to_document};
-use super::{BATCHES_MAX, Owner, Paging, Sent, answered, metadata, not_found, refusal};
+use super::{BATCHES_MAX, ObjectBody, Owner, Paging, answered, metadata, not_found, refusal};
 use crate::service::{Gateway, fresh_id, unix_time};
 
 /// Longest duration of a batch in seconds: OpenAI's only window.
@@ -247,7 +247,7 @@ async fn begin(owner: &Owner, object: &Map<String, Value>) -> Result<Value, ApiE
 }
 
 /// `POST /v1/batches`.
-pub(crate) async fn create(Sent { owner, object, .. }: Sent) -> Response {
+pub(crate) async fn create(ObjectBody { owner, object, .. }: ObjectBody) -> Response {
     let begun = begin(&owner, &object).await;
     answered(owner, begun)
 }

@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::responses::{from_document, to_document};
-use super::{CONVERSATION_BYTES_MAX, Owner, PageQuery, Paging, Sent, answered, metadata, not_found, refusal};
+use super::{
+    CONVERSATION_BYTES_MAX, ObjectBody, Owner, PageQuery, Paging, answered, metadata, not_found, refusal,
+};
 use crate::request::BodyKind;
 use crate::service::{fresh_id, unix_time};
 
@@ -104,7 +106,7 @@ async fn load(owner: &Owner, id: &str) -> Result<Conversation, ApiError> {
 }
 
 /// `POST /v1/conversations`.
-pub(crate) async fn create(Sent { owner, object, .. }: Sent) -> Response {
+pub(crate) async fn create(ObjectBody { owner, object, .. }: ObjectBody) -> Response {
     let created = async {
         let conversation = Conversation {
             id: format!("conv_{}", fresh_id()),
@@ -129,7 +131,7 @@ pub(crate) async fn retrieve(owner: Owner, Path(id): Path<String>) -> Response {
 }
 
 /// `POST /v1/conversations/{id}`, which replaces the metadata.
-pub(crate) async fn update(Path(id): Path<String>, Sent { owner, object, .. }: Sent) -> Response {
+pub(crate) async fn update(Path(id): Path<String>, ObjectBody { owner, object, .. }: ObjectBody) -> Response {
     let updated = async {
         let metadata = metadata(&object)?;
         let metadata = metadata.ok_or_else(|| ApiError::invalid("metadata", "`metadata` is required."))?;
@@ -162,7 +164,10 @@ pub(crate) async fn items(owner: Owner, Path(id): Path<String>, Paging(query): P
 }
 
 /// `POST /v1/conversations/{id}/items`.
-pub(crate) async fn add_items(Path(id): Path<String>, Sent { owner, object, .. }: Sent) -> Response {
+pub(crate) async fn add_items(
+    Path(id): Path<String>,
+    ObjectBody { owner, object, .. }: ObjectBody,
+) -> Response {
     let added = async {
         let items = items_of(&object)?;
         let added = items.clone();

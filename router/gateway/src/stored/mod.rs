@@ -74,12 +74,12 @@ const METADATA_BYTES_MAX: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) database: Database,
-    inside: Places,
-    uploads: Places,
-    histories: Places,
-    runs: Places,
+    inside: TenantSemaphore,
+    uploads: TenantSemaphore,
+    histories: TenantSemaphore,
+    runs: TenantSemaphore,
     /// Places for requests of batches.
-    lines: Places,
+    lines: TenantSemaphore,
     /// Largest number of requests of one batch in flight.
     batch_lines_max: usize,
     /// Notifies the runner of batches that begin.
@@ -100,11 +100,11 @@ impl Stored {
         let batch_lines_max = (batch_requests_max - batch_requests_max / 4).max(1);
         let stored = Self {
             database,
-            inside: Places::new(INSIDE_MAX, TENANT_INSIDE_MAX),
-            uploads: Places::new(UPLOADS_MAX, TENANT_UPLOADS_MAX),
-            histories: Places::new(HISTORIES_MAX, TENANT_HISTORIES_MAX),
-            runs: Places::new(BATCHES_RUN_MAX, TENANT_BATCHES_RUN_MAX),
-            lines: Places::new(batch_requests_max, batch_lines_max),
+            inside: TenantSemaphore::new(INSIDE_MAX, TENANT_INSIDE_MAX),
+            uploads: TenantSemaphore::new(UPLOADS_MAX, TENANT_UPLOADS_MAX),
+            histories: TenantSemaphore::new(HISTORIES_MAX, TENANT_HISTORIES_MAX),
+            runs: TenantSemaphore::new(BATCHES_RUN_MAX, TENANT_BATCHES_RUN_MAX),
+            lines: TenantSemaphore::new(batch_requests_max, batch_lines_max),
             batch_lines_max,
             begun,
             batches: Mutex::default(),
@@ -204,7 +204,7 @@ impl Stored {
 
 /// Semaphore of which one tenant may take only a part.
 #[derive(Debug)]
-struct Places {
+struct TenantSemaphore {
     all: Arc<Semaphore>,
     of_tenant_max: usize,
     of_tenants: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
@@ -217,7 +217,7 @@ pub(crate) struct Place {
     _of_tenant: OwnedSemaphorePermit,
 }
 
-impl Places {
+impl TenantSemaphore {
     fn new(all: usize, of_tenant_max: usize) -> Self {
         Self { all: Arc::new(Semaphore::new(all)), of_tenant_max, of_tenants: Mutex::default() }
     }
@@ -309,7 +309,7 @@ impl Client {
         Ok(Self { gateway: Arc::clone(gateway), stored, grant, charge })
     }
 
-    fn enter(self, places: impl FnOnce(&Stored) -> &Places) -> Result<Owner, ApiError> {
+    fn enter(self, places: impl FnOnce(&Stored) -> &TenantSemaphore) -> Result<Owner, ApiError> {
         let Self { gateway, stored, grant, charge } = self;
         let place = places(&stored).try_take(&grant.tenant);
         let place = place.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
@@ -339,13 +339,13 @@ impl FromRequestParts<Arc<Gateway>> for Uploader {
 
 /// A client's JSON object. The owner takes its place once the object has arrived: slow senders hold no
 /// place.
-pub(crate) struct Sent {
+pub(crate) struct ObjectBody {
     pub(crate) owner: Owner,
     pub(crate) object: Map<String, Value>,
     _footprint: Footprint,
 }
 
-impl FromRequest<Arc<Gateway>> for Sent {
+impl FromRequest<Arc<Gateway>> for ObjectBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
@@ -540,7 +540,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_tenant_leaves_places_for_others() {
-        let places = Places::new(3, 2);
+        let places = TenantSemaphore::new(3, 2);
         let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
         let taken = [places.try_take(&one).expect("a place"), places.try_take(&one).expect("a place")];
         assert!(places.try_take(&one).is_none());

@@ -49,7 +49,7 @@ pub(crate) type BatchName = (Arc<str>, String);
 
 /// Grant of a batch's request, in place of a credential. Only the gateway itself adds it to a request.
 #[derive(Debug, Clone)]
-pub(crate) struct ActsFor(pub(crate) Arc<Grant>);
+pub(crate) struct DelegatedGrant(pub(crate) Arc<Grant>);
 
 /// Runs the unfinished batches of the database, and those that begin, until the gateway is dropped.
 pub(crate) async fn run(gateway: Weak<Gateway>, mut begun: mpsc::UnboundedReceiver<BatchName>) {
@@ -85,7 +85,7 @@ fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
             stopped,
         };
         let _running = Running { stored, name };
-        run.to_its_end().await;
+        run.run_to_end().await;
     });
 }
 
@@ -157,7 +157,7 @@ impl Pending {
 impl Run {
     /// Runs the batch to its end. A busy database is retried; an answer that cannot be written ends the
     /// batch.
-    async fn to_its_end(&self) {
+    async fn run_to_end(&self) {
         // A batch that is cancelled or expired needs no place: it only ends.
         let _place = tokio::select! {
             biased;
@@ -471,7 +471,7 @@ impl Run {
         grant: Arc<Grant>,
     ) -> (StatusCode, Option<Duration>, String, Result<Bytes, &'static str>) {
         let mut request = Request::new(Body::from(body.clone()));
-        request.extensions_mut().insert(ActsFor(grant));
+        request.extensions_mut().insert(DelegatedGrant(grant));
         let (head, body) = serve(Arc::clone(&self.gateway), request, surface).await.into_parts();
         let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
         let after = header(header::RETRY_AFTER.as_str()).and_then(|after| after.parse().ok());

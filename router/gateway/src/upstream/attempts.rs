@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, header};
 use bytes::Bytes;
 use memchr::memmem::Finder;
 use router_engines::dialect::Role;
-use router_engines::handover::Handover;
+use router_engines::handover::ProxyHandover;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_openai::{Entries, Entry, Usage};
 use router_trace::names;
@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::dispatch::{LegReply, ask};
 use super::failure::Failure;
-use super::scanner::{GAVE_UP, gave_up};
+use super::scanner::{ENGINE_ABORTED, gave_up};
 use super::{EngineRequest, Generation};
 
 /// First pause between attempts of a request that keeps failing.
@@ -91,7 +91,7 @@ impl Attempts {
             without_prefill: self.without_prefill || !generation.can_split,
             audited: request.tokens_are_exact,
             avoid,
-            among: generation.handover.as_ref().and_then(Handover::among),
+            among: generation.handover.as_ref().and_then(ProxyHandover::among),
         }
     }
 
@@ -175,7 +175,7 @@ impl Attempts {
         failure.blame(route);
         let at_fault = failure.at_fault(route);
         // A proxy sends a request once; a failure before that, as of a prefill leg, may be retried.
-        let is_last = generation.handover.as_ref().is_some_and(Handover::is_used);
+        let is_last = generation.handover.as_ref().is_some_and(ProxyHandover::is_used);
         if is_last
             || !failure.is_retryable
             || self.failed > gateway.tuning().retries
@@ -223,7 +223,7 @@ pub(crate) async fn attempt_buffered(
         Ok(asked) => {
             let is_elsewhere = asked.is_served_elsewhere();
             let read = read_buffered_reply(&generation, asked, booking, &route).await;
-            read.map_err(|failure| failure.of_elsewhere(is_elsewhere))
+            read.map_err(|failure| failure.without_blame_if(is_elsewhere))
         }
         Err(failure) => Err(failure),
     };
@@ -319,7 +319,7 @@ async fn read_buffered_reply(
     };
     let bad = |reason: String| Failure::protocol(&route.decode, reason);
     if gave_up(&body) {
-        return Err(bad(GAVE_UP.to_owned()));
+        return Err(bad(ENGINE_ABORTED.to_owned()));
     }
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     // Audio and plain text carry no usage.

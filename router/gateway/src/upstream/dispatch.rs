@@ -17,7 +17,7 @@ use http::Response as HttpResponse;
 use router_engines::connector_params::ConnectorParams;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
-use router_engines::handover::{Handover, HandoverError, ServedElsewhere};
+use router_engines::handover::{HandoverError, ProxyHandover, ServedElsewhere};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
 use router_openai::{FORM_USAGE, RawBody, Usage};
@@ -145,7 +145,7 @@ fn call(
 
 /// The proxy that sends a request in the gateway's place.
 struct Proxy<'a> {
-    handover: &'a Handover,
+    handover: &'a ProxyHandover,
     metrics: &'a Metrics,
 }
 
@@ -203,8 +203,8 @@ async fn send(
         .into_body()
         .whole(LEG_BYTES_MAX)
         .await
-        .map_err(|error| Failure::connection(&error).of_elsewhere(is_elsewhere))?;
-    Err(Failure::refused(rank, Refusal { status, content_type, body }).of_elsewhere(is_elsewhere))
+        .map_err(|error| Failure::connection(&error).without_blame_if(is_elsewhere))?;
+    Err(Failure::refused(rank, Refusal { status, content_type, body }).without_blame_if(is_elsewhere))
 }
 
 /// Sends the request to the workers of a route.

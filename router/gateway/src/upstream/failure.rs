@@ -157,7 +157,7 @@ impl Failure {
 
     /// A failure of another endpoint than the picked one blames no worker.
     #[must_use]
-    pub(super) fn of_elsewhere(self, is_elsewhere: bool) -> Self {
+    pub(super) fn without_blame_if(self, is_elsewhere: bool) -> Self {
         Self {
             is_workers: self.is_workers && !is_elsewhere,
             is_other_model: self.is_other_model && !is_elsewhere,
@@ -186,7 +186,7 @@ impl Failure {
     /// Counts the failure against the worker at fault.
     pub(super) fn blame(&self, route: &Route) {
         if self.is_other_model {
-            self.at_fault(route).worker.doubt();
+            self.at_fault(route).worker.mark_possibly_restarted();
         }
         if !self.is_workers {
             return;

@@ -130,7 +130,7 @@ impl Scanner {
             return Err("an event that is no JSON object".to_owned());
         }
         if gave_up(data) {
-            return Err(GAVE_UP.to_owned());
+            return Err(ENGINE_ABORTED.to_owned());
         }
         let bad = |_| "an event that is no JSON".to_owned();
         if !self.has_usage(data) {
@@ -148,7 +148,7 @@ impl Scanner {
 
 /// Failure reason for an engine that ended an answer early, as vLLM and SGLang do when they are paused or
 /// go to sleep.
-pub(super) const GAVE_UP: &str = "it gave the request up";
+pub(super) const ENGINE_ABORTED: &str = "it gave the request up";
 
 /// Whether an answer or an event says that the engine gave the request up: its finish reason is `abort`. In JSON's strings the
 /// quotes would be escaped, so a search of the bytes cannot be misled by what a model writes.
@@ -183,7 +183,7 @@ mod tests {
                         data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"abort\"}]}\n\ndata: [DONE]\n\n";
         let mut scanner = Scanner::passing_on(false);
         let batch = scanner.push(Bytes::from_static(aborted)).expect("small events");
-        assert_eq!((batch.failure.as_deref(), batch.events, batch.is_done), (Some(GAVE_UP), 1, false));
+        assert_eq!((batch.failure.as_deref(), batch.events, batch.is_done), (Some(ENGINE_ABORTED), 1, false));
         assert!(!batch.out.windows(5).any(|word| word == b"abort"), "the client does not get it");
     }
 

@@ -176,7 +176,7 @@ impl<O: Output> EventStream<O> {
         if let Some(reason) = broken {
             // The client already has tokens; the only remedy is to report that they cannot be trusted.
             let failure = Failure::protocol(&leg.route.decode, &reason);
-            let failure = failure.of_elsewhere(leg.booking.is_served_elsewhere());
+            let failure = failure.without_blame_if(leg.booking.is_served_elsewhere());
             leg.failed();
             failure.blame(&leg.route);
             self.state = State::Over;
@@ -217,7 +217,7 @@ impl<O: Output> EventStream<O> {
     fn fail_over(&mut self, failure: Failure) {
         let State::Live(mut leg) = std::mem::replace(&mut self.state, State::Over) else { return };
         leg.failed();
-        let failure = failure.of_elsewhere(leg.booking.is_served_elsewhere());
+        let failure = failure.without_blame_if(leg.booking.is_served_elsewhere());
         let route = leg.route.clone();
         drop(leg);
         match self.output.continuation() {

@@ -71,7 +71,7 @@ impl Facts {
 
     /// Sets the stored response that this one continues.
     #[must_use]
-    pub fn going_on_from(mut self, previous: Option<&str>) -> Self {
+    pub fn continuing(mut self, previous: Option<&str>) -> Self {
         self.echoed.insert("previous_response_id".to_owned(), previous.into());
         self
     }

@@ -16,7 +16,7 @@ use crate::proto::ext_proc::{
 
 /// Hands the request over to `http://10.0.0.1:8000` with its body doubled, and returns the engine's answer in capitals.
 async fn relay(request: Request) -> Response {
-    let handover = request.extensions().get::<Handover>().cloned().expect("a proxy");
+    let handover = request.extensions().get::<ProxyHandover>().cloned().expect("a proxy");
     let body = request.into_body().collect().await.expect("no error").to_bytes();
     let upstream = Upstream::new("http://10.0.0.1:8000", None);
     let call = Call::json("/v1/completions", [&body[..], &body[..]].concat().into());
@@ -45,7 +45,7 @@ fn routes() -> Router {
         .route(
             "/slow_end",
             post(async |request: Request| {
-                let handover = request.extensions().get::<Handover>().cloned().expect("a proxy");
+                let handover = request.extensions().get::<ProxyHandover>().cloned().expect("a proxy");
                 let upstream = Upstream::new("http://10.0.0.1:8000", None);
                 let _reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
             }),
@@ -54,7 +54,7 @@ fn routes() -> Router {
         .route(
             "/cut",
             post(async |request: Request| {
-                let handover = request.extensions().get::<Handover>().cloned().expect("a proxy");
+                let handover = request.extensions().get::<ProxyHandover>().cloned().expect("a proxy");
                 let upstream = Upstream::new("http://10.0.0.1:8000", None);
                 let reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
                 let mut body = reply.expect("an answer").into_body();

@@ -7,7 +7,7 @@
 mod changes;
 mod holding;
 mod names;
-mod questions;
+mod queries;
 mod tree;
 
 use std::collections::{HashMap, VecDeque};

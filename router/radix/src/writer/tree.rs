@@ -192,7 +192,7 @@ impl Writer {
         let shape = upper.shape();
         let rest = Shape(lower.shape().0).with(at, shape.end() - at, shape.children());
         #[cfg(loom)]
-        if crate::broken(crate::Broken::EarlySplit) {
+        if crate::broken(crate::PlantedFault::EarlySplit) {
             lower.list.store(0, Ordering::Relaxed);
             upper.publish(shape.with(shape.base(), at - shape.base(), Children::One(lower_id)));
         }

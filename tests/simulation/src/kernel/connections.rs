@@ -20,9 +20,9 @@ pub(super) struct End {
     pub(super) peer: Option<ObjectId>,
     pub(super) peer_host: HostId,
     /// Reason for which this end is not notified that the other end is gone; `None`: it is notified.
-    pub(super) desertion: Option<Desertion>,
+    pub(super) unreported_close: Option<UnreportedClose>,
     /// Bytes that were sent to an end that is gone.
-    pub(super) sent_in_vain: usize,
+    pub(super) bytes_to_closed_peer: usize,
     pub(super) inbox: VecDeque<u8>,
     /// Packets in flight to this end, with their arrival times.
     pub(super) flight: VecDeque<(Nanos, Packet)>,
@@ -37,7 +37,7 @@ pub(super) struct End {
 
 /// Reason for which the end of a peer is not notified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Desertion {
+pub(super) enum UnreportedClose {
     /// The peer's machine lost power: after its restart it answers with a reset.
     Power,
     /// A device between the ends has dropped the connection's state.
@@ -56,8 +56,8 @@ impl End {
         Self {
             peer: Some(peer),
             peer_host,
-            desertion: None,
-            sent_in_vain: 0,
+            unreported_close: None,
+            bytes_to_closed_peer: 0,
             inbox: VecDeque::new(),
             flight: VecDeque::new(),
             flight_bytes: 0,
@@ -83,11 +83,13 @@ impl End {
 
 impl Kernel {
     /// Schedules the failure of a connection whose other end stays silent, according to its options.
-    pub(super) fn await_sign(&mut self, id: ObjectId) {
+    pub(super) fn schedule_give_up(&mut self, id: ObjectId) {
         let now = self.now;
         let Some(socket) = self.socket(id) else { return };
         let (keep_alive, limit) = (socket.keep_alive, socket.user_timeout);
-        if keep_alive.is_on && matches!(&socket.state, SocketState::Open(end) if end.desertion.is_some()) {
+        if keep_alive.is_on
+            && matches!(&socket.state, SocketState::Open(end) if end.unreported_close.is_some())
+        {
             // With a user timeout, Linux gives up at the first unanswered probe after it
             // (`tcp_keepalive_timer`).
             let silent = match limit {
@@ -108,7 +110,7 @@ impl Kernel {
         let (host, limit) = (socket.host, socket.user_timeout);
         let SocketState::Open(end) = &socket.state else { return };
         let (peer, peer_host, is_deserted, was_reset) =
-            (end.peer, end.peer_host, end.desertion.is_some(), end.is_reset);
+            (end.peer, end.peer_host, end.unreported_close.is_some(), end.is_reset);
         let is_held_up = self.link(host, peer_host).is_down
             && peer.is_some_and(|peer| match self.socket(peer) {
                 Some(Socket { state: SocketState::Open(end), .. }) => {
@@ -128,7 +130,7 @@ impl Kernel {
 
     /// Returns the bytes that an end may send now.
     pub(super) fn room_towards(&self, end: &End) -> usize {
-        let Some(peer) = end.peer else { return WINDOW.saturating_sub(end.sent_in_vain) };
+        let Some(peer) = end.peer else { return WINDOW.saturating_sub(end.bytes_to_closed_peer) };
         match self.objects.get(&peer).map(|object| &object.kind) {
             Some(Kind::Socket(socket)) => match &socket.state {
                 SocketState::Open(end) => end.room(),
@@ -198,13 +200,15 @@ impl Kernel {
                 libc::ECONNRESET
             });
         }
-        let (peer, peer_host, desertion, busy_until) =
-            (end.peer, end.peer_host, end.desertion, end.busy_until);
+        let (peer, peer_host, unreported_close, busy_until) =
+            (end.peer, end.peer_host, end.unreported_close, end.busy_until);
         let total: usize = parts.iter().map(|part| part.len()).sum();
         if total == 0 {
             return Ok(0);
         }
-        let Some(peer) = peer else { return self.send_in_vain(id, total, host, peer_host, desertion) };
+        let Some(peer) = peer else {
+            return self.send_to_closed_peer(id, total, host, peer_host, unreported_close);
+        };
         let room = match self.socket(peer) {
             Some(Socket { state: SocketState::Open(end), .. }) => end.room(),
             _ => WINDOW,
@@ -242,19 +246,19 @@ impl Kernel {
     }
 
     /// Sends to an end that is gone.
-    fn send_in_vain(
+    fn send_to_closed_peer(
         &mut self,
         id: ObjectId,
         total: usize,
         host: HostId,
         peer_host: HostId,
-        desertion: Option<Desertion>,
+        unreported_close: Option<UnreportedClose>,
     ) -> Result<usize, c_int> {
         let now = self.now;
-        let answers = match desertion {
+        let answers = match unreported_close {
             None => true,
-            Some(Desertion::Power) => !self.is_dark(peer_host),
-            Some(Desertion::Forgotten) => false,
+            Some(UnreportedClose::Power) => !self.is_dark(peer_host),
+            Some(UnreportedClose::Forgotten) => false,
         };
         if answers {
             let at = now + 2 * self.draw_delay(host, peer_host);
@@ -264,12 +268,12 @@ impl Kernel {
         let Some(Socket { state: SocketState::Open(end), user_timeout, .. }) = self.socket(id) else {
             return Err(libc::EPIPE);
         };
-        let count = total.min(WINDOW.saturating_sub(end.sent_in_vain));
+        let count = total.min(WINDOW.saturating_sub(end.bytes_to_closed_peer));
         if count == 0 {
             return Err(libc::EAGAIN);
         }
-        let (is_first, limit) = (end.sent_in_vain == 0, *user_timeout);
-        end.sent_in_vain += count;
+        let (is_first, limit) = (end.bytes_to_closed_peer == 0, *user_timeout);
+        end.bytes_to_closed_peer += count;
         if is_first {
             self.schedule(now + limit, Due::GiveUp(id));
         }
@@ -364,9 +368,9 @@ impl Kernel {
                 let at = now + self.draw_delay(host, peer_host);
                 if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(peer) {
                     end.peer = None;
-                    end.desertion = silently.then_some(Desertion::Power);
+                    end.unreported_close = silently.then_some(UnreportedClose::Power);
                 }
-                self.await_sign(peer);
+                self.schedule_give_up(peer);
                 if !silently && has_unread {
                     self.send_packet(peer, at, Packet::Reset);
                 } else if !silently && !was_shut {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use super::connections::{Desertion, End};
+use super::connections::{End, UnreportedClose};
 use super::disks::DiskFaults;
 use super::objects::{Kind, ObjectId};
 use super::sockets::{Socket, SocketState};
@@ -147,12 +147,12 @@ impl Kernel {
                     end.is_reset = true;
                     *error = libc::ECONNRESET;
                 }
-                Cut::Silently => end.desertion = Some(Desertion::Forgotten),
+                Cut::Silently => end.unreported_close = Some(UnreportedClose::Forgotten),
             }
             end.flight.clear();
             end.flight_bytes = 0;
             self.changed(id);
-            self.await_sign(id);
+            self.schedule_give_up(id);
         }
     }
 

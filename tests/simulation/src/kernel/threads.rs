@@ -226,7 +226,7 @@ impl Kernel {
     }
 
     /// Selects the next thread; returns the turn words of the current and of the next thread.
-    fn turn_over(&mut self) -> (&'static AtomicU32, &'static AtomicU32) {
+    fn select_next_thread(&mut self) -> (&'static AtomicU32, &'static AtomicU32) {
         let mine = self.threads[self.current.index()].turn;
         self.current = self.next_thread();
         (mine, self.threads[self.current.index()].turn)
@@ -264,7 +264,7 @@ fn await_turn(turn: &AtomicU32) {
 
 /// Yields to the next thread, and returns at this thread's next turn.
 pub(super) fn switch() {
-    let (mine, next) = with(Kernel::turn_over);
+    let (mine, next) = with(Kernel::select_next_thread);
     if !std::ptr::eq(mine, next) {
         give(next);
         await_turn(mine);
@@ -373,7 +373,7 @@ unsafe extern "C" fn thread_exits(_value: *mut c_void) {
             let process = kernel.process();
             kernel.kill(process, false);
         }
-        kernel.turn_over().1
+        kernel.select_next_thread().1
     });
     ME.set(OUTSIDE);
     give(next);

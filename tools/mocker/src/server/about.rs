@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::Served;
+use super::ServerState;
 use super::ask::chat_prompt;
 use super::refusal::Refusal;
 use super::request::{Body, Prompt, Prompts};
 use crate::fault::mix;
-use crate::voice::Voice;
+use crate::output_generator::OutputGenerator;
 use crate::worker::Worker;
 
 /// The vLLM release whose contract the mock has.
@@ -32,7 +32,7 @@ pub(super) fn models(worker: &Worker) -> Value {
 }
 
 /// vLLM's `/kv_event_sources`.
-pub(super) fn event_sources(served: &Served) -> Value {
+pub(super) fn event_sources(served: &ServerState) -> Value {
     let endpoint = |port: Option<u16>| port.map(|port| format!("tcp://*:{port}"));
     json!({ "0": {
         "enable_kv_cache_events": served.site.events_port.is_some(),
@@ -47,13 +47,13 @@ pub(super) fn event_sources(served: &Served) -> Value {
 }
 
 /// `GET /query` of a Mooncake prefill worker's bootstrap server.
-pub(super) fn bootstrap(served: &Served) -> Value {
+pub(super) fn bootstrap(served: &ServerState) -> Value {
     let address = served.site.address.to_string();
     json!({ "0": { "engine_id": served.worker.engine_id, "worker_addr": { "0": { "0": address } } } })
 }
 
 /// SGLang's `/server_info`.
-pub(super) fn server_info(served: &Served) -> Value {
+pub(super) fn server_info(served: &ServerState) -> Value {
     let config = &served.worker.config;
     // As in SGLang, in seconds: constant while the process runs, and different in every run.
     let run = served.worker.engine_id.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
@@ -148,7 +148,7 @@ pub(super) fn embeddings(worker: &Worker, body: &Value) -> Result<Value, Refusal
             }
         };
         total += tokens.len();
-        let vector = Voice::embedding(&tokens, dimensions);
+        let vector = OutputGenerator::embedding(&tokens, dimensions);
         let embedding = if is_base64 { Value::from(base64(&vector)) } else { json!(vector) };
         entries.push(json!({ "object": "embedding", "index": index, "embedding": embedding }));
     }

@@ -14,7 +14,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::ask::{Ask, Surface};
 use super::{anthropic, openai, responses};
-use crate::voice::{Ending, Output};
+use crate::output_generator::{Ending, Output};
 use crate::worker::{Running, Worker};
 
 /// One output of an answer.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::refusal::Refusal;
 use super::request::{Body, Logprobs, Message, Prompt, Rooms};
 use super::schema;
-use crate::voice::Limits;
+use crate::output_generator::Limits;
 use crate::worker::Worker;
 
 /// Tokens of an output if the request sets no limit.

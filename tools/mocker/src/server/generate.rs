@@ -14,7 +14,7 @@ use super::handoff;
 use super::refusal::Refusal;
 use super::reply::{self, EVENT_STREAM, JSON};
 use crate::fault::{FaultKind, mix};
-use crate::voice::Output;
+use crate::output_generator::Output;
 use crate::worker::{Order, Worker};
 
 /// Reason for which a request has no answer.
@@ -34,16 +34,16 @@ impl From<Refusal> for Failure {
 
 /// The faults drawn for one request.
 #[derive(Debug, Default)]
-struct Drawn {
+struct DrawnFaults {
     breaks: Option<(usize, Break)>,
     is_corrupt: bool,
     reports_wrong_cached: bool,
 }
 
-async fn draw(worker: &Worker) -> Result<Drawn, Failure> {
+async fn draw(worker: &Worker) -> Result<DrawnFaults, Failure> {
     let faults = &worker.faults;
     if !faults.any() {
-        return Ok(Drawn::default());
+        return Ok(DrawnFaults::default());
     }
     if faults.draw(FaultKind::Overloaded).is_some() {
         return Err(Refusal::overloaded().into());
@@ -57,7 +57,7 @@ async fn draw(worker: &Worker) -> Result<Drawn, Failure> {
     }
     let stall = faults.draw(FaultKind::Stall).map(|fault| (fault.tokens, Break::Stall));
     let die = || faults.draw(FaultKind::DieMidStream).map(|fault| (fault.tokens, Break::Die));
-    Ok(Drawn {
+    Ok(DrawnFaults {
         breaks: stall.or_else(die),
         is_corrupt: faults.draw(FaultKind::Corrupt).is_some(),
         reports_wrong_cached: faults.draw(FaultKind::WrongCached).is_some(),
@@ -84,8 +84,8 @@ fn answer_id(worker: &Worker, ask: &Ask, header: Option<&str>) -> String {
 fn outputs(worker: &Worker, ask: &Ask) -> Vec<Arc<Output>> {
     let model = &worker.model;
     let output = |prompt: &Vec<u32>| match &ask.forced {
-        Some(forced) => model.voice.recite(&model.text, &forced.text, &ask.limits),
-        None => model.voice.speak(&model.text, prompt, &ask.limits),
+        Some(forced) => model.voice.forced_output(&model.text, &forced.text, &ask.limits),
+        None => model.voice.generate_output(&model.text, prompt, &ask.limits),
     };
     ask.prompts.iter().map(|prompt| Arc::new(output(prompt))).collect()
 }

@@ -15,7 +15,7 @@ use super::ask::{Ask, Surface};
 use super::refusal::Refusal;
 use super::request::Rooms;
 use crate::fault::mix;
-use crate::rooms::{self, NotMet, RoomGuard};
+use crate::rooms::{self, RoomError, RoomGuard};
 use crate::stats;
 use crate::worker::Worker;
 use crate::{Dialect, LoadFailure, Role, lease};
@@ -39,7 +39,7 @@ pub(super) struct Leg {
     answers_transfer: bool,
 }
 
-fn not_met(_: NotMet) -> Refusal {
+fn not_met(_: RoomError) -> Refusal {
     Refusal::internal("The other leg of the hand-off did not come before the bootstrap timeout.")
 }
 
@@ -135,7 +135,7 @@ async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Re
     let (engine, cached) = room.offered_by(within).await.map_err(not_met)?;
     let is_pulled = lease::pull(&engine, &name);
     room.fetched();
-    if is_pulled { loaded(worker, true, Some(cached)) } else { Err(not_met(NotMet::GivenUp)) }
+    if is_pulled { loaded(worker, true, Some(cached)) } else { Err(not_met(RoomError::GivenUp)) }
 }
 
 impl Leg {

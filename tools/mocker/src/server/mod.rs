@@ -65,13 +65,13 @@ pub(crate) struct Site {
 }
 
 /// A worker as seen by its connections.
-pub(crate) struct Served {
+pub(crate) struct ServerState {
     pub(crate) worker: Arc<Worker>,
     pub(crate) site: Site,
     intake: Intake,
 }
 
-impl Served {
+impl ServerState {
     pub(crate) fn new(worker: Arc<Worker>, site: Site) -> Self {
         let intake = Intake::new(worker.config.body_bytes_max, BODIES_BYTES_MAX, BODY_WITHIN);
         Self { worker, site, intake }
@@ -99,7 +99,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Accepts connections until dropped, which cuts all of them.
-pub(crate) async fn serve(listener: TcpListener, served: Arc<Served>) {
+pub(crate) async fn serve(listener: TcpListener, served: Arc<ServerState>) {
     let mut connections = JoinSet::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
@@ -138,7 +138,7 @@ fn reset(stream: TcpStream) {
     let _best_effort = stream.set_zero_linger();
 }
 
-async fn connection(stream: TcpStream, served: Arc<Served>) {
+async fn connection(stream: TcpStream, served: Arc<ServerState>) {
     // Without it small pieces of a stream wait for acknowledgements.
     let _best_effort = stream.set_nodelay(true);
     let service = service_fn(|request| routes::route(Arc::clone(&served), request));

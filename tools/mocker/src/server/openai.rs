@@ -8,7 +8,7 @@ use super::answer::{Answer, Choice, Usage};
 use super::ask::Surface;
 use super::json::{ids, number, text};
 use crate::Dialect;
-use crate::voice::Ending;
+use crate::output_generator::Ending;
 
 const FINGERPRINT: &str = "\"system_fingerprint\":\"vllm-0.32.0-mock0000\"";
 

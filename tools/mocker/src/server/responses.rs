@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::answer::Answer;
 use super::refusal::Refusal;
 use super::request::{Body, Message, Text};
-use crate::voice::Ending;
+use crate::output_generator::Ending;
 
 /// Brings a body into the form of a chat.
 pub(super) fn to_chat(object: &Value) -> Result<Body<'_>, Refusal> {

@@ -14,7 +14,7 @@ use super::ask::{Ask, Surface, chat_prompt};
 use super::generate::{Failure, generate};
 use super::refusal::Refusal;
 use super::request::Body;
-use super::{Served, about, anthropic, metrics, recording, reply, responses, sleep};
+use super::{ServerState, about, anthropic, metrics, recording, reply, responses, sleep};
 use crate::fault::{Fault, FaultKind};
 use crate::{Dialect, Role};
 
@@ -22,7 +22,7 @@ type Answered = Result<Response<Payload>, Failure>;
 
 /// Answers one request. An error cuts the connection.
 pub(super) async fn route(
-    served: Arc<Served>,
+    served: Arc<ServerState>,
     request: Request<Incoming>,
 ) -> Result<Response<Payload>, io::Error> {
     let (head, incoming) = request.into_parts();
@@ -52,7 +52,7 @@ fn parsed<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
 }
 
 async fn answer(
-    served: &Arc<Served>,
+    served: &Arc<ServerState>,
     method: &Method,
     path: &str,
     headers: &HeaderMap,
@@ -86,7 +86,7 @@ async fn answer(
     }
 }
 
-async fn start(served: &Arc<Served>, surface: Surface, headers: &HeaderMap, body: Body<'_>) -> Answered {
+async fn start(served: &Arc<ServerState>, surface: Surface, headers: &HeaderMap, body: Body<'_>) -> Answered {
     let ask = Ask::new(&served.worker, surface, body)?;
     let request_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     generate(Arc::clone(&served.worker), ask, request_id).await
@@ -100,7 +100,7 @@ fn found(value: &Value) -> Answered {
     Ok(reply::json(StatusCode::OK, value))
 }
 
-async fn post(served: &Arc<Served>, path: &str, body: &[u8]) -> Answered {
+async fn post(served: &Arc<ServerState>, path: &str, body: &[u8]) -> Answered {
     let worker = &served.worker;
     let is_vllm = served.dialect() == Dialect::Vllm;
     match path {
@@ -143,7 +143,7 @@ fn slow(path: &str) -> Option<FaultKind> {
     }
 }
 
-async fn get(served: &Arc<Served>, path: &str) -> Answered {
+async fn get(served: &Arc<ServerState>, path: &str) -> Answered {
     let worker = &served.worker;
     if let Some(fault) = slow(path).and_then(|kind| worker.faults.draw(kind)) {
         tokio::time::sleep(fault.delay()).await;

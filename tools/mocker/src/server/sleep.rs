@@ -98,6 +98,6 @@ fn step(worker: &Arc<Worker>) {
     let mut state = worker.lock();
     let waits = !state.scheduler.waiting.is_empty();
     if waits && !std::mem::replace(&mut state.scheduler.is_stepping, true) {
-        tokio::spawn(scheduler::step_while_busy(Arc::clone(worker)));
+        tokio::spawn(scheduler::run_steps(Arc::clone(worker)));
     }
 }

@@ -110,7 +110,7 @@ impl<F: Fabric> RemotePool<F> {
         add(&totals.missed_blocks, asked - count);
         add(&totals.held_slots, held);
         self.forget_checks(ticket);
-        self.consider_hot(ticket, &blocks, now);
+        self.queue_hot_groups(ticket, &blocks, now);
         self.outcomes.push(Outcome::Fetched { ticket: Ticket(ticket), blocks, unused, held });
         if held == 0 {
             self.drop_fetch(ticket, now);
@@ -140,7 +140,7 @@ impl<F: Fabric> RemotePool<F> {
             return;
         };
         node.leases = node.leases.saturating_sub(1);
-        self.send_surely(lease.node, &Message::Release { lease: lease.id }, now);
+        self.send_or_disconnect(lease.node, &Message::Release { lease: lease.id }, now);
     }
 
     /// Removes an operation that has nothing in flight.

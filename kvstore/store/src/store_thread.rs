@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, select};
 use crate::background::Background;
 use crate::device::DeviceCopies;
 use crate::disk::{DiskResult, Read};
-use crate::far::{FarLinks, FarResult};
+use crate::far::{SecondaryTierEvent, SecondaryTiers};
 use crate::job::{Job, RetentionRequest};
 use crate::load::Loads;
 use crate::offload::Offloads;
@@ -35,19 +35,19 @@ const OFFLOAD_EVERY: u32 = 16;
 pub(crate) enum Message {
     Job(Job),
     Disk(DiskResult),
-    Far(FarResult),
+    Far(SecondaryTierEvent),
     Stop,
 }
 
 /// The parts, each with a state of its own, and the loop that gives them their turns. Work that concerns one
 /// part is a method of that part, which gets the other parts that it needs as arguments; work that concerns
 /// all of them is a method here.
-pub(crate) struct Mover {
+pub(crate) struct StoreThread {
     pub(crate) inbox: Receiver<Message>,
     pub(crate) offloads: Offloads,
     pub(crate) tiers: Tiers,
     pub(crate) loads: Loads,
-    pub(crate) far: FarLinks,
+    pub(crate) far: SecondaryTiers,
     pub(crate) background: Background,
     /// Copies to and from a pool in a device's memory.
     pub(crate) device: DeviceCopies,
@@ -66,7 +66,7 @@ pub(crate) enum Round {
     Stopped,
 }
 
-impl Mover {
+impl StoreThread {
     pub(crate) fn run(mut self) {
         self.serve();
         self.tiers.send_all_tombstones();
@@ -166,7 +166,7 @@ impl Mover {
             deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(self.tiers.now));
         if self.offloads.wait_for_room() || self.loads.wait_for_room() || self.tiers.has_tombstones() {
             // Callers that drop their blocks of host memory send no message.
-            self.tiers.room.came_free();
+            self.tiers.room.mark_released();
             return timeout.min(ROOM_RECHECK);
         }
         timeout.min(SLEEP_MAX)
@@ -208,7 +208,7 @@ impl Mover {
                 self.tiers.give_up_write(&identity);
             }
             Message::Disk(DiskResult::Stuck { identity, is_write: false }) => {
-                self.loads.go_without(self.tiers.give_up_read(&identity));
+                self.loads.fail_waiters(self.tiers.give_up_read(&identity));
             }
             Message::Far(result) => self.far.answered(result, &mut self.tiers),
             Message::Stop => return false,

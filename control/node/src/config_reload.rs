@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use control_config::{Settings, changes, in_force};
-use router_fleet::{Applied, DEFAULT_POOL, WorkerSpec};
+use router_fleet::{DEFAULT_POOL, RosterDelta, WorkerSpec};
 use router_gateway::Gateway;
 
 use crate::{compose, process};
@@ -34,7 +34,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 pub(crate) type Check = Box<dyn Fn(&Settings) -> Result<Vec<WorkerSpec>> + Send + Sync>;
 
 /// Watches the configuration file of a gateway and applies its live keys.
-pub(crate) struct LiveConfig {
+pub(crate) struct ConfigReloader {
     path: PathBuf,
     is_supervised: bool,
     check: Check,
@@ -52,7 +52,7 @@ struct Seen {
     is_refused: bool,
 }
 
-impl LiveConfig {
+impl ConfigReloader {
     /// Creates the watcher of a gateway that was started with the settings of this file.
     pub(crate) fn new(
         path: PathBuf,
@@ -138,7 +138,7 @@ impl LiveConfig {
         for change in &told {
             let is_roster = change.is_live && change.key.ends_with("workers");
             let from_when = match change.is_live {
-                true if is_roster && applied == Applied::default() => {
+                true if is_roster && applied == RosterDelta::default() => {
                     "without effect: the command line names the workers, or an administrator has changed them"
                 }
                 true => "in force",

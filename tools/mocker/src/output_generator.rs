@@ -18,7 +18,7 @@ const MULTIPLIER: u64 = 0x9FB2_1C65_1E98_DF25;
 
 /// The alphabet of tokens from which outputs are drawn.
 #[derive(Debug)]
-pub(crate) struct Voice {
+pub(crate) struct OutputGenerator {
     alphabet: Vec<u32>,
     /// Whether every token of the alphabet is one byte, which allows a fast path from tokens to text.
     is_bytes: bool,
@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-impl Voice {
+impl OutputGenerator {
     pub(crate) fn new(text: &ModelText, eos_one_in: u64) -> Self {
         let plain = |id: &u32| {
             if text.tokenizer.is_special(*id) {
@@ -121,7 +121,7 @@ impl Voice {
     }
 
     /// Returns the output that follows a prompt.
-    pub(crate) fn speak(&self, text: &ModelText, prompt: &[u32], limits: &Limits) -> Output {
+    pub(crate) fn generate_output(&self, text: &ModelText, prompt: &[u32], limits: &Limits) -> Output {
         let mut state = State::of(prompt);
         let mut tokens = Vec::with_capacity(limits.max_tokens.min(4096));
         let mut ending = Ending::Length;
@@ -144,7 +144,7 @@ impl Voice {
     }
 
     /// Returns an output with this text, as far as the limits allow.
-    pub(crate) fn recite(&self, text: &ModelText, words: &str, limits: &Limits) -> Output {
+    pub(crate) fn forced_output(&self, text: &ModelText, words: &str, limits: &Limits) -> Output {
         let mut tokens = text.tokenizer.encode(words, false).unwrap_or_default();
         let mut ending = Ending::Eos;
         if tokens.len() >= limits.max_tokens {
@@ -226,15 +226,15 @@ mod tests {
     #[test]
     fn a_continuation_goes_on_where_the_output_was_cut() {
         let text = ModelText::tiny().expect("tiny");
-        let voice = Voice::new(&text, 40);
+        let voice = OutputGenerator::new(&text, 40);
         for prompt in 0..50_u32 {
             let limits = |max_tokens| Limits { max_tokens, ..Limits::default() };
             let prompt = vec![prompt, 7, 9];
-            let whole = voice.speak(&text, &prompt, &limits(60));
+            let whole = voice.generate_output(&text, &prompt, &limits(60));
             assert!(!whole.text.contains(['<', '"', '\\']), "{}", whole.text);
             for cut in 0..whole.tokens.len() {
                 let resumed: Vec<u32> = prompt.iter().chain(&whole.tokens[..cut]).copied().collect();
-                let rest = voice.speak(&text, &resumed, &limits(60 - cut));
+                let rest = voice.generate_output(&text, &resumed, &limits(60 - cut));
                 assert_eq!(rest.tokens, whole.tokens[cut..]);
                 assert_eq!(rest.ending, whole.ending);
                 assert_eq!(whole.text[whole.shown(cut)..], rest.text);
@@ -245,8 +245,8 @@ mod tests {
     #[test]
     fn outputs_end_where_they_are_told_to() {
         let text = ModelText::tiny().expect("tiny");
-        let voice = Voice::new(&text, 4);
-        let ask = |limits: Limits| voice.speak(&text, &[1, 2, 3], &limits);
+        let voice = OutputGenerator::new(&text, 4);
+        let ask = |limits: Limits| voice.generate_output(&text, &[1, 2, 3], &limits);
         let whole = ask(Limits { max_tokens: 40, ignore_eos: true, ..Limits::default() });
         assert_eq!((whole.tokens.len(), whole.ending), (40, Ending::Length));
         assert_eq!(ask(Limits { max_tokens: 400, ..Limits::default() }).ending, Ending::Eos);
@@ -259,7 +259,7 @@ mod tests {
         let limits =
             Limits { max_tokens: 40, ignore_eos: true, stop_token_ids: vec![token], ..Limits::default() };
         assert_eq!(ask(limits).ending, Ending::StopToken(token));
-        let unit = Voice::embedding(&[1, 2], 8).iter().map(|x| x * x).sum::<f32>();
+        let unit = OutputGenerator::embedding(&[1, 2], 8).iter().map(|x| x * x).sum::<f32>();
         assert!((unit - 1.0).abs() < 1e-5);
         let logprobs = voice.logprobs(65, 3, 5);
         assert!(logprobs.len() == 5 && logprobs.is_sorted_by(|a, b| a.1 > b.1));

@@ -1,10 +1,10 @@
 //! The end of connections, after which no write of the peer can arrive, and the device events that cause it.
 //!
-//! An end has three steps. [`VerbsFabric::begin_end`] closes the TCP connection, which tells the peer, and
+//! An end has three steps. [`VerbsFabric::start_teardown`] closes the TCP connection, which tells the peer, and
 //! has both queue pairs moved to their error state: when that is done ([`VerbsFabric::stopped`]), the
 //! device sends nothing for them and accepts nothing from the peer. It returns the work in flight as
 //! flushed. When all of it is back, or the drain timeout has passed, [`VerbsFabric::destroy_pairs`] has the
-//! pairs destroyed. [`VerbsFabric::finish_end`] reports `PeerDown`: the slots that the peer was told of can
+//! pairs destroyed. [`VerbsFabric::finish_teardown`] reports `PeerDown`: the slots that the peer was told of can
 //! be reused then. A connection that ends while its pairs are being made waits for them first
 //! (`commands.rs`).
 //!
@@ -26,7 +26,7 @@ use crate::numbers::NumberMap;
 
 impl VerbsFabric {
     /// Starts the end of a connection. `PeerDown` follows from a later poll.
-    pub(crate) fn begin_end(&mut self, number: u64, reason: &str) {
+    pub(crate) fn start_teardown(&mut self, number: u64, reason: &str) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         if connection.phase.is_end() {
             return;
@@ -86,7 +86,7 @@ impl VerbsFabric {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let pairs = connection.lanes.each_mut().map(Lane::take_failed);
         if pairs.iter().all(Option::is_none) {
-            return self.finish_end(number);
+            return self.finish_teardown(number);
         }
         connection.phase = Phase::Destroying;
         self.submit(number, Command::Destroy(pairs));
@@ -100,11 +100,11 @@ impl VerbsFabric {
                 lane.pair = if is_gone { Pair::Absent } else { Pair::Leaked };
             }
         }
-        self.finish_end(number);
+        self.finish_teardown(number);
     }
 
     /// Reports the end of a connection without pairs.
-    pub(crate) fn finish_end(&mut self, number: u64) {
+    pub(crate) fn finish_teardown(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
         let leaked = connection.lanes.iter().filter(|lane| lane.is_leaked()).count();
@@ -130,7 +130,7 @@ impl VerbsFabric {
     }
 
     /// Handles a panic of the command thread. The state of the pairs that it held is unknown.
-    pub(crate) fn commands_lost(&mut self) {
+    pub(crate) fn handle_command_thread_panic(&mut self) {
         let lost: Vec<u64> = (self.connections.iter())
             .filter(|(_, connection)| connection.is_in_command())
             .map(|(&number, _)| number)
@@ -142,7 +142,7 @@ impl VerbsFabric {
             }
         }
         self.end_all("the thread that makes and destroys queue pairs panicked");
-        lost.into_iter().for_each(|number| self.finish_end(number));
+        lost.into_iter().for_each(|number| self.finish_teardown(number));
     }
 
     /// Ends all connections: the device or a queue that all connections share has failed.
@@ -153,7 +153,7 @@ impl VerbsFabric {
             self.handshakes.stop_listening();
         }
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
-        numbers.into_iter().for_each(|number| self.begin_end(number, reason));
+        numbers.into_iter().for_each(|number| self.start_teardown(number, reason));
     }
 
     /// Handles a work request that failed.
@@ -168,7 +168,7 @@ impl VerbsFabric {
         let device = &self.local.device;
         let text = device.library().status_text(completion.status);
         let (name, vendor) = (device.name(), completion.vendor_error);
-        self.begin_end(peer, &format!("work completion on {name}: {text}, vendor error {vendor:#x}"));
+        self.start_teardown(peer, &format!("work completion on {name}: {text}, vendor error {vendor:#x}"));
     }
 
     /// Handles the asynchronous events of the device.
@@ -182,7 +182,7 @@ impl VerbsFabric {
                         connection.lanes.iter().any(|lane| lane.is_pair(element)).then_some(number)
                     });
                     if let Some(number) = hit {
-                        self.begin_end(number, &format!("asynchronous event: {text}"));
+                        self.start_teardown(number, &format!("asynchronous event: {text}"));
                     }
                 }
                 ffi::EVENT_CQ_ERR | ffi::EVENT_DEVICE_FATAL | ffi::EVENT_SRQ_ERR => {
@@ -209,7 +209,7 @@ impl VerbsFabric {
                     // A link that comes back in time costs retries only; the retry timeout decides. New
                     // connections use the port's addresses as they are now.
                     self.metrics.port_events += 1;
-                    self.local.look_at_port();
+                    self.local.refresh_port();
                     tracing::warn!(device = self.local.device.name(), event = text, "RDMA port");
                 }
                 _ => tracing::debug!(device = self.local.device.name(), event = text, "RDMA event"),
@@ -234,7 +234,7 @@ impl Drop for VerbsFabric {
         self.take_outcomes();
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
         for &number in &numbers {
-            self.begin_end(number, "the node is going down");
+            self.start_teardown(number, "the node is going down");
         }
         self.take_outcomes();
         for &number in &numbers {

@@ -18,7 +18,7 @@ const HELD_SHARE: usize = 2;
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Unwritten {
+pub(crate) struct WriteBacklog {
     waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
     /// Number of blocks in `waiting` that are held.
     held: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Unwritten {
     parents: VecDeque<BlockIdentity>,
 }
 
-impl Unwritten {
+impl WriteBacklog {
     pub(crate) fn new(host_slots: usize) -> Self {
         Self {
             waiting: VecDeque::new(),
@@ -181,7 +181,7 @@ mod tests {
     fn half_of_host_memory_is_held_at_most_and_the_youngest_give_way_first() {
         let catalog = catalog(8);
         let pinned = || catalog.census(TIER).pinned;
-        let mut unwritten = Unwritten::new(8);
+        let mut unwritten = WriteBacklog::new(8);
         (0..8).for_each(|number| unwritten.push(identity(number), || catalog.lease(TIER, &identity(number))));
         assert_eq!(pinned(), 4);
         assert!(unwritten.let_go());
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn children_wait_for_the_writes_of_their_parents() {
-        let mut unwritten = Unwritten::new(8);
-        let next = |unwritten: &mut Unwritten| unwritten.pop().map(|(identity, _)| identity);
+        let mut unwritten = WriteBacklog::new(8);
+        let next = |unwritten: &mut WriteBacklog| unwritten.pop().map(|(identity, _)| identity);
         for (parent, child) in [(1, 2), (2, 3), (1, 4), (9, 10)] {
             unwritten.wait_for_parent(identity(parent), identity(child));
         }
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn what_is_not_held_at_the_end_is_not_gone_through_again() {
         let catalog = catalog(9);
-        let mut unwritten = Unwritten::new(8);
+        let mut unwritten = WriteBacklog::new(8);
         (0..8).for_each(|number| unwritten.push(identity(number), || catalog.lease(TIER, &identity(number))));
         assert_eq!((unwritten.held, unwritten.held_end), (4, 4));
         assert!(unwritten.let_go());

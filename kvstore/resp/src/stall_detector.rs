@@ -10,7 +10,7 @@ pub(crate) const RATE_MIN: usize = 64 << 10;
 
 /// Time for which a connection has stalled, and has been slow.
 #[derive(Debug, Default)]
-pub(crate) struct Quiet {
+pub(crate) struct StallDetector {
     moved: bool,
     /// A delay since the last alarm was not the client's fault.
     excused: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Quiet {
     slow: Duration,
 }
 
-impl Quiet {
+impl StallDetector {
     pub(crate) fn moved(&mut self, bytes: usize) {
         self.moved = true;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -31,7 +31,7 @@ impl Quiet {
 
     /// Counts `pace` since the last alarm. Returns whether no byte has moved for `limit`, where zero is no
     /// limit, or less than [`RATE_MIN`] for `slow_limit`, if there is one.
-    pub(crate) fn rang(&mut self, pace: Duration, limit: Duration, slow_limit: Option<Duration>) -> bool {
+    pub(crate) fn tick(&mut self, pace: Duration, limit: Duration, slow_limit: Option<Duration>) -> bool {
         let was = std::mem::take(self);
         if !was.moved {
             self.still = was.still + pace;
@@ -51,10 +51,10 @@ mod tests {
     #[test]
     fn standing_still_and_being_slow_are_told_apart() {
         let (pace, limit) = (Duration::from_secs(1), Duration::from_secs(2));
-        let mut quiet = Quiet::default();
+        let mut quiet = StallDetector::default();
         let mut ring = |bytes: Option<usize>, slow: bool| {
             bytes.into_iter().for_each(|bytes| quiet.moved(bytes));
-            quiet.rang(pace, limit, slow.then_some(limit))
+            quiet.tick(pace, limit, slow.then_some(limit))
         };
         assert!(!ring(None, false) && ring(None, false), "nothing has moved for two seconds");
         assert!(!ring(Some(1), false) && !ring(Some(1), false) && !ring(Some(1), false), "slow may be");
@@ -62,6 +62,6 @@ mod tests {
         assert!(!ring(Some(RATE_MIN), true) && !ring(Some(1), true) && !ring(Some(RATE_MIN), true));
         assert!(!ring(Some(RATE_MIN - 1), true));
         quiet.excuse();
-        assert!(!quiet.rang(pace, limit, Some(limit)));
+        assert!(!quiet.tick(pace, limit, Some(limit)));
     }
 }

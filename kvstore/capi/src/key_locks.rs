@@ -12,32 +12,32 @@ use crate::backend::Identity;
 
 /// The blocks that are being changed.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct KeyLocks {
     busy: Mutex<HashSet<Identity>>,
     ended: Condvar,
 }
 
 /// The right to change a block. Dropping it releases the block.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    turns: &'a Turns,
+pub(crate) struct KeyLock<'a> {
+    turns: &'a KeyLocks,
     identity: Identity,
 }
 
-impl Turns {
+impl KeyLocks {
     /// Waits until no other thread changes the block.
-    pub(crate) fn take(&self, identity: &Identity) -> Turn<'_> {
+    pub(crate) fn take(&self, identity: &Identity) -> KeyLock<'_> {
         let mut busy = self.busy();
         while !busy.insert(*identity) {
             busy = self.ended.wait(busy).unwrap_or_else(PoisonError::into_inner);
         }
-        Turn { turns: self, identity: *identity }
+        KeyLock { turns: self, identity: *identity }
     }
 
     /// As [`Self::take`], without waiting: a thread that holds a turn must not wait for another, or two threads
     /// could wait for each other.
-    pub(crate) fn try_take(&self, identity: &Identity) -> Option<Turn<'_>> {
-        self.busy().insert(*identity).then(|| Turn { turns: self, identity: *identity })
+    pub(crate) fn try_take(&self, identity: &Identity) -> Option<KeyLock<'_>> {
+        self.busy().insert(*identity).then(|| KeyLock { turns: self, identity: *identity })
     }
 
     fn busy(&self) -> MutexGuard<'_, HashSet<Identity>> {
@@ -46,7 +46,7 @@ impl Turns {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for KeyLock<'_> {
     fn drop(&mut self) {
         self.turns.busy().remove(&self.identity);
         self.turns.ended.notify_all();

@@ -35,7 +35,7 @@ impl Default for GateConfig {
 
 /// Arguments of a request for admission.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub struct AdmissionRequest<'a> {
     /// Tenant of the request; the unit of fairness.
     pub tenant: &'a Arc<str>,
     /// Priority; a lower value is earlier.

@@ -55,9 +55,9 @@ impl Greeting {
     }
 
     /// Returns the checksum that the node asks for, if the node can compute it itself.
-    fn wish(&self) -> Result<Checksum, Breach> {
-        let known = Checksum::of_code(self.wanted).ok_or(Breach::UnknownChecksum(self.wanted))?;
-        if known.is_in(self.checksums) { Ok(known) } else { Err(Breach::ForeignChecksum(known)) }
+    fn wish(&self) -> Result<Checksum, ProtocolError> {
+        let known = Checksum::of_code(self.wanted).ok_or(ProtocolError::UnknownChecksum(self.wanted))?;
+        if known.is_in(self.checksums) { Ok(known) } else { Err(ProtocolError::ForeignChecksum(known)) }
     }
 }
 
@@ -72,16 +72,16 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// Computes the terms of two greetings, as seen from the node of the first.
-    pub(crate) fn between(ours: &Greeting, theirs: &Greeting) -> Result<Self, Breach> {
+    pub(crate) fn between(ours: &Greeting, theirs: &Greeting) -> Result<Self, ProtocolError> {
         if ours.versions.common(theirs.versions).is_none() {
-            return Err(Breach::Version(theirs.versions));
+            return Err(ProtocolError::Version(theirs.versions));
         }
-        let cut = Cut::between(&ours.layout, &theirs.layout).ok_or(Breach::Blocks)?;
+        let cut = Cut::between(&ours.layout, &theirs.layout).ok_or(ProtocolError::Blocks)?;
         let wishes = [ours.wish()?, theirs.wish()?];
         let common = ours.checksums & theirs.checksums;
         let wanted = if wishes.contains(&Checksum::Lanes) { Checksum::Lanes } else { Checksum::Xxh3 };
         let checksum = [wanted].into_iter().chain(ALL).find(|checksum| checksum.is_in(common));
-        Ok(Self { cut, checksum: checksum.ok_or(Breach::NoChecksum)? })
+        Ok(Self { cut, checksum: checksum.ok_or(ProtocolError::NoChecksum)? })
     }
 
     /// Whether pieces can move from and to a device's memory without the processor: a device checksums
@@ -93,7 +93,7 @@ impl Terms {
 
 /// Reason for which this node ends a connection: a protocol error or an incompatibility of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Breach {
+pub(crate) enum ProtocolError {
     #[error("a message that makes no sense")]
     NoSense,
     #[error("the peer speaks {0} of the messages, and this node {VERSIONS}")]
@@ -140,7 +140,7 @@ mod tests {
             |one: Greeting, other: Greeting| Terms::between(&one, &other).map(|terms| terms.checksum);
         assert_eq!(agreed(greeting(Checksum::Lanes), only(Checksum::Xxh3)), Ok(Checksum::Xxh3));
         assert_eq!(agreed(greeting(Checksum::Xxh3), only(Checksum::Lanes)), Ok(Checksum::Lanes));
-        assert_eq!(agreed(only(Checksum::Lanes), only(Checksum::Xxh3)), Err(Breach::NoChecksum));
+        assert_eq!(agreed(only(Checksum::Lanes), only(Checksum::Xxh3)), Err(ProtocolError::NoChecksum));
     }
 
     #[test]

@@ -21,7 +21,7 @@ const BACK_WITHIN: u64 = 10_000;
 const ENOUGH_BLOCKS: usize = 4096;
 const BLOCK_TOKENS: u64 = 16;
 
-pub(crate) struct Excuses {
+pub(crate) struct FaultEffects {
     steps: Vec<Step>,
     /// Whether no fault of the plan affects a client.
     interrupts_nothing: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Excuses {
     began: Nanos,
 }
 
-impl Excuses {
+impl FaultEffects {
     pub(crate) fn new(plan: &Plan, began: Nanos) -> Self {
         Self {
             steps: plan.steps.clone(),
