@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use kvstore_block::TokenBucket;
 
-use crate::Moment;
+use crate::ClockReading;
 
 const DAY_S: u64 = 86_400;
 
@@ -126,14 +126,14 @@ pub struct Admission {
 impl Admission {
     /// Returns an admission whose bucket holds the full burst.
     #[must_use]
-    pub fn new(config: AdmissionConfig, now: Moment) -> Self {
+    pub fn new(config: AdmissionConfig, now: ClockReading) -> Self {
         let bucket = bucket(config.bytes_per_second, config.burst_bytes, now.instant);
         Self { config, bucket }
     }
 
     /// Decides whether a block of `bytes` that was seen `frequency` times may be written now. The endurance is
     /// checked before the bandwidth is charged, so a refusal costs nothing.
-    pub fn decide(&mut self, frequency: u32, bytes: u64, usage: &Usage, now: Moment) -> Verdict {
+    pub fn decide(&mut self, frequency: u32, bytes: u64, usage: &Usage, now: ClockReading) -> Verdict {
         let limit = self.config.bytes_per_day;
         if frequency < self.config.frequency_min {
             Verdict::TooRare
@@ -153,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    fn at(start: Instant, ms: u64) -> Moment {
-        Moment { instant: start + Duration::from_millis(ms), unix_s: DAY_S * 20_000 + ms / 1000 }
+    fn at(start: Instant, ms: u64) -> ClockReading {
+        ClockReading { instant: start + Duration::from_millis(ms), unix_s: DAY_S * 20_000 + ms / 1000 }
     }
 
     #[test]

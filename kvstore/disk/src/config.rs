@@ -21,14 +21,14 @@ pub struct Area {
 
 /// A point in time on both clocks: the monotonic one for deadlines, the wall clock for what is written to disk.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub struct ClockReading {
     /// For deadlines and rates.
     pub instant: Instant,
     /// Seconds since 1970, for records and for the endurance budget.
     pub unix_s: u64,
 }
 
-impl Moment {
+impl ClockReading {
     /// Returns the present time of both clocks.
     #[must_use]
     pub fn now() -> Self {
@@ -65,11 +65,6 @@ pub struct DiskConfig {
     pub probe_interval: Duration,
     /// Maximum number of bytes that one `poll` checksums, at least 64 KiB.
     pub checksum_bytes_per_poll: usize,
-    /// Minimum length in bytes of a run of forgotten slots that is discarded (TRIM); 0: never. On a file this
-    /// punches a hole, which undoes preallocation, so it is meant for raw devices.
-    pub trim_bytes_min: u64,
-    /// Rate limit of TRIM in bytes per second.
-    pub trim_bytes_per_second: u64,
 }
 
 impl Default for DiskConfig {
@@ -86,8 +81,6 @@ impl Default for DiskConfig {
             operation_timeout: Duration::from_secs(10),
             probe_interval: Duration::from_secs(1),
             checksum_bytes_per_poll: 1 << 20,
-            trim_bytes_min: 0,
-            trim_bytes_per_second: 1 << 30,
         }
     }
 }

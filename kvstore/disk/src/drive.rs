@@ -13,14 +13,14 @@ use crate::health::Health;
 use crate::log::SlotUse;
 use crate::operation::{OperationId, Purpose};
 use crate::table::TableWrite;
-use crate::{DiskCounters, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, WriteOutcome};
+use crate::{ClockReading, DiskCounters, DiskLog, Done, MissReason, ReadCheck, ReadOutcome, WriteOutcome};
 
 /// Maximum number of completions that one `poll` takes from the engine.
 pub(crate) const COMPLETIONS_PER_POLL: usize = 64;
 
 impl DiskLog {
     /// Does the work that can be done now and appends completed operations to `done`; returns their number.
-    pub fn poll(&mut self, now: Moment, done: &mut Vec<Done>) -> usize {
+    pub fn poll(&mut self, now: ClockReading, done: &mut Vec<Done>) -> usize {
         self.now = now;
         self.hand_over();
         let mut completions = std::mem::take(&mut self.completions);
@@ -32,7 +32,6 @@ impl DiskLog {
         self.end_flush();
         self.check_timeouts();
         self.probe();
-        self.trim_some();
         self.hand_over();
         let count = self.ready.len();
         done.extend(self.ready.drain(..));
@@ -58,8 +57,7 @@ impl DiskLog {
             Health::Available => None,
             Health::Unavailable { probe_at, .. } => Some(probe_at),
         };
-        let trim = self.trim.next_deadline().filter(|_| self.can_write());
-        [tables, timeout, probe, trim].into_iter().flatten().min()
+        [tables, timeout, probe].into_iter().flatten().min()
     }
 
     /// Submits queued requests as long as the engine has room, and flushes the engine.
@@ -165,7 +163,6 @@ impl DiskLog {
             &self.counters.writes
         } else {
             self.slots[slot as usize] = SlotUse::Free;
-            self.trim.freed(1);
             &self.counters.write_failures
         };
         DiskCounters::add(counter, u64::from(outcome != WriteOutcome::Superseded));
@@ -283,7 +280,7 @@ impl DiskLog {
     fn end_flush(&mut self) {
         let is_over = self.tables.awaited_pages == 0 || !self.can_write();
         let Some(flush) = self.flush.take_if(|_| is_over) else { return };
-        let failed_pages = self.tables.await_none() + std::mem::take(&mut self.tables.given_up);
+        let failed_pages = self.tables.end_flush_wait() + std::mem::take(&mut self.tables.given_up);
         let is_synced = flush.sync && self.can_write() && self.sync();
         self.ready.push_back(Done::Flushed { token: flush.token, failed_pages, is_synced });
     }

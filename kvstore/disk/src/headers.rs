@@ -13,7 +13,7 @@ use kvstore_io::{IoEngine, IoError, IoErrorKind, PageBuffer};
 use crate::format::{
     PAGE_BYTES, PageError, PageHeader, PageKind, SegmentHeader, decode_segment_header, encode_segment_header,
 };
-use crate::layout::{Copy2, SegmentLayout};
+use crate::layout::{PageCopy, SegmentLayout};
 use crate::scan::{Extent, read_extents, write_pages};
 use crate::{Area, DiskConfig, DiskError, Usage};
 
@@ -58,7 +58,7 @@ fn header_pages(
 ) -> [(Extent, PageBuffer); 2] {
     let header =
         PageHeader { kind: PageKind::Header, store_id, sequence, segment: segment.segment, page: 0, usage };
-    [Copy2::A, Copy2::B].map(|copy| {
+    [PageCopy::A, PageCopy::B].map(|copy| {
         let mut buffer = PageBuffer::zeroed(PAGE_BYTES);
         if let Some(page) = buffer.first_chunk_mut() {
             encode_segment_header(page, &header, &segment.header(config.fingerprint));
@@ -224,7 +224,7 @@ pub(crate) fn read_headers(
         .iter()
         .enumerate()
         .flat_map(|(index, segment)| {
-            [(Copy2::A, 0), (Copy2::B, 1)]
+            [(PageCopy::A, 0), (PageCopy::B, 1)]
                 .map(|(copy, number)| ((segment.area.file, segment.header_offset(copy)), (index, number)))
         })
         .collect();

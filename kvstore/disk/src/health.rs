@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_io::{IoErrorKind, Operation as Direction};
 
-use crate::layout::Copy2;
+use crate::layout::PageCopy;
 use crate::operation::{OperationId, Purpose};
 use crate::{DiskCounters, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
 
@@ -59,7 +59,7 @@ impl DiskLog {
             Direction::Read => self.failures = 0,
             Direction::Write => {
                 if self.writes.refused_until.is_some() {
-                    self.tables.revive_stale(self.now.instant);
+                    self.tables.retry_stale_pages(self.now.instant);
                 }
                 self.writes = WriteHealth::GOOD;
             }
@@ -165,7 +165,7 @@ impl DiskLog {
         let is_probing = self.operations.iter().any(|(_, operation)| operation.purpose == Purpose::Probe);
         let layout = self.tables.segments[0].layout;
         if !is_probing && let Some(buffer) = self.spare_pages.pop() {
-            let place = (layout.area.file, layout.header_offset(Copy2::A));
+            let place = (layout.area.file, layout.header_offset(PageCopy::A));
             self.start_page_operation(Purpose::Probe, place, buffer);
         }
     }

@@ -19,12 +19,12 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// One of the two copies of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Copy2 {
+pub(crate) enum PageCopy {
     A,
     B,
 }
 
-impl Copy2 {
+impl PageCopy {
     pub(crate) fn other(self) -> Self {
         match self {
             Self::A => Self::B,
@@ -90,15 +90,15 @@ impl SegmentLayout {
         self.row_first + slot * self.stripes + self.column
     }
 
-    pub(crate) fn header_offset(&self, copy: Copy2) -> u64 {
+    pub(crate) fn header_offset(&self, copy: PageCopy) -> u64 {
         match copy {
-            Copy2::A => self.area.offset,
-            Copy2::B => self.area.offset + self.area.bytes / PAGE * PAGE - PAGE,
+            PageCopy::A => self.area.offset,
+            PageCopy::B => self.area.offset + self.area.bytes / PAGE * PAGE - PAGE,
         }
     }
 
-    pub(crate) fn table_offset(&self, copy: Copy2, page: u32) -> u64 {
-        let before = if copy == Copy2::A { 0 } else { u64::from(self.pages) };
+    pub(crate) fn table_offset(&self, copy: PageCopy, page: u32) -> u64 {
+        let before = if copy == PageCopy::A { 0 } else { u64::from(self.pages) };
         self.area.offset + (1 + before + u64::from(page)) * PAGE
     }
 
@@ -260,14 +260,14 @@ mod tests {
             let area = Area { file: 0, offset: 8192, bytes };
             let layout = SegmentLayout::new(area, 3, slot_bytes, meta).expect("slots");
             let end = layout.slot_offset(layout.slots);
-            assert!(end <= layout.header_offset(Copy2::B), "{layout:?} ends at {end}");
-            assert!(layout.header_offset(Copy2::B) + PAGE <= area.offset + area.bytes);
+            assert!(end <= layout.header_offset(PageCopy::B), "{layout:?} ends at {end}");
+            assert!(layout.header_offset(PageCopy::B) + PAGE <= area.offset + area.bytes);
             assert!(
                 end + u64::from(slot_bytes) + 4 * PAGE > area.offset + area.bytes,
                 "{layout:?} wastes room"
             );
-            assert_eq!(layout.table_offset(Copy2::B, layout.pages), layout.slot_offset(0));
-            assert_eq!(layout.table_offset(Copy2::A, layout.pages), layout.table_offset(Copy2::B, 0));
+            assert_eq!(layout.table_offset(PageCopy::B, layout.pages), layout.slot_offset(0));
+            assert_eq!(layout.table_offset(PageCopy::A, layout.pages), layout.table_offset(PageCopy::B, 0));
             assert_eq!(layout.slots_of(layout.pages - 1).end, layout.slots);
             for slot in [0, layout.slots / 2, layout.slots - 1] {
                 let (page, range) = (layout.page_of(slot), layout.record_range(slot));

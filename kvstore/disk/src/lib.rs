@@ -39,7 +39,6 @@ mod open;
 mod operation;
 mod scan;
 mod table;
-mod trim;
 
 #[cfg(test)]
 mod model;
@@ -49,7 +48,7 @@ mod testing;
 mod tests;
 
 pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
-pub use config::{Area, DiskConfig, Moment, STRIPES_MAX};
+pub use config::{Area, ClockReading, DiskConfig, STRIPES_MAX};
 pub use done::{
     Block, Closed, Done, MissReason, ReadCheck, ReadOutcome, Refused, RefusedReason, WriteOutcome,
 };

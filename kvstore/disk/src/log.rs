@@ -16,19 +16,16 @@ use crate::format::{PAGE_BYTES, Record, RecordState};
 use crate::health::{Health, WriteHealth};
 use crate::operation::{OperationId, Operations, Purpose};
 use crate::table::Tables;
-use crate::trim::Trim;
 use crate::{
-    Block, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, Moment, ReadCheck, ReadOutcome,
-    Refused, RefusedReason, Usage,
+    Block, ClockReading, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, ReadCheck,
+    ReadOutcome, Refused, RefusedReason, Usage,
 };
 
 /// State of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SlotUse {
-    /// Holds no block; the device was not told to discard the old bytes.
+    /// Holds no block.
     Free,
-    /// Holds no block; the old bytes were discarded (TRIM), or none were written.
-    Blank,
     Writing,
     Live,
 }
@@ -64,10 +61,9 @@ pub struct DiskLog {
     pub(crate) failures: u32,
     pub(crate) writes: WriteHealth,
     pub(crate) timeouts_checked: Instant,
-    pub(crate) trim: Trim,
     pub(crate) generation: u64,
     pub(crate) usage: Usage,
-    pub(crate) now: Moment,
+    pub(crate) now: ClockReading,
     pub(crate) counters: Arc<DiskCounters>,
     /// Fault injected by tests: every payload that was read counts as verified.
     #[cfg(test)]
@@ -81,12 +77,12 @@ impl DiskLog {
         tables: Tables,
         usage: Usage,
         generation: u64,
-        now: Moment,
+        now: ClockReading,
     ) -> Self {
         let count = config.operations_max + config.table_writes_max + 1;
         let places = count as usize;
         Self {
-            slots: vec![SlotUse::Blank; tables.slots() as usize],
+            slots: vec![SlotUse::Free; tables.slots() as usize],
             operations: Operations::new(count, config.meta_bytes_max),
             block_operations: 0,
             table_writes: 0,
@@ -101,7 +97,6 @@ impl DiskLog {
             failures: 0,
             writes: WriteHealth::GOOD,
             timeouts_checked: now.instant,
-            trim: Trim::new(&config, now.instant),
             generation,
             usage,
             now,
@@ -119,8 +114,7 @@ impl DiskLog {
         for slot in 0..self.tables.slots() {
             self.slots[slot as usize] = match self.tables.record(slot).map(|record| record.state) {
                 Some(RecordState::Live) => SlotUse::Live,
-                Some(RecordState::Tombstone) => SlotUse::Free,
-                None => SlotUse::Blank,
+                Some(RecordState::Tombstone) | None => SlotUse::Free,
             };
         }
     }
@@ -205,9 +199,7 @@ impl DiskLog {
             return Err(Refused { reason: RefusedReason::Full, memory: payload });
         };
         self.forget(slot);
-        if std::mem::replace(&mut self.slots[slot as usize], SlotUse::Writing) == SlotUse::Free {
-            self.trim.reused();
-        }
+        self.slots[slot as usize] = SlotUse::Writing;
         let record = Record {
             identity: block.identity,
             parent: block.parent,
@@ -298,7 +290,6 @@ impl DiskLog {
             Some(SlotUse::Live) => {
                 self.tables.bury(slot, self.now.instant);
                 self.slots[slot as usize] = SlotUse::Free;
-                self.trim.freed(1);
                 DiskCounters::add(&self.counters.tombstones, 1);
                 true
             }
@@ -321,7 +312,7 @@ impl DiskLog {
             return false;
         }
         self.flush = Some(Flush { token, sync });
-        self.tables.await_all(self.now.instant);
+        self.tables.begin_flush_wait(self.now.instant);
         true
     }
 
@@ -357,7 +348,7 @@ impl DiskLog {
             if self.block_operations == 0 && !is_flushing {
                 is_flushing = self.flush(u64::MAX, true);
             }
-            self.poll(Moment::now(), &mut done);
+            self.poll(ClockReading::now(), &mut done);
             is_clean = done.iter().find_map(|done| match done {
                 Done::Flushed { token: u64::MAX, failed_pages, is_synced } => {
                     Some(*failed_pages == 0 && *is_synced)

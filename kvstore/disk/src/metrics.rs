@@ -17,8 +17,6 @@ pub struct DiskCounters {
     pub(crate) table_writes: AtomicU64,
     pub(crate) table_write_failures: AtomicU64,
     pub(crate) tombstones: AtomicU64,
-    pub(crate) trims: AtomicU64,
-    pub(crate) trimmed_bytes: AtomicU64,
     pub(crate) recovered: AtomicU64,
     pub(crate) dropped: AtomicU64,
     pub(crate) timeouts: AtomicU64,
@@ -28,7 +26,7 @@ pub struct DiskCounters {
 impl DiskCounters {
     /// Name, help text and value of each counter.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 18] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 16] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("writes", "Blocks written", read(&self.writes)),
@@ -47,8 +45,6 @@ impl DiskCounters {
             ("table_writes", "Table pages written", read(&self.table_writes)),
             ("table_write_failures", "Table pages given up after retries", read(&self.table_write_failures)),
             ("tombstones", "Records of blocks that were forgotten", read(&self.tombstones)),
-            ("trims", "Runs of slots that the device was told to forget", read(&self.trims)),
-            ("trimmed_bytes", "Bytes in those runs", read(&self.trimmed_bytes)),
             ("recovered_blocks", "Blocks found when the store was opened", read(&self.recovered)),
             ("dropped_records", "Records that were damaged or duplicate at opening", read(&self.dropped)),
             ("timeouts", "Requests without an answer in time", read(&self.timeouts)),

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 
-use crate::testing::{Faults, Happened, Random, SharedDisk, pool};
+use crate::testing::{FaultCounts, Faults, Random, SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered,
+    Area, Block, ClockReading, DiskConfig, DiskLog, Done, MissReason, ReadCheck, ReadOutcome, Recovered,
     WriteOutcome,
 };
 
@@ -125,8 +125,8 @@ impl World {
         world
     }
 
-    fn now(&self) -> Moment {
-        Moment {
+    fn now(&self) -> ClockReading {
+        ClockReading {
             instant: self.start + Duration::from_millis(self.step),
             unix_s: 1_790_000_000 + self.step / 1000,
         }
@@ -345,7 +345,7 @@ impl World {
         }
     }
 
-    fn run(mut self) -> (Outcome, Happened) {
+    fn run(mut self) -> (Outcome, FaultCounts) {
         for _ in 0..self.run.steps {
             self.step += self.random.below(8);
             match self.random.below(1000) {
@@ -394,7 +394,7 @@ fn a_good_disk_loses_nothing() {
 
 #[test]
 fn a_bad_disk_and_power_cuts_never_give_a_wrong_block() {
-    let (mut sum, mut happened) = (Outcome::default(), Happened::default());
+    let (mut sum, mut happened) = (Outcome::default(), FaultCounts::default());
     for seed in seeds() {
         let run = Run { seed, steps: 40_000, faults: BAD, power_cuts: true, trusts_device: false };
         let (outcome, faults) = World::new(run).run();

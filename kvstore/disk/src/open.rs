@@ -18,11 +18,11 @@ use kvstore_io::IoEngine;
 use crate::format::{PAGE_BYTES, PageError, Record, RecordState, decode_record, is_blank, parse_record};
 use crate::headers::{Headers, format_segments, later};
 use crate::inspect::inspect;
-use crate::layout::{Copy2, SegmentLayout, plan};
+use crate::layout::{PageCopy, SegmentLayout, plan};
 use crate::log::release;
 use crate::scan::{Extent, read_extents, scan_tables};
 use crate::table::{SegmentTable, Tables};
-use crate::{Area, DiskConfig, DiskCounters, DiskError, DiskLog, Moment, Usage};
+use crate::{Area, ClockReading, DiskConfig, DiskCounters, DiskError, DiskLog, Usage};
 
 /// A block that was recovered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl DiskLog {
         areas: &[Area],
         mut engine: Box<dyn IoEngine>,
         store_id: u64,
-        now: Moment,
+        now: ClockReading,
     ) -> Result<Self, DiskError> {
         match plan_and_format(engine.as_mut(), &config, areas, store_id) {
             Ok((tables, usage)) => Ok(Self::assemble(config, engine, tables, usage, 1, now)),
@@ -105,7 +105,7 @@ impl DiskLog {
         areas: &[Area],
         mut engine: Box<dyn IoEngine>,
         store_id: u64,
-        now: Moment,
+        now: ClockReading,
     ) -> Result<(Self, Vec<Recovered>, Report), DiskError> {
         let started = Instant::now();
         let (mut found, store_id) = match find(engine.as_mut(), &config, areas) {
@@ -206,7 +206,7 @@ fn scan(
     Ok(found)
 }
 
-fn take_page(table: &mut SegmentTable, page: u32, copy: Copy2, bytes: &[u8]) {
+fn take_page(table: &mut SegmentTable, page: u32, copy: PageCopy, bytes: &[u8]) {
     let start = page as usize * PAGE_BYTES;
     table.image[start..start + PAGE_BYTES].copy_from_slice(bytes);
     table.pages[page as usize].newest = copy;
@@ -217,7 +217,7 @@ fn salvage(
     engine: &mut dyn IoEngine,
     timeout: Duration,
     store_id: u64,
-    damaged: &[(usize, u32, Copy2)],
+    damaged: &[(usize, u32, PageCopy)],
     found: &mut Found,
 ) -> Result<(), DiskError> {
     for &(index, page, copy) in damaged {
@@ -247,7 +247,7 @@ fn salvage(
 
 /// Checks each record, drops the older of two records of the same block, and lists the rest. Also returns the
 /// latest generation.
-fn index(tables: &mut Tables, report: &mut Report, now: Moment) -> (Vec<Recovered>, u64) {
+fn index(tables: &mut Tables, report: &mut Report, now: ClockReading) -> (Vec<Recovered>, u64) {
     let mut generation = 0;
     let mut newest: HashMap<BlockIdentity, (u32, u64)> = HashMap::new();
     let mut older = Vec::new();

@@ -11,7 +11,7 @@ use kvstore_io::{Buffer, IoErrorKind, Operation as Direction, PageBuffer, Reques
 
 use crate::ReadCheck;
 use crate::format::{PAGE_BYTES, Record, RecordState};
-use crate::layout::Copy2;
+use crate::layout::PageCopy;
 use crate::table::PageNumber;
 
 /// Purpose of an operation.
@@ -20,7 +20,7 @@ pub(crate) enum Purpose {
     Idle,
     Write { token: u64, slot: u32 },
     Read { token: u64, slot: u32, check: ReadCheck },
-    Table { page: PageNumber, copy: Copy2 },
+    Table { page: PageNumber, copy: PageCopy },
     Probe,
 }
 

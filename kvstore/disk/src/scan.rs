@@ -10,7 +10,7 @@ use kvstore_io::{Buffer, Completion, Full, IoEngine, IoError, IoErrorKind, Opera
 
 use crate::DiskError;
 use crate::format::{PAGE_BYTES, PageError, PageHeader, PageKind, decode_page};
-use crate::layout::{Copy2, SegmentLayout};
+use crate::layout::{PageCopy, SegmentLayout};
 
 const DEPTH_MAX: usize = 32;
 const CHUNK_BYTES: usize = 128 << 10;
@@ -37,7 +37,7 @@ pub(crate) fn read_extents(
     mut on_read: impl FnMut(Extent, Result<&[u8], IoErrorKind>),
 ) -> Result<(), DiskError> {
     let mut spare: Vec<PageBuffer> = Vec::new();
-    let mut transact = Transact::new(engine, operation, timeout);
+    let mut transact = BlockingIo::new(engine, operation, timeout);
     for extent in extents {
         let buffer = match spare.pop() {
             Some(buffer) if buffer.len() == extent.bytes => buffer,
@@ -59,7 +59,7 @@ pub(crate) fn write_pages(
     pages: Vec<(Extent, PageBuffer)>,
 ) -> Result<(), DiskError> {
     let mut failure = None;
-    let mut transact = Transact::new(engine, operation, timeout);
+    let mut transact = BlockingIo::new(engine, operation, timeout);
     let mut note = |extent: Extent, _, result: Result<(), IoErrorKind>| {
         if let Err(kind) = result {
             failure.get_or_insert((extent, kind));
@@ -84,7 +84,7 @@ pub(crate) fn write_pages(
 type OnDone<'a> = &'a mut dyn FnMut(Extent, PageBuffer, Result<(), IoErrorKind>);
 
 /// Requests in flight of a blocking call.
-struct Transact<'a> {
+struct BlockingIo<'a> {
     engine: &'a mut dyn IoEngine,
     operation: &'static str,
     timeout: Duration,
@@ -96,7 +96,7 @@ struct Transact<'a> {
     uncertain: u32,
 }
 
-impl<'a> Transact<'a> {
+impl<'a> BlockingIo<'a> {
     fn new(engine: &'a mut dyn IoEngine, operation: &'static str, timeout: Duration) -> Self {
         let depth = engine.geometry().depth_max.clamp(1, DEPTH_MAX);
         let (pending, completions) = (BTreeMap::new(), Vec::with_capacity(depth));
@@ -173,7 +173,7 @@ pub(crate) struct FoundPage<'a> {
     /// Index of the segment in the list given.
     pub(crate) segment: usize,
     pub(crate) page: u32,
-    pub(crate) copy: Copy2,
+    pub(crate) copy: PageCopy,
     /// Bytes of the page; `None` when it could not be read.
     pub(crate) bytes: Option<&'a [u8]>,
     /// Header of a valid table page of this store and place, or the reason why it is none.
@@ -196,7 +196,7 @@ pub(crate) fn scan_tables(
             let state = judge(bytes, segment, page, store_id);
             on_page(FoundPage { segment: index, page, copy, bytes: Some(bytes), state });
         };
-        let chunks = [Copy2::A, Copy2::B].into_iter().flat_map(|copy| chunks_of(segment, copy, chunk));
+        let chunks = [PageCopy::A, PageCopy::B].into_iter().flat_map(|copy| chunks_of(segment, copy, chunk));
         let unreadable = read_pages(engine, timeout, segment, chunks, &mut on_chunk)?;
         // Read refused chunks again page by page: one bad page must not hide its neighbours.
         let pages = unreadable.into_iter().flat_map(pages_of);
@@ -210,7 +210,7 @@ pub(crate) fn scan_tables(
 }
 
 /// Callback that takes the position and the bytes of a page.
-type OnPage<'a> = dyn FnMut((Copy2, u32), &[u8]) + 'a;
+type OnPage<'a> = dyn FnMut((PageCopy, u32), &[u8]) + 'a;
 
 /// Reads whole pages of a segment's tables; returns the extents that could not be read.
 fn read_pages(
@@ -233,7 +233,7 @@ fn read_pages(
     Ok(unreadable)
 }
 
-fn chunks_of(segment: &SegmentLayout, copy: Copy2, chunk: usize) -> impl Iterator<Item = Extent> + use<> {
+fn chunks_of(segment: &SegmentLayout, copy: PageCopy, chunk: usize) -> impl Iterator<Item = Extent> + use<> {
     let (file, start, total) = (segment.area.file, segment.table_offset(copy, 0), segment.table_bytes());
     (0..total.div_ceil(chunk)).map(move |index| Extent {
         file,
@@ -251,9 +251,9 @@ fn pages_of(extent: Extent) -> impl Iterator<Item = Extent> {
 }
 
 /// Returns the copy and the page that an offset in the tables belongs to.
-fn place_of(segment: &SegmentLayout, offset: u64) -> (Copy2, u32) {
-    let page = ((offset - segment.table_offset(Copy2::A, 0)) / PAGE_BYTES as u64) as u32;
-    if page < segment.pages { (Copy2::A, page) } else { (Copy2::B, page - segment.pages) }
+fn place_of(segment: &SegmentLayout, offset: u64) -> (PageCopy, u32) {
+    let page = ((offset - segment.table_offset(PageCopy::A, 0)) / PAGE_BYTES as u64) as u32;
+    if page < segment.pages { (PageCopy::A, page) } else { (PageCopy::B, page - segment.pages) }
 }
 
 fn judge(bytes: &[u8], segment: &SegmentLayout, page: u32, store_id: u64) -> Result<PageHeader, PageError> {

@@ -18,7 +18,7 @@ use crate::format::{
     PAGE_BYTES, PageHeader, PageKind, RECORD_BYTES, RECORDS_AT, Record, RecordState, encode_record,
     parse_record, seal_page,
 };
-use crate::layout::{Copy2, SegmentLayout};
+use crate::layout::{PageCopy, SegmentLayout};
 
 /// Number of failed writes after which a page is given up until its next change.
 const ATTEMPTS_MAX: u8 = 3;
@@ -27,7 +27,7 @@ const ATTEMPTS_MAX: u8 = 3;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageState {
     /// The copy that holds the newest whole version of the page.
-    pub(crate) newest: Copy2,
+    pub(crate) newest: PageCopy,
     dirty: bool,
     in_flight: bool,
     /// Given up: the page on the disk is older than the one in memory.
@@ -70,7 +70,7 @@ pub(crate) struct Tables {
 impl SegmentTable {
     pub(crate) fn new(layout: SegmentLayout) -> Self {
         let page = PageState {
-            newest: Copy2::B,
+            newest: PageCopy::B,
             dirty: false,
             in_flight: false,
             stale: false,
@@ -161,6 +161,7 @@ impl Tables {
     }
 
     /// Whether the slot's record on the disk is the one in memory.
+    #[cfg(test)]
     pub(crate) fn is_clean(&self, slot: u32) -> bool {
         let (segment, local) = self.locate(slot);
         let segment = &self.segments[segment];
@@ -180,7 +181,7 @@ impl Tables {
         &mut self,
         usage: Usage,
         buffer: &mut PageBuffer,
-    ) -> Option<(PageNumber, Copy2, u64)> {
+    ) -> Option<(PageNumber, PageCopy, u64)> {
         let number = self.dirty.pop_front()?;
         self.sequence += 1;
         let (sequence, store_id) = (self.sequence, self.store_id);
@@ -208,7 +209,7 @@ impl Tables {
     pub(crate) fn end_write(
         &mut self,
         number: PageNumber,
-        copy: Copy2,
+        copy: PageCopy,
         outcome: TableWrite,
         now: Instant,
     ) -> bool {
@@ -258,7 +259,7 @@ impl Tables {
     }
 
     /// Marks the pages that were given up as dirty again.
-    pub(crate) fn revive_stale(&mut self, now: Instant) {
+    pub(crate) fn retry_stale_pages(&mut self, now: Instant) {
         for (index, segment) in (0..).zip(&mut self.segments) {
             for (page, state) in (0..).zip(&mut segment.pages) {
                 if state.stale && !state.dirty && !state.in_flight {
@@ -270,8 +271,8 @@ impl Tables {
     }
 
     /// Makes the flush wait for every page that is dirty, in flight or given up.
-    pub(crate) fn await_all(&mut self, now: Instant) {
-        self.revive_stale(now);
+    pub(crate) fn begin_flush_wait(&mut self, now: Instant) {
+        self.retry_stale_pages(now);
         self.given_up = 0;
         for page in self.segments.iter_mut().flat_map(|segment| &mut segment.pages) {
             page.awaited = u8::from(page.dirty) + u8::from(page.in_flight);
@@ -280,7 +281,7 @@ impl Tables {
     }
 
     /// Ends the wait of the flush; returns the number of pages it still waited for.
-    pub(crate) fn await_none(&mut self) -> u32 {
+    pub(crate) fn end_flush_wait(&mut self) -> u32 {
         self.segments.iter_mut().flat_map(|segment| &mut segment.pages).for_each(|page| page.awaited = 0);
         std::mem::take(&mut self.awaited_pages) as u32
     }

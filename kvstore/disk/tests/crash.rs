@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::{
-    Area, Block, DiskConfig, DiskLog, Done, Moment, ReadCheck, ReadOutcome, Recovered, Report, WriteOutcome,
+    Area, Block, ClockReading, DiskConfig, DiskLog, Done, ReadCheck, ReadOutcome, Recovered, Report,
+    WriteOutcome,
 };
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
@@ -147,7 +148,7 @@ fn open(options: &Options) -> (DiskLog, Vec<Recovered>, Report) {
         ..DiskConfig::default()
     };
     let areas: Vec<Area> = (0..SEGMENTS).map(|file| Area { file, offset: 0, bytes: SEGMENT_BYTES }).collect();
-    let now = Moment::now();
+    let now = ClockReading::now();
     let store_id = now.unix_s << 32 | u64::from(std::process::id());
     DiskLog::open(config, &areas, engine(options, &options.engine), store_id, now).expect("a store")
 }
@@ -208,7 +209,7 @@ fn child(options: &Options) {
             let first_open = writing.first_key_value().map_or(next, |(&id, _)| id);
             flushing = log.flush(0, mix(&mut random).is_multiple_of(16)).then_some(first_open - 1);
         }
-        log.poll(Moment::now(), &mut done);
+        log.poll(ClockReading::now(), &mut done);
         let is_idle = done.is_empty();
         for done in done.drain(..) {
             match done {
@@ -342,7 +343,7 @@ fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged,
             waiting.pop_front();
             open_reads += 1;
         }
-        log.poll(Moment::now(), &mut done);
+        log.poll(ClockReading::now(), &mut done);
         if done.is_empty() {
             log.wait(None).expect("wait");
         }

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
-use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadCheck, ReadOutcome, WriteOutcome};
+use kvstore_disk::{
+    Area, Block, ClockReading, DiskConfig, DiskLog, Done, ReadCheck, ReadOutcome, WriteOutcome,
+};
 use kvstore_io::{Buffer, Completion, Full, Geometry, IoEngine, IoError, Operation, Request, Waker};
 use tests_allocations::{Counting, count};
 
@@ -132,7 +134,7 @@ impl Bench {
         loop {
             self.round += 1;
             let instant = self.start + Duration::from_micros(self.round * 100);
-            self.log.poll(Moment { instant, unix_s: 1_790_000_000 }, &mut self.done);
+            self.log.poll(ClockReading { instant, unix_s: 1_790_000_000 }, &mut self.done);
             if let Some(done) = self.done.pop() {
                 return done;
             }
@@ -168,7 +170,8 @@ fn blocks_come_and_go_without_allocations() {
     let config =
         DiskConfig { slot_bytes: SLOT_BYTES, table_delay: Duration::from_millis(1), ..DiskConfig::default() };
     let area = Area { file: 0, offset: 0, bytes: DISK_BYTES as u64 };
-    let log = DiskLog::format(config, &[area], Box::new(Memory::new()), 1, Moment::now()).expect("a store");
+    let log =
+        DiskLog::format(config, &[area], Box::new(Memory::new()), 1, ClockReading::now()).expect("a store");
     let layout = SlabLayout { slot_bytes: SLOT_BYTES as usize, slot_count: 4 };
     let slab = Slab::create("blocks", layout, PageSize::Standard).expect("slab");
     let memory = SlotPool::new(Arc::new(slab));

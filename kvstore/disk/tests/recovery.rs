@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
-use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment};
+use kvstore_disk::{Area, Block, ClockReading, DiskConfig, DiskLog, Done};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, uring};
@@ -36,7 +36,7 @@ fn fill(log: &mut DiskLog, memory: &Arc<SlotPool>) {
             let block = Block { identity, parent: identity, tenant: 0, checksum: 0, meta: &[3; 128] };
             log.write(target, block, slot, 4096, 0).expect("accepted");
         }
-        log.poll(Moment::now(), &mut done);
+        log.poll(ClockReading::now(), &mut done);
         written += done.iter().filter(|done| matches!(done, Done::Written { .. })).count() as u32;
         if done.is_empty() {
             log.wait(None).expect("wait");
@@ -56,7 +56,8 @@ fn measure(total_gb: u64, slot_bytes: u32) -> Duration {
     let config = DiskConfig { slot_bytes, operations_max: DEPTH, ..DiskConfig::default() };
     let areas: Vec<Area> = (0..FILES).map(|file| Area { file, offset: 0, bytes: file_bytes }).collect();
     let open = || {
-        DiskLog::open(config.clone(), &areas, engine(&folder, file_bytes), 1, Moment::now()).expect("a store")
+        DiskLog::open(config.clone(), &areas, engine(&folder, file_bytes), 1, ClockReading::now())
+            .expect("a store")
     };
     let layout = SlabLayout { slot_bytes: 4096, slot_count: DEPTH };
     let memory = SlotPool::new(Arc::new(Slab::create("recovery", layout, PageSize::Standard).expect("slab")));

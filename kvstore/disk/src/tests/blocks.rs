@@ -136,20 +136,3 @@ fn closing_writes_everything() {
     disk.with(crate::testing::Disk::cut_power);
     assert_eq!(open(&disk, config(), 2).expect("a store").1.len(), 1);
 }
-
-#[test]
-fn long_runs_of_forgotten_slots_are_trimmed_once() {
-    let trim_bytes_min = 8 * u64::from(SLOT_BYTES);
-    let mut bench = Bench::new(DiskConfig { trim_bytes_min, ..config() });
-    (0..30).for_each(|slot| bench.write(slot, slot as u8));
-    (0..7).chain(10..20).for_each(|slot| assert!(bench.log.forget(slot)));
-    bench.settle();
-    let told = bench.disk.with(|disk| disk.discards.clone());
-    assert_eq!(told, [(layout().slot_offset(10), 10 * u64::from(SLOT_BYTES))], "seven slots are too few");
-    bench.log.forget(7);
-    bench.settle();
-    let told = bench.disk.with(|disk| disk.discards.clone());
-    assert_eq!(told[1..], [(layout().slot_offset(0), 8 * u64::from(SLOT_BYTES))]);
-    (20..30).chain([8, 9]).for_each(|slot| assert_eq!(bench.read(slot, slot as u8), GOOD));
-    assert_eq!((bench.count("trims"), bench.count("trimmed_bytes")), (2, 18 * u64::from(SLOT_BYTES)));
-}

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{AREA, Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, config, layout, miss, open};
 use crate::format::{PAGE_BYTES, PageHeader, PageKind, seal_page};
-use crate::layout::Copy2;
+use crate::layout::PageCopy;
 use crate::testing::{Faults, Random, SharedDisk, pool};
 use crate::{Done, MissReason, ReadCheck, ReadOutcome, Recovered, Usage, inspect};
 
@@ -44,7 +44,7 @@ fn an_old_payload_or_one_of_another_slot_never_verifies() {
 
 #[test]
 fn a_torn_table_page_loses_nothing_that_was_there_before() {
-    for copy in [Copy2::A, Copy2::B] {
+    for copy in [PageCopy::A, PageCopy::B] {
         let mut bench = Bench::new(config());
         bench.write(0, 1);
         bench.write(1, 2);
@@ -66,7 +66,7 @@ fn records_are_salvaged_when_no_copy_of_their_page_is_whole() {
     bench.write(0, 1);
     bench.write(30, 2);
     // Byte 63 of each first record is covered by the page's checksum only.
-    for copy in [Copy2::A, Copy2::B] {
+    for copy in [PageCopy::A, PageCopy::B] {
         bench.damage(layout().table_offset(copy, 0) + (layout().record_range(0).start + 10) as u64, 2);
     }
     let (mut bench, recovered, report) = bench.reopen();
@@ -82,7 +82,7 @@ fn a_salvaged_record_is_a_tombstone_if_there_is_one_of_its_generation() {
         bench.write(30, 2);
         assert!(bench.log.forget(30));
         bench.settle();
-        for copy in [Copy2::A, Copy2::B] {
+        for copy in [PageCopy::A, PageCopy::B] {
             bench.damage(layout().table_offset(copy, 0) + (layout().record_range(0).start + 10) as u64, 2);
         }
         let (_, recovered, report) = bench.reopen();
@@ -103,7 +103,7 @@ fn pages_made_in_bad_faith_neither_panic_nor_verify() {
         drop(log);
         for _ in 0..3 {
             let is_header = random.per_mille(300);
-            let copy = if random.per_mille(500) { Copy2::A } else { Copy2::B };
+            let copy = if random.per_mille(500) { PageCopy::A } else { PageCopy::B };
             let page = random.below(layout().pages.into()) as u32;
             let at = if is_header { layout().header_offset(copy) } else { layout().table_offset(copy, page) };
             let any = |random: &mut Random, usual: u64| {

@@ -14,8 +14,8 @@ use kvstore_block::BlockIdentity;
 use crate::layout::SegmentLayout;
 use crate::testing::{SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskError, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered,
-    Report, WriteOutcome,
+    Area, Block, ClockReading, DiskConfig, DiskError, DiskLog, Done, MissReason, ReadCheck, ReadOutcome,
+    Recovered, Report, WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 16 << 10;
@@ -54,7 +54,7 @@ fn open(
     config: DiskConfig,
     store_id: u64,
 ) -> Result<(DiskLog, Vec<Recovered>, Report), DiskError> {
-    let now = Moment { instant: Instant::now(), unix_s: 1_790_000_000 };
+    let now = ClockReading { instant: Instant::now(), unix_s: 1_790_000_000 };
     DiskLog::open(config, &[AREA], disk.engine(), store_id, now)
 }
 
@@ -81,7 +81,7 @@ impl Bench {
 
     fn poll(&mut self, ms: u64) -> Vec<Done> {
         self.ms += ms;
-        let now = Moment {
+        let now = ClockReading {
             instant: self.start + Duration::from_millis(self.ms),
             unix_s: 1_790_000_000 + self.ms / 1000,
         };

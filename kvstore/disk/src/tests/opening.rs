@@ -6,9 +6,9 @@ use kvstore_io::{IoErrorKind, Operation};
 
 use super::{AREA, Bench, GOOD, SLOT_BYTES, TIMEOUT, config, layout, open};
 use crate::format::PAGE_BYTES;
-use crate::layout::{Copy2, SegmentLayout};
+use crate::layout::{PageCopy, SegmentLayout};
 use crate::testing::{SharedDisk, pool};
-use crate::{Area, DiskConfig, DiskError, DiskLog, Moment, SegmentState, Usage, inspect};
+use crate::{Area, ClockReading, DiskConfig, DiskError, DiskLog, SegmentState, Usage, inspect};
 
 #[test]
 fn of_two_records_of_a_block_the_newer_wins() {
@@ -39,7 +39,7 @@ fn formatting_anew_keeps_the_account_of_what_was_written() {
     };
     assert!(report.is_formatted && log.usage() == expected, "{:?} {expected:?}", log.usage());
     drop(log);
-    let now = Moment { instant: Instant::now(), unix_s: 9 };
+    let now = ClockReading { instant: Instant::now(), unix_s: 9 };
     let log = DiskLog::format(other.clone(), &[AREA], disk.engine(), 3, now).expect("anew");
     assert_eq!(log.usage(), expected);
     drop(log);
@@ -92,10 +92,10 @@ fn what_is_not_this_store_is_refused_with_both_names() {
 fn a_lost_header_copy_is_written_again() {
     let mut bench = Bench::new(config());
     bench.write(0, 1);
-    bench.damage(layout().header_offset(Copy2::A), 100);
+    bench.damage(layout().header_offset(PageCopy::A), 100);
     let (bench, recovered, report) = bench.reopen();
     assert_eq!((recovered.len(), report.headers_damaged), (1, 1));
-    bench.damage(layout().header_offset(Copy2::B), 100);
+    bench.damage(layout().header_offset(PageCopy::B), 100);
     let (bench, recovered, report) = bench.reopen();
     assert_eq!((recovered.len(), report.headers_damaged), (1, 1), "A was restored");
     let (_, _, report) = bench.reopen();
@@ -106,7 +106,7 @@ fn a_lost_header_copy_is_written_again() {
 fn further_areas_join_and_a_segment_without_header_keeps_its_blocks() {
     let disk = SharedDisk::new(4 << 20, 3);
     let areas = [AREA, Area { offset: 2 << 20, ..AREA }];
-    let now = Moment { instant: Instant::now(), unix_s: 9 };
+    let now = ClockReading { instant: Instant::now(), unix_s: 9 };
     let open = |areas: &[Area]| DiskLog::open(config(), areas, disk.engine(), 1, now).expect("a store");
     let slots = open(&areas[..1]).0.slot_count();
     let (log, ..) = open(&areas);
@@ -117,7 +117,7 @@ fn further_areas_join_and_a_segment_without_header_keeps_its_blocks() {
     drop(bench);
     let second = SegmentLayout { area: areas[1], ..layout() };
     disk.with(|disk| {
-        for copy in [Copy2::A, Copy2::B] {
+        for copy in [PageCopy::A, PageCopy::B] {
             let at = second.header_offset(copy) as usize;
             disk.bytes[at + 100] ^= 1;
         }
@@ -146,8 +146,8 @@ fn inspection_says_what_is_there() {
     (0..5).for_each(|slot| bench.write(slot, slot as u8));
     bench.log.forget(4);
     bench.settle();
-    bench.damage(layout().header_offset(Copy2::B), 9);
-    bench.damage(layout().table_offset(Copy2::B, 1), 9);
+    bench.damage(layout().header_offset(PageCopy::B), 9);
+    bench.damage(layout().table_offset(PageCopy::B, 1), 9);
     let blank = Area { offset: AREA.offset + AREA.bytes, bytes: 64 << 10, ..AREA };
     let mut engine = bench.disk.engine();
     let summary = inspect(engine.as_mut(), &[AREA, blank], TIMEOUT).expect("a summary");
