@@ -147,23 +147,25 @@ impl EngineProbe {
             key: "engines",
             reason: format!("at most {} are watched", Self::ENGINES_MAX),
         };
-        let before = self.watched.get_mut(number).ok_or_else(too_many)?.replace(engine.clone());
-        let (index, key) = (number as u32, |engine: &WatchedEngine| EnginePort {
-            netns: engine.netns,
-            port: u32::from(engine.port),
-        });
-        if let Some(before) = before.as_ref().filter(|before| **before != *engine) {
-            // The entry may have been removed already.
-            let _gone = self.ports.remove(&key(before));
-            for process in before.processes.iter().filter(|process| !engine.processes.contains(process)) {
-                let _gone = self.processes.remove(process);
-            }
+        let slot = self.watched.get(number).ok_or_else(too_many)?;
+        if slot.as_ref() == Some(engine) {
+            return Ok(());
         }
+        self.unwatch(number);
+        self.watched[number] = Some(engine.clone());
+        let inserted = self.insert(number as u32, engine);
+        if inserted.is_err() {
+            // The next call inserts every entry again.
+            self.unwatch(number);
+        }
+        inserted
+    }
+
+    fn insert(&mut self, index: u32, engine: &WatchedEngine) -> Result<(), EbpfError> {
         self.ports
-            .insert(key(engine), index, 0)
+            .insert(port_key(engine), index, 0)
             .map_err(|error| refused(format!("watching port {}", engine.port), &error))?;
-        let known = before.map_or_else(Vec::new, |before| before.processes);
-        for process in engine.processes.iter().filter(|process| !known.contains(process)) {
+        for process in &engine.processes {
             self.processes
                 .insert(process, index, 0)
                 .map_err(|error| refused(format!("watching process {process}"), &error))?;
@@ -171,13 +173,19 @@ impl EngineProbe {
         Ok(())
     }
 
-    /// Stops watching the engine with this number.
+    /// Stops watching the engine with this number. Entries that another number has taken over stay.
     pub fn unwatch(&mut self, number: usize) {
         let Some(before) = self.watched.get_mut(number).and_then(Option::take) else { return };
-        // The entries may have been removed already.
-        let _gone = self.ports.remove(&EnginePort { netns: before.netns, port: u32::from(before.port) });
+        let index = number as u32;
+        let port = port_key(&before);
+        if self.ports.get(&port, 0).is_ok_and(|owner| owner == index) {
+            // The entry may have been removed already.
+            let _gone = self.ports.remove(&port);
+        }
         for process in &before.processes {
-            let _gone = self.processes.remove(process);
+            if self.processes.get(process, 0).is_ok_and(|owner| owner == index) {
+                let _gone = self.processes.remove(process);
+            }
         }
     }
 
@@ -203,4 +211,8 @@ impl EngineProbe {
             retransmits: load::counter(&self.resent, number as u32)?,
         })
     }
+}
+
+fn port_key(engine: &WatchedEngine) -> EnginePort {
+    EnginePort { netns: engine.netns, port: u32::from(engine.port) }
 }

@@ -119,4 +119,12 @@ fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(probe.times(3).expect("times").since(&before).run_queue.count(), 0);
     assert!(probe.watch(EngineProbe::ENGINES_MAX, &other).is_err());
+
+    // An engine that has moved to another number stays watched when its old number gets another engine.
+    for (number, engine) in [(3, &engine), (4, &engine), (3, &other)] {
+        probe.watch(number, engine).expect("watched");
+    }
+    let before = probe.times(4).expect("times");
+    (0..20).for_each(|_| std::thread::sleep(Duration::from_millis(5)));
+    assert!(probe.times(4).expect("times").since(&before).run_queue.count() > 0);
 }

@@ -92,11 +92,11 @@ impl ObjectTier {
         let (layout, alignment) = (self.config.layout_fingerprint, self.config.payload_alignment);
         let encoded = encode(layout, self.clock.unix_ms(), alignment, run)?;
         let key = self.key(last);
+        // Several uploads may find at the same time that the service knows no conditional requests: each is tried again.
+        let was_conditional = self.backend.conditional.load(Ordering::Relaxed);
         let uploaded = match self.upload(&key, &encoded, deadline).await {
-            Err(error)
-                if error.cause() == Some(FailureCause::NotImplemented)
-                    && self.backend.conditional.swap(false, Ordering::Relaxed) =>
-            {
+            Err(error) if was_conditional && error.cause() == Some(FailureCause::NotImplemented) => {
+                self.backend.conditional.store(false, Ordering::Relaxed);
                 self.upload(&key, &encoded, deadline).await
             }
             uploaded => uploaded,
