@@ -23,6 +23,7 @@ mod http;
 mod inspect_command;
 mod kernel;
 mod key_command;
+mod manual;
 mod memory_plan;
 mod mock_command;
 mod path_command;
@@ -50,7 +51,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 pub use crate::http::{StopSignal, StopSource};
 
@@ -191,6 +192,16 @@ enum Command {
     },
     /// Replay a trace.
     Replay(replay_command::ReplayArgs),
+    /// Print the completion script of a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write the pages of all commands into a folder.
+    Man {
+        /// Existing folder for the pages: `kvasir.1`, `kvasir-serve.1`, …
+        folder: Option<PathBuf>,
+    },
 }
 
 #[derive(Subcommand)]
@@ -285,6 +296,8 @@ pub fn run_with_stop_source<A: Into<OsString> + Clone>(
         Command::Bench(args) => Ok(bench::exit_code(bench::run(args))),
         Command::Inspect { command } => inspect_command::run(command),
         Command::Replay(args) => replay_command::run(&args),
+        Command::Completions { shell } => manual::completions(Cli::command(), shell),
+        Command::Man { folder } => manual::pages(Cli::command(), folder.as_deref()),
     };
     match outcome {
         Ok(code) => code,

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Checks the package and the image's root of a built binary: check.sh BINARY.
+# The package is equal when it is made twice, its files are there and its units are sound; the binary runs with nothing around it
+# but what the image's `minimal` stage has.
+set -euo pipefail
+here=$(dirname "$(readlink -f "$0")")
+binary=$(readlink -f "$1")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+mkdir "$scratch/a" "$scratch/b" "$scratch/files"
+
+package=$("$here/deb.sh" "$binary" "$scratch/a") || { code=$? && echo "$package" && exit $code; }
+again=$("$here/deb.sh" "$binary" "$scratch/b")
+cmp "$package" "$again"
+echo "package: $(stat -c %s "$package") bytes, equal when it is made again: $(sha256sum "$package" | cut -c 1-16)"
+dpkg-deb -x "$package" "$scratch/files"
+"$scratch/files/usr/bin/kvasir" config check "$scratch/files/etc/kvasir/kvasir.toml" >/dev/null
+[ "$(find "$scratch/files/usr/share/man" -name 'kvasir*.1.gz' | wc -l)" -gt 20 ]
+[ -s "$scratch/files/usr/share/bash-completion/completions/kvasir" ]
+if command -v systemd-analyze >/dev/null; then
+    # The paths of the units are those after the installation.
+    sed -i "s|/usr/bin/kvasir|$scratch/files/usr/bin/kvasir|" "$scratch"/files/usr/lib/systemd/system/*.service
+    systemd-analyze verify --man=no "$scratch"/files/usr/lib/systemd/system/*.service
+    echo "units: systemd finds no mistake"
+else
+    echo "SKIPPED: the units; no systemd-analyze"
+fi
+
+"$here/../image/collect.sh" "$binary" "$scratch/image"
+if [ "$(id -u)" = 0 ]; then
+    chroot "$scratch/image" /usr/local/bin/kvasir --version
+    chroot "$scratch/image" /usr/local/bin/kvasir config explain gateway.listen >/dev/null
+    echo "image: the binary runs among $(find "$scratch/image" -type f | wc -l) files"
+else
+    echo "SKIPPED: the image's root; no right to chroot"
+fi
