@@ -4,6 +4,7 @@
 mod dependencies;
 mod documents;
 mod language;
+mod supply;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
