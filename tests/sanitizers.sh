@@ -20,10 +20,10 @@ fn main() { let add = || for _ in 0..1000 { unsafe { COUNT += 1 } }; std::thread
 
 # package: what runs (`lib`: unit tests; else a test target)
 unsafe_crates=(dataplane-memory:lib dataplane-shm:lib dataplane-shm:hardship dataplane-tcp:lib dataplane-tcp:contract dataplane-verbs:software
-    dataplane-transfer:simulation kvstore-catalog:model kvstore-io:lib kvstore-disk:lib kvstore-nvme:software router-radix:model)
+    dataplane-transfer:simulation kvstore-catalog:model kvstore-io:lib kvstore-disk:lib kvstore-nvme:software)
 # Not crates with a `Mutex` (the standard library takes a contended one without instrumentation), and not those over memory that is
 # mapped by system calls (an address that is mapped again is taken for the same memory). Loom has their protocols (loom.sh).
-lock_free_crates=(router-radix:lib router-radix:stress router-radix:model)
+lock_free_crates=(router-radix:lib router-radix:stress)
 
 # A sanitizer's own memory is not measured: tests of resident memory are left out.
 for sanitizer in "$@"; do
