@@ -2,7 +2,8 @@
 # Counts what a run of CI has skipped, by reason, and fails if something was skipped that `skips` does not name: skips.sh LOG.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
-lines=$(grep -a 'SKIPPED' "$1" | sed 's/^ *//' || true)
+[ -s "$1" ] || { echo "skips.sh: there is no log $1" >&2 && exit 1; }
+lines=$(grep -a 'SKIPPED' "$1" | sed 's/^ *//' || [ $? -eq 1 ])
 [ -n "$lines" ] || { echo "nothing was skipped" && exit 0; }
 while IFS=$'\t' read -r reason pattern; do
     case $reason in '#'* | '') continue ;; esac

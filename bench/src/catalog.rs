@@ -12,6 +12,7 @@ use kvstore_catalog::{
 };
 
 use crate::measure::{allocations, median, time};
+use crate::results::{self, Better};
 
 const CHAIN: usize = 128;
 const TIER: TierIndex = TierIndex(0);
@@ -63,6 +64,9 @@ fn compare(chains: usize, rounds: usize) -> Result<()> {
         for (step, spent) in STEPS.iter().zip(results).filter(|(_, spent)| !spent.is_empty()) {
             let last = spent.last().map_or(0.0, |spent| spent.allocations);
             let best = spent.iter().map(|spent| spent.nanos).fold(f64::INFINITY, f64::min);
+            let row = format!("{step}, {name}, {slots} slots");
+            let values: Vec<f64> = spent.iter().map(|spent| spent.nanos).collect();
+            results::add("catalog", &row, ("ns a block", Better::Lower), &values);
             let nanos = median(spent.iter().map(|spent| spent.nanos).collect());
             print!("  {step} {nanos:.0} ({best:.0}) ns, {last:.2} allocs;");
         }

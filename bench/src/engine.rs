@@ -6,6 +6,7 @@ use tools_engine::KvPool;
 use tools_engine::model::{Item, Model, Rows};
 
 use crate::measure::{median, time};
+use crate::results::{self, Better};
 
 const BLOCK_TOKENS: usize = 16;
 const CHUNK: usize = 512;
@@ -35,6 +36,8 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
         assert_eq!(logits.len(), model.config().vocabulary);
         decode.push(spent.as_secs_f64());
     }
+    results::add("engine", "prefill", ("s", Better::Lower), &prefill);
+    results::add("engine", "one token", ("s", Better::Lower), &decode);
     println!("prefill {:.3} s, one token after it {:.2} ms", median(prefill), median(decode) * 1e3);
     Ok(())
 }

@@ -10,6 +10,7 @@ use router_radix::{Index, IndexConfig, Tier};
 use tools_workload::Random;
 
 use crate::measure::{median, time};
+use crate::results::{self, Better};
 
 const BLOCK_TOKENS: usize = 16;
 /// Blocks of one BlockStored: a prompt of 1,024 tokens.
@@ -55,6 +56,7 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
         anyhow::ensure!(count == payloads.len(), "every payload is a batch");
         decoding.push(bytes as f64 / spent.as_secs_f64() / 1e6);
     }
+    results::add("events", "decode alone", ("MB/s", Better::Higher), &decoding);
     println!("decode alone: {:.0} MB/s", median(decoding));
     for has_reader in [false, true] {
         let (mut storing, mut removing, mut lookups) = (Vec::new(), Vec::new(), 0);
@@ -63,6 +65,15 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
             storing.push(blocks as f64 / stored / 1e6);
             removing.push(blocks as f64 / removed / 1e6);
             lookups += looked_up;
+        }
+        let beside = if has_reader { ", beside a reader" } else { "" };
+        for (verb, rates) in [("stored", &storing), ("removed", &removing)] {
+            results::add(
+                "events",
+                &format!("wire to index, {verb}{beside}"),
+                ("M blocks/s", Better::Higher),
+                rates,
+            );
         }
         println!(
             "wire to index{}: {:.1} M blocks/s stored, {:.1} M blocks/s removed",

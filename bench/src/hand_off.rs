@@ -16,6 +16,7 @@ use dataplane_transfer::{Command, Limits, Notice, Outcome, PieceLayout, Transfer
 
 use crate::measure::Latencies;
 use crate::rails::MachineRails;
+use crate::results;
 use crate::transfer::{ANY_ADDRESS, Rails, Unavailable};
 
 const LAYERS: u16 = 4;
@@ -183,6 +184,7 @@ fn measure(transport: &str, args: &HandOffArgs) -> Result<()> {
     for (name, side) in [("sender", &sender), ("receiver", &receiver)] {
         let tail = side.rounds.at(0.999);
         let verdict = if tail <= ROUND_TIME_MAX.as_nanos() as f64 { "met" } else { "missed" };
+        results::add_latencies("hand-off", &format!("a round of the {name}, {transport}"), &side.rounds);
         println!(
             "  a round of the {name}: p50 / p99 / p99.9 {}, longest {:.0} us, of {}; at most {} us at p99.9: {verdict}",
             side.rounds.render(),

@@ -10,6 +10,7 @@ use router_radix::{Index, IndexConfig, Member, Reader, Tier};
 use tools_workload::{Operation, Workload, mooncake, text, tree};
 
 use crate::measure::{Latencies, allocations, time};
+use crate::results;
 
 /// Applies the operations of a workload.
 struct Rig {
@@ -102,6 +103,7 @@ pub(crate) fn run_file(file: &Path) -> Result<()> {
             nanos / count.max(1) as f64
         );
     }
+    results::add_latencies("index", "look-ups of the workload", &latencies);
     println!("look-ups: {lookups}, p50 / p99 / p99.9 {}", latencies.render());
     println!("checksum: {checksum}");
     Ok(())
@@ -153,6 +155,7 @@ pub(crate) fn grow(pairs: u64) -> Result<()> {
         anyhow::ensure!(held == 128, "prompt {number}: {held} of 128 blocks");
         latencies.record(spent);
     }
+    results::add_latencies("index", &format!("look-up of 128 blocks, {pairs} pairs"), &latencies);
     println!("look-up of 128 blocks {}", latencies.render());
     let members = rig.members.clone();
     let (spent, ()) = time(|| {
@@ -230,6 +233,9 @@ fn measure(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
             let allocated = allocated.map_or("not counted here".to_owned(), |count| {
                 format!("{:.2}", count as f64 / lookups as f64)
             });
+            let row =
+                format!("look-up, {readers} readers{}", if has_writer { ", beside a writer" } else { "" });
+            results::add_latencies("index", &row, &latencies);
             println!(
                 "  {readers} reader{} {}, allocations {allocated}{beside}",
                 if readers == 1 { " " } else { "s" },

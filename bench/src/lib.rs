@@ -13,6 +13,8 @@ mod hand_off;
 mod index;
 mod measure;
 mod rails;
+mod report;
+mod results;
 mod route;
 pub mod scaling;
 mod size;
@@ -39,6 +41,8 @@ pub struct BenchArgs {
     /// Tiny input, to check that everything runs; the numbers mean nothing.
     #[arg(long, global = true)]
     smoke: bool,
+    #[command(flatten)]
+    output: results::OutputArgs,
     #[command(subcommand)]
     command: Bench,
 }
@@ -136,15 +140,22 @@ enum Bench {
     },
     /// All benchmarks.
     All,
+    /// Draw files of results (`--json`) into one HTML page.
+    Report(report::ReportArgs),
 }
 
 /// Length of a smoke run.
 const CHURN_SMOKE_SECONDS: u64 = 5;
 
-/// Runs a benchmark.
+/// Runs a benchmark, writes its results, and compares them with those of an earlier run.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let smoke = args.smoke;
-    match args.command {
+    args.output.check()?;
+    measure_all(args.command, args.smoke)?;
+    args.output.finish()
+}
+
+fn measure_all(command: Bench, smoke: bool) -> anyhow::Result<()> {
+    match command {
         Bench::Transfer(args) => run_transfer(&args, smoke),
         Bench::HandOff(args) => hand_off::run(&args, smoke),
         Bench::Index { workload: Some(file), .. } => index::run_file(&file),
@@ -169,6 +180,7 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             transfer_soak::run_node(&transports, &socket, heads)
         }
         Bench::Gpu(args) => gpu::run(smoke, &args),
+        Bench::Report(args) => report::run(&args),
         Bench::Gateway(args) => gateway::run(smoke, &args),
         Bench::All => {
             run_transfer(&TransferArgs::with_defaults(), smoke)?;
@@ -194,7 +206,8 @@ fn run_transfer(args: &TransferArgs, smoke: bool) -> anyhow::Result<()> {
     transfer::run(args, &rails, smoke, ALLOCATIONS.get().copied()).map(drop)
 }
 
-/// Returns the exit code of a benchmark: a missing device or program is neither a success nor a failure.
+/// Returns the exit code of a benchmark: 0 for success, 3 for results that are worse than the baseline, 77 for a missing device or
+/// program, 1 for a failure.
 #[must_use]
 pub fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
@@ -202,6 +215,10 @@ pub fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
         Err(error) if error.is::<transfer::Unavailable>() => {
             eprintln!("{error}");
             ExitCode::from(transfer::EXIT_UNAVAILABLE)
+        }
+        Err(error) if error.is::<results::Slower>() => {
+            eprintln!("{error}");
+            ExitCode::from(results::EXIT_SLOWER)
         }
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -41,6 +41,11 @@ impl Latencies {
         self.0.value_at_quantile(quantile) as f64
     }
 
+    /// Mean and standard deviation in nanoseconds.
+    pub(crate) fn mean_and_deviation(&self) -> (f64, f64) {
+        (self.0.mean(), self.0.stdev())
+    }
+
     /// `p50 / p99 / p99.9` in microseconds.
     pub(crate) fn render(&self) -> String {
         let micros = |quantile| self.at(quantile) / 1e3;

@@ -17,6 +17,7 @@ use tools_workload::{Operation, tree};
 
 use crate::gateway::{MODEL, gateway_over, listen, mock_worker};
 use crate::measure::{Latencies, time};
+use crate::results;
 
 const BLOCK_TOKENS: usize = 16;
 const PROMPT_TOKENS: usize = 2048;
@@ -115,6 +116,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
         }
     }
     for (name, latencies) in PARTS.iter().zip(&latencies) {
+        results::add_latencies("route", &format!("{name}, {workers} workers"), latencies);
         println!("{workers:>4} workers, {name:<12} {}", latencies.render());
     }
     Ok(())
@@ -150,6 +152,8 @@ async fn live(count: usize, smoke: bool) -> Result<()> {
             }
         }
         for (name, latencies) in PARTS.iter().zip(&latencies) {
+            let row = format!("live gateway, {name}, {count} workers, {rate}/s");
+            results::add_latencies("route", &row, latencies);
             println!(
                 "live gateway, {count:>4} workers, open loop at {rate:>4}/s, {name:<12} {}",
                 latencies.render()

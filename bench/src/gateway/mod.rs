@@ -33,6 +33,7 @@ use tools_mocker::{Mock, MockConfig};
 
 use self::load::{Requests, closed_loop, open_loop};
 use crate::measure::{Latencies, median};
+use crate::results::{self, Better};
 
 pub(crate) const MODEL: &str = "mock";
 const TOKENS: usize = 8;
@@ -225,14 +226,20 @@ fn report(args: &GatewayArgs, sides: &[Side], all: Vec<Measured>) {
         .map_or(Vec::new(), |first| first.whole.iter().map(|latencies| latencies.at(0.5)).collect());
     for (side, mut measured) in sides.iter().zip(all) {
         for (connections, rates) in args.connections.iter().zip(std::mem::take(&mut measured.rates)) {
+            let row = format!("{}, {connections} connections", side.name);
+            results::add("gateway", &row, ("requests/s", Better::Higher), &rates);
             println!("{:<14} {connections:>5} connections: {:>8.0} requests/s", side.name, median(rates));
         }
         if !measured.processor.is_empty() {
+            let row = format!("{}, processor", side.name);
+            results::add("gateway", &row, ("s per 1,000 requests", Better::Lower), &measured.processor);
             let seconds = median(measured.processor);
             println!("{:<14} processor seconds per 1,000 requests: {seconds:.3}", side.name);
         }
         for (at, rate) in args.rates.iter().enumerate() {
             let (whole, first) = (&measured.whole[at], &measured.first[at]);
+            results::add_latencies("gateway", &format!("{}, whole answer at {rate}/s", side.name), whole);
+            results::add_latencies("gateway", &format!("{}, first byte at {rate}/s", side.name), first);
             println!(
                 "{:<14} at {rate:>6}/s: whole {} (added p50 {:.0} us), first byte {}",
                 side.name,

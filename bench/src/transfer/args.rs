@@ -159,9 +159,6 @@ pub struct TransferArgs {
     /// Compare every byte of the last batches. Always with --smoke.
     #[arg(long)]
     pub check: bool,
-    /// File to write results to, one JSON object a line.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
     /// SVG file to draw throughput by size to.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,

@@ -69,6 +69,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, test: Test, shape: Sha
         depth: plan.depth,
         rails: args.rails,
         rounds: rounds.count() as u64,
+        values: rounds.values(),
         bytes_per_s: Some(rounds.ours()),
         best_bytes_per_s: Some(rounds.best()),
         messages_per_s: Some(rounds.ours() / f64::from(shape.bytes)),

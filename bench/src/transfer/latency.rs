@@ -101,6 +101,9 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
         p99_us: Some(found.p99_us),
         p99_9_us: Some(found.p99_9_us),
         max_us: Some(found.max_us),
+        min_us: Some(found.min_us),
+        mean_us: Some(found.mean_us),
+        deviation_us: Some(found.deviation_us),
         load_per_s: args.rate,
         peer,
         peer_figure: rounds.peer(),
@@ -117,6 +120,9 @@ fn median_of(all: &[Percentiles]) -> Percentiles {
         p99_us: of(|one| one.p99_us),
         p99_9_us: of(|one| one.p99_9_us),
         max_us: of(|one| one.max_us),
+        min_us: of(|one| one.min_us),
+        mean_us: of(|one| one.mean_us),
+        deviation_us: of(|one| one.deviation_us),
     }
 }
 

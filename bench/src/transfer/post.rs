@@ -50,6 +50,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
         depth: 1,
         rails: 1,
         rounds: costs.len() as u64,
+        values: costs.iter().map(|one| one.post_ns).collect(),
         post_ns: Some(of(|one| one.post_ns)),
         make_ns: Some(of(|one| one.make_ns)),
         doorbells: costs.iter().map(|one| one.doorbells).min(),

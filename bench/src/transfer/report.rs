@@ -1,12 +1,9 @@
-//! Results as text lines and as JSON.
+//! Results as text lines and as rows.
 
-use std::io::Write;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::sizes::human;
+use crate::results::{self, Better};
 
 /// One result. Fields that do not apply to a test are `None` and left out of the JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -27,6 +24,9 @@ pub struct Record {
     pub rails: u32,
     /// Number of rounds, or of round trips.
     pub rounds: u64,
+    /// Figure of each round: bytes per second, or nanoseconds of a descriptor. None for latencies.
+    #[serde(skip)]
+    pub values: Vec<f64>,
     /// Median bytes per second over rounds, both directions together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<f64>,
@@ -48,6 +48,15 @@ pub struct Record {
     /// 99.9th percentile of the latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_9_us: Option<f64>,
+    /// Shortest latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_us: Option<f64>,
+    /// Mean latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean_us: Option<f64>,
+    /// Standard deviation of the latency.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deviation_us: Option<f64>,
     /// Longest latency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_us: Option<f64>,
@@ -119,15 +128,43 @@ impl Record {
         }
         line
     }
-}
 
-/// Writes one JSON object a line.
-pub(super) fn write_json(path: &Path, records: &[Record]) -> Result<()> {
-    let mut lines = Vec::new();
-    for record in records {
-        serde_json::to_writer(&mut lines, record)?;
-        lines.push(b'\n');
+    /// Adds the result to those of the run.
+    pub(super) fn add(&self) {
+        let shape =
+            format!("{} x {}, depth {}, {} rails", human(self.bytes), self.batch, self.depth, self.rails);
+        let load = self.load_per_s.map_or(String::new(), |load| format!(", {load}/s"));
+        let name = format!("{} {} {}, {shape}{load}", self.transport, self.test, self.op);
+        let details = serde_json::to_value(self).unwrap_or_default();
+        match (self.bytes_per_s, self.min_us, self.mean_us, self.deviation_us) {
+            (Some(_), ..) => {
+                let values: Vec<f64> = self.values.iter().map(|value| value / 1e9).collect();
+                results::add_with("transfer", &name, ("GB/s", Better::Higher), &values, details);
+            }
+            (_, Some(min), Some(mean), Some(deviation)) => {
+                let at = |value: Option<f64>| value.unwrap_or(0.0);
+                results::add_summary(
+                    ("transfer", &name),
+                    results::Summary {
+                        samples: self.rounds,
+                        min,
+                        mean,
+                        deviation,
+                        p50: at(self.p50_us),
+                        p99: at(self.p99_us),
+                        p99_9: at(self.p99_9_us),
+                        max: at(self.max_us),
+                    },
+                    details,
+                );
+            }
+            _ => results::add_with(
+                "transfer",
+                &name,
+                ("ns a descriptor", Better::Lower),
+                &self.values,
+                details,
+            ),
+        }
     }
-    let mut file = std::fs::File::create(path).with_context(|| format!("create {}", path.display()))?;
-    file.write_all(&lines).with_context(|| format!("write {}", path.display()))
 }

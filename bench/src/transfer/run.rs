@@ -8,7 +8,7 @@ use super::error::Unavailable;
 use super::memory::Memory;
 use super::perftest::{PerftestPlan, Tool};
 use super::places::{self, Shape};
-use super::report::{Record, write_json};
+use super::report::Record;
 use super::session::{Near, Opening, Rails};
 use super::{against, bandwidth, latency, memory, plot, post};
 
@@ -97,9 +97,7 @@ pub fn run(
             other => other.with_context(|| transport.to_owned())?,
         }
     }
-    if let Some(path) = &args.json {
-        write_json(path, &records)?;
-    }
+    records.iter().for_each(Record::add);
     if let Some(path) = &args.svg {
         plot::plot(path, &records)?;
     }

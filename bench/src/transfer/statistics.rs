@@ -31,6 +31,11 @@ impl Rounds {
         self.ours.len()
     }
 
+    /// Our figure of each round.
+    pub(super) fn values(&self) -> Vec<f64> {
+        self.ours.clone()
+    }
+
     pub(super) fn ours(&self) -> f64 {
         median(self.ours.clone())
     }
@@ -60,6 +65,10 @@ pub(super) struct Percentiles {
     pub(super) p99_us: f64,
     pub(super) p99_9_us: f64,
     pub(super) max_us: f64,
+    pub(super) min_us: f64,
+    pub(super) mean_us: f64,
+    /// Standard deviation.
+    pub(super) deviation_us: f64,
 }
 
 impl Latencies {
@@ -82,6 +91,9 @@ impl Latencies {
             p99_us: at(0.99),
             p99_9_us: at(0.999),
             max_us: self.0.max() as f64 / 1e3,
+            min_us: self.0.min() as f64 / 1e3,
+            mean_us: self.0.mean() / 1e3,
+            deviation_us: self.0.stdev() / 1e3,
         }
     }
 }

@@ -248,7 +248,7 @@ section! {
 
 section! {
     /// The endpoint picker. A proxy that speaks Envoy's `ext_proc` (Envoy itself, kgateway, GKE's gateway;
-    /// for Istio see the README) asks it for the destination of each request, and forwards the request
+    /// for Istio see `router/README.md`) asks it for the destination of each request, and forwards the request
     /// itself.
     PickerSettings, "picker" {
         /// Address on which proxies reach the endpoint picker, as `0.0.0.0:9002`. Empty: the picker is off.
@@ -573,8 +573,8 @@ section! {
         /// Time for which a prompt is assumed to be cached on the worker that it was routed to, for workers
         /// without KV events.
         approximate_ttl: Duration = Duration::from_secs(120), in Duration::from_secs(1) => Duration::from_secs(86_400);
-        /// Most uncached tokens of a prompt that a decode worker computes itself; longer prompts go to a
-        /// prefill worker.
+        /// Most uncached tokens of a prompt that a decode worker computes itself; prompts with more are
+        /// computed by a prefill worker.
         disaggregate_above_tokens: u64 = 256, in 0 => 10_000_000, live = true;
     }
 }

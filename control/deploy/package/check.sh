@@ -7,12 +7,16 @@ here=$(dirname "$(readlink -f "$0")")
 binary=$(readlink -f "$1")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+chmod 755 "$scratch"
 mkdir "$scratch/a" "$scratch/b" "$scratch/files"
 
 package=$("$here/deb.sh" "$binary" "$scratch/a") || { code=$? && echo "$package" && exit $code; }
-again=$("$here/deb.sh" "$binary" "$scratch/b")
+again=$(umask 077 && "$here/deb.sh" "$binary" "$scratch/b")
 cmp "$package" "$again"
 echo "package: $(stat -c %s "$package") bytes, equal when it is made again: $(sha256sum "$package" | cut -c 1-16)"
+if dpkg-deb -c "$package" | grep -vE '^(drwxr-xr-x|-rwxr-xr-x|-rw-r--r--) root/root '; then
+    echo "check.sh: files of the package have other modes or owners" >&2 && exit 1
+fi
 dpkg-deb -x "$package" "$scratch/files"
 "$scratch/files/usr/bin/kvasir" config check "$scratch/files/etc/kvasir/kvasir.toml" >/dev/null
 [ "$(find "$scratch/files/usr/share/man" -name 'kvasir*.1.gz' | wc -l)" -gt 20 ]
@@ -20,7 +24,13 @@ dpkg-deb -x "$package" "$scratch/files"
 if command -v systemd-analyze >/dev/null; then
     # The paths of the units are those after the installation.
     sed -i "s|/usr/bin/kvasir|$scratch/files/usr/bin/kvasir|" "$scratch"/files/usr/lib/systemd/system/*.service
-    systemd-analyze verify --man=no "$scratch"/files/usr/lib/systemd/system/*.service
+    # Of an unknown key or value systemd only warns.
+    told=$(systemd-analyze verify --man=no --recursive-errors=no "$scratch"/files/usr/lib/systemd/system/*.service 2>&1)
+    [ -z "$told" ] || { echo "$told" && exit 1; }
+    sed 's/^NoNewPrivileges=/NoNewPriviliges=/' "$scratch/files/usr/lib/systemd/system/kvasir-store.service" >"$scratch/planted.service"
+    if systemd-analyze verify --man=no --recursive-errors=no "$scratch/planted.service" 2>/dev/null; then
+        echo "check.sh: systemd does not see a planted mistake" >&2 && exit 1
+    fi
     echo "units: systemd finds no mistake"
 else
     echo "SKIPPED: the units; no systemd-analyze"

@@ -2,15 +2,20 @@
 # Makes a Debian package of a built binary: deb.sh BINARY FOLDER. Prints the package's path.
 # Equal binaries make equal packages: times are those of the last commit (SOURCE_DATE_EPOCH, if set), owners are root, files are sorted.
 set -euo pipefail
+umask 022
 here=$(dirname "$(readlink -f "$0")")
 binary=$(readlink -f "$1")
+mkdir -p "$2"
 out=$(readlink -f "$2")
-command -v dpkg-deb >/dev/null || { echo "SKIPPED: no dpkg-deb" && exit 77; }
+for tool in dpkg-deb objdump strip; do
+    command -v $tool >/dev/null || { echo "SKIPPED: no $tool" && exit 77; }
+done
 version=$("$binary" --version | cut -d ' ' -f 2)
 architecture=$(dpkg --print-architecture)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct)}
 
 root=$(mktemp -d)
+chmod 755 "$root"
 trap 'rm -rf "$root"' EXIT
 install -D "$binary" "$root/usr/bin/kvasir"
 strip --strip-debug "$root/usr/bin/kvasir"
@@ -36,7 +41,7 @@ Architecture: $architecture
 Maintainer: The Kvasir authors <kvasir@localhost>
 Section: net
 Priority: optional
-Depends: libc6 (>= $libc), libgcc-s1
+Depends: libc6 (>= $libc), libgcc-s1, passwd
 Recommends: ca-certificates
 Suggests: libibverbs1, ibverbs-providers
 Description: data-plane appliance for LLM inference clusters

@@ -3,10 +3,13 @@
 # The sources are those of the last commit. The binary is put into FOLDER, with its SHA-256 beside it; `--twice` builds it in two
 # places and fails if the two differ.
 set -euo pipefail
+# A build that fails ends the script where it runs in a command substitution, too.
+shopt -s inherit_errexit
 here=$(dirname "$(readlink -f "$0")")
 twice=
 [ "${1:-}" != --twice ] || { twice=1 && shift; }
-out=$(readlink -f "${1:?a folder for the binary}")
+mkdir -p "${1:?a folder for the binary}"
+out=$(readlink -f "$1")
 shift
 root=$(git -C "$here" rev-parse --show-toplevel)
 cargo_home=${CARGO_HOME:-$HOME/.cargo}

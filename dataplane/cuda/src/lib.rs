@@ -30,8 +30,8 @@ mod device;
 mod direct;
 mod peer;
 
+mod borrowed_memory;
 mod export;
-mod external_memory;
 mod ipc;
 mod pinned;
 mod sharing;
@@ -56,6 +56,7 @@ mod driver_abi_tests;
 
 pub use compile::{CompileError, Image, compile, compile_for};
 
+pub use borrowed_memory::BorrowError;
 pub use copier::SlotCopier;
 pub use copy::{CopyRequest, Place, Region, RegionId, Rows};
 pub use cuda::Cuda;
@@ -64,7 +65,6 @@ pub use description::{DeviceDescription, PciAddress};
 pub use device::Device;
 pub use direct::{DirectProbe, GpuDirect};
 pub use error::{CudaError, DriverVersion, Unavailable};
-pub use external_memory::BorrowError;
 pub use graph::Graph;
 pub use ipc::IpcHandle;
 pub use module::{Function, Module};

@@ -214,8 +214,8 @@ impl CopyQueue {
             self.issue();
         }
         let event = self.next_event;
-        // SAFETY: event and stream live. The event has passed and is not waited for: the flushes in flight
-        // are at most as many as the events.
+        // SAFETY: event and stream live. The event has passed and is not waited for: fewer flushes are in
+        // flight than there are events, and each of them has an event of its own.
         let recorded = unsafe { (context.library.record_event)(self.events[event], self.stream.raw()) };
         // Until the event is recorded, later copies are issued as well, and one event covers all of them.
         self.is_record_due = is_of_capture(recorded);

@@ -15,9 +15,9 @@ use cudarc::driver::sys::{
 use dataplane_memory::SlabLayout;
 
 use crate::Device;
+use crate::borrowed_memory::{self, BorrowError};
 use crate::error::CudaError;
 use crate::export;
-use crate::external_memory::{self, BorrowError};
 use crate::ipc::IpcHandle;
 use crate::library::code;
 use dataplane_memory::{DeviceError, DeviceMemory, DmaBuf, DmaBufError, DmaBufMapping};
@@ -106,7 +106,7 @@ impl DeviceSlab {
     /// 1. This device's primary context may use the bytes.
     /// 2. They stay mapped until the slab is dropped.
     pub unsafe fn borrow(device: &Device, address: u64, bytes: usize) -> Result<Self, BorrowError> {
-        external_memory::is_mapped(device.context(), address, bytes)?;
+        borrowed_memory::is_mapped(device.context(), address, bytes)?;
         let layout = SlabLayout { slot_bytes: bytes, slot_count: 1 };
         Ok(Self::over(device, address, layout, bytes, Origin::Adopted))
     }

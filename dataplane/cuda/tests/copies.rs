@@ -104,7 +104,7 @@ fn model(double: &Double, seed: u64, flushes: usize) {
     let (mut token, mut seen) = (0_u64, Vec::new());
     let pageable = double.get("pageable");
     for _ in 0..flushes {
-        // The slots that this flush writes, and the free ones.
+        // Slots that no copy of this flush reads or writes yet.
         let mut free: Vec<(usize, u32)> =
             (0..3).flat_map(|region| (0..SLOTS).map(move |slot| (region, slot))).collect();
         let before = expected.clone();

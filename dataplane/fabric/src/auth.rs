@@ -38,7 +38,7 @@ pub const SECRET_BYTES_MIN: usize = 32;
 pub const UNPROVED_HELP: &str = "Handshakes in which the peer did not prove that it holds this node's secret";
 
 const MAGIC: [u8; 8] = *b"KVSRAUTH";
-/// Format of the opening, which is the only part of it that may change.
+/// Format of the opening itself. The layout of an opening does not change under the same number.
 const FORMAT: u8 = 2;
 const TRANSPORT_AT: usize = 9;
 const OLDEST_AT: usize = 10;

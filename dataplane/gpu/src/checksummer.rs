@@ -2,8 +2,8 @@
 //!
 //! An item of the checksum kernel is an address, so a range of a slot costs no more than a slot. All items of
 //! a launch have the same length, and either all or none have addresses that are multiples of 16. A flush
-//! therefore makes one batch per length and alignment. The plan for a length is arithmetic, so no plans are
-//! kept. A sum without a free batch waits here until a poll has freed one.
+//! therefore makes separate batches for each slab, length and alignment. The plan for a length is arithmetic,
+//! so no plans are kept. A sum without a free batch waits here until a poll has freed one.
 //!
 //! Slabs must be registered; slots of all other slabs are refused. Like the queue, allocates nothing after
 //! construction, except for the text of a failure.

@@ -48,8 +48,8 @@ impl LayoutKernels {
     /// Loads an image that was compiled elsewhere.
     ///
     /// # Safety
-    /// The image was made of [`SOURCE`] of this very version: the memory that its kernels access is not
-    /// checked.
+    /// The image was made of [`SOURCE`] of this very version: the parameters that its kernels take and the
+    /// memory that they access are not checked.
     pub unsafe fn load(device: &Device, image: &[u8]) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let module = Module::load(device, image)?;

@@ -67,7 +67,7 @@ impl RouteMemory {
         if planes == tensors as u64 { Ok(()) } else { Err(RouteError::Planes { slot: planes, tensors }) }
     }
 
-    /// Returns the largest alignment (a power of two) that all plane and slot addresses share.
+    /// Returns the largest power of two, at most 16, that divides all plane and slot addresses.
     fn alignment(&self) -> u64 {
         let stride = self.slots.layout().stride() as u64;
         let slots = alignment_of([self.slots.address(), stride]);

@@ -236,8 +236,8 @@ impl Lane {
         self.next = self.next.saturating_sub(1);
     }
 
-    /// Stops submitting copies. Ends all requests at once if no piece is in flight; else they end with the
-    /// connection.
+    /// Stops submitting copies. Ends all requests at once if no piece is in flight; otherwise the caller calls
+    /// [`Self::end`] once the pieces in flight have ended.
     pub(crate) fn give_up(&mut self, events: &mut VecDeque<Event>) {
         self.next = self.requests.len();
         if !self.requests.iter().any(|request| request.is_under_way()) {

@@ -19,7 +19,7 @@ pub enum SecretError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// The file is readable by other users.
+    /// The file's mode gives permissions to all users. Permissions of the group are allowed.
     #[error("transfer.secret_file = \"{0}\" can be read by everybody (chmod 600)")]
     Public(String),
     /// The secret is too short.

@@ -323,7 +323,8 @@ fn another_users_process_is_refused_unless_admitted() {
         let accepted = events.iter().any(|event| matches!(event, Event::Accepted { .. }));
         assert_eq!(accepted, !same_user_only, "{events:?}");
         assert_eq!(said.contains("Connected"), !same_user_only, "{said}");
-        // The node refuses the foreigner's first connection, which sends nothing.
+        // The foreigner itself gives up its first connection, because the listener is of another user, and
+        // sends nothing on it.
         assert_eq!(counter(&b, "other_users_refused") >= 1, same_user_only);
     }
 }

@@ -33,7 +33,8 @@ pub struct TcpConfig {
     /// Size of the kernel's receive buffer of a connection, in bytes. 0: the kernel adapts it, except for
     /// peers on this host, which get small buffers. At most 1 GiB.
     pub receive_buffer_bytes: usize,
-    /// Smallest payload, in bytes, that is sent without a copy while the kernel supports it. `None`: none is.
+    /// Smallest payload, in bytes, that is sent without a copy, on a connection whose zero-copy sends the kernel
+    /// has not copied so far. `None`: none is.
     pub zero_copy_from: Option<usize>,
     /// The secret that all peers share. A peer with another secret is refused by both sides.
     pub key: SharedKey,

@@ -40,7 +40,8 @@ pub struct TcpCounters {
     pub accept_pauses: Counter,
     /// Accepted connections that were closed: no handshake in time, an invalid one, or no room.
     pub refused_handshakes: Counter,
-    /// Of the refused connections, those whose handshake or whose siblings did not arrive in time.
+    /// Connections of either side whose handshake did not complete in time, and accepted sessions whose other
+    /// connections did not arrive in time.
     pub handshake_timeouts: Counter,
     /// Handshakes, of either side, in which the peer did not prove that it holds this node's secret.
     pub unproved_handshakes: Counter,

@@ -95,7 +95,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Gives up zero-copy sends. Returns whether a failed send may be retried with a copy.
+    /// Gives up zero-copy sends if the failed send was one. Returns whether it was, so that it may be retried
+    /// with a copy.
     pub(crate) fn give_up_zero_copy(&mut self) -> bool {
         let was_zero_copy = self.sending_zero_copy.is_some();
         if was_zero_copy {

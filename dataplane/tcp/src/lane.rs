@@ -96,8 +96,8 @@ impl Lane {
         self.reads = reads;
         self.serving = VecDeque::with_capacity(serving_max);
         self.serving_max = serving_max;
-        // At the bound every connection of the lane stops making frames of responses, each after at most
-        // `SERVED_FRAMES_MAX` more.
+        // At the bound every connection of the lane stops making frames of responses; each may still have
+        // `SERVED_FRAMES_MAX` queued, which are added when they are sent.
         self.verified = VecDeque::with_capacity(VERIFIED_MAX + CONNECTIONS_MAX * SERVED_FRAMES_MAX);
         self.conflicts = (self.connection_count > 1).then(Conflicts::new);
         self.splits = vec![Split::default(); splits].into_boxed_slice();

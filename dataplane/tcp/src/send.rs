@@ -200,7 +200,8 @@ impl Sender {
         count > 0
     }
 
-    /// Whether nothing is queued or in flight.
+    /// Whether nothing waits to be sent and no send is in flight. Frames may still wait for notifications and
+    /// acknowledgements.
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_sending && self.is_batch_sent() && self.sent == self.frames.len() && self.to_report == 0
     }

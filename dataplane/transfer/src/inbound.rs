@@ -307,7 +307,7 @@ impl Inbound {
                     }
                     let slot = &self.slots[block];
                     if first_layer + layers == self.layers {
-                        // The sender has nothing left to write: where the fabric checks grants, no write
+                        // The sender has nothing left to write: if the fabric checks generations, no write
                         // that begins later can change the bytes that are verified now; one that began
                         // earlier is a stray.
                         self.grants[block] = None;

@@ -380,7 +380,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Releases the state of an outbound transfer that was removed from the table.
     fn forget_outbound(&mut self, transfer: TransferId, lease: &Lease<Option<PeerId>, Outbound>) {
         self.active.remove(&transfer);
-        self.cancel_sums(lease.held.number);
+        self.drop_waiting_sums(lease.held.number);
         if let Some(peer) = lease.owner.and_then(|peer| self.peers.get_mut(&peer)) {
             peer.blocks_reserved -= lease.held.blocks_reserved();
         }

@@ -51,7 +51,7 @@ use crate::shard::PieceLayout;
 use copies::{Copies, Purpose};
 use incoming::Incoming;
 use outgoing::Outgoing;
-use slot_allotment::Lent;
+use slot_allotment::SlotAllotment;
 
 /// Bounds of a [`Staging`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +87,8 @@ pub struct Staging<C> {
     /// The outgoing transfers with work to do. A round costs nothing for a transfer that no peer has reserved.
     active: BTreeSet<TransferId>,
     incoming: BTreeMap<TransferId, Incoming>,
-    lent_inbound: Lent,
-    lent_outbound: Lent,
+    lent_inbound: SlotAllotment,
+    lent_outbound: SlotAllotment,
     /// The outgoing transfer that is served first in the next round.
     turn: TransferId,
     /// Notices of commands that were refused before they reached the node.
@@ -121,8 +121,8 @@ impl<C: Copier> Staging<C> {
             outgoing: BTreeMap::new(),
             active: BTreeSet::new(),
             incoming: BTreeMap::new(),
-            lent_inbound: Lent::new(limits.inbound_slots_max.min(slots)),
-            lent_outbound: Lent::new(outbound),
+            lent_inbound: SlotAllotment::new(limits.inbound_slots_max.min(slots)),
+            lent_outbound: SlotAllotment::new(outbound),
             turn: 0,
             refused: Vec::new(),
             done: Vec::with_capacity(limits.copies_max),

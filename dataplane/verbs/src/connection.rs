@@ -3,7 +3,7 @@
 //! ```text
 //! initiator: Greeting ─(Make)─▶ hello sent ── peer's hello ──▶ Preparing ─(Connect)─▶ Readying ─▶ Established
 //! acceptor:  peer's hello ──▶ Preparing ─(MakeConnected)─▶ hello sent, Readying ─▶ Established
-//! any of them ── begin_end ─(Stop)─▶ Draining ── drained, or too late ─(Destroy)─▶ Destroying ─▶ removed
+//! any of them ── start_teardown ─(Stop)─▶ Draining ── drained, or too late ─(Destroy)─▶ Destroying ─▶ removed
 //! ```
 //!
 //! In parentheses: the [`Command`](crate::commands::Command) that is in flight meanwhile. The end of a

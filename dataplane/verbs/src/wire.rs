@@ -247,7 +247,7 @@ fn decode_hello(frame: &[u8; HANDSHAKE_BYTES]) -> Result<Hello, &'static str> {
 pub(crate) struct Segment {
     /// Whether a piece of a message follows; otherwise the header only returns credits.
     pub(crate) carries_message: bool,
-    /// Receives of the peer that the sender returns.
+    /// Receives of the sender that are posted again, so that the peer may use them up again.
     pub(crate) credits: u16,
     /// Number of the piece on its lane, wrapping.
     pub(crate) number: u32,

@@ -32,7 +32,7 @@ fn accepting_pauses_when_descriptors_run_out() {
     setrlimit(Resource::Nofile, before).expect("the old limit");
     assert!((1..=6).contains(&pauses), "{pauses} attempts in 350 ms");
     two.until("the callers are served and, as they say nothing, dropped", |two| {
-        // The other connection is the peer's.
+        // The remaining connection is the peer's.
         two.b.metrics().handshakes_failed == callers.len() as u64 && two.b.connection_count() == 1
     });
     // While the listener pauses, it does not wake a sleeping thread.

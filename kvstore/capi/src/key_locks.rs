@@ -20,7 +20,7 @@ pub(crate) struct KeyLocks {
 /// The right to change a block. Dropping it releases the block.
 #[derive(Debug)]
 pub(crate) struct KeyLock<'a> {
-    turns: &'a KeyLocks,
+    key_locks: &'a KeyLocks,
     identity: Identity,
 }
 
@@ -31,13 +31,13 @@ impl KeyLocks {
         while !busy.insert(*identity) {
             busy = self.ended.wait(busy).unwrap_or_else(PoisonError::into_inner);
         }
-        KeyLock { turns: self, identity: *identity }
+        KeyLock { key_locks: self, identity: *identity }
     }
 
-    /// As [`Self::take`], without waiting: a thread that holds a turn must not wait for another, or two threads
-    /// could wait for each other.
+    /// As [`Self::take`], without waiting: a thread that holds a [`KeyLock`] must not wait for another, or two
+    /// threads could wait for each other.
     pub(crate) fn try_take(&self, identity: &Identity) -> Option<KeyLock<'_>> {
-        self.busy().insert(*identity).then(|| KeyLock { turns: self, identity: *identity })
+        self.busy().insert(*identity).then(|| KeyLock { key_locks: self, identity: *identity })
     }
 
     fn busy(&self) -> MutexGuard<'_, HashSet<Identity>> {
@@ -48,7 +48,7 @@ impl KeyLocks {
 
 impl Drop for KeyLock<'_> {
     fn drop(&mut self) {
-        self.turns.busy().remove(&self.identity);
-        self.turns.ended.notify_all();
+        self.key_locks.busy().remove(&self.identity);
+        self.key_locks.ended.notify_all();
     }
 }

@@ -5,7 +5,7 @@
 //! `transfer` moves blocks between them and the store, in pieces; `queue` runs all of that on its own threads,
 //! because an engine's loop must not block; `handles` finds the store of a handle; `config` reads a
 //! configuration, `memory` reads the memory limit, and `compose` builds a store; `store` is the product's store
-//! as a [`Backend`], with `held` for blocks that are read, `format` for a block in its slot and `turns` for
+//! as a [`Backend`], with `held` for blocks that are read, `format` for a block in its slot and `key_locks` for
 //! changes of one block; `fetch` loads blocks from other nodes; `events` reports blocks that the tiers gain and
 //! lose; `device` is for tensors in CUDA memory; `handoff` sends blocks of tensors to another process and
 //! receives them; `interface` has the functions that C calls, with plans, which are the store's own, in its

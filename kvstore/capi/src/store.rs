@@ -32,7 +32,7 @@ pub(crate) struct StoreBackend {
     store: Store,
     payload_bytes_max: usize,
     slot_bytes: u64,
-    turns: KeyLocks,
+    key_locks: KeyLocks,
     counters: Counters,
 }
 
@@ -70,7 +70,7 @@ impl StoreBackend {
             store,
             payload_bytes_max,
             slot_bytes,
-            turns: KeyLocks::default(),
+            key_locks: KeyLocks::default(),
             counters: Counters::default(),
         }
     }
@@ -177,7 +177,7 @@ impl StoreBackend {
     /// intact on the disk, where the next reader finds it. Intact bytes that are not a block of this library
     /// are removed from all tiers.
     pub(crate) fn discard_block(&self, identity: &Identity) -> Result<(), BackendError> {
-        let _turn = self.turns.take(identity);
+        let _turn = self.key_locks.take(identity);
         let held = self.hold("get", vec![BlockIdentity(*identity)], Instant::now() + READ_MAX)?;
         // When too many requests are in flight, the block stays and the next reader finds the damage.
         let condition = held.as_ref().and_then(|held| held.first()).map(Condition::of);
@@ -235,7 +235,7 @@ impl StoreBackend {
     }
 
     /// Copies a block into memory and hands it to the store. Without a free slot, `needs_slot` selects between
-    /// [`BegunPut::NoSlot`] and a second copy. The caller holds the block's turn.
+    /// [`BegunPut::NoSlot`] and a second copy. The caller holds the block's [`KeyLock`].
     fn begin_put(
         &self,
         identity: &Identity,
@@ -367,7 +367,7 @@ impl Backend for StoreBackend {
         payload: &Source,
     ) -> Result<PutOutcome, BackendError> {
         self.check_size(meta, payload)?;
-        let turn = self.turns.take(identity);
+        let turn = self.key_locks.take(identity);
         match self.begin_put(identity, place, (meta, payload), false)? {
             BegunPut::Over(outcome) => Ok(outcome),
             BegunPut::UnderWay(is_stored) => self.end_put(turn, &is_stored),
@@ -378,11 +378,11 @@ impl Backend for StoreBackend {
     fn put_all(&self, blocks: &[NewBlock]) -> Result<usize, BackendError> {
         let (mut stored, mut under_way, mut failure) = (0, Vec::with_capacity(blocks.len()), None);
         for NewBlock { identity, place, payload } in blocks {
-            let turn = match self.turns.try_take(identity) {
+            let turn = match self.key_locks.try_take(identity) {
                 Some(turn) => turn,
                 None => {
                     stored += self.end_puts(&mut under_way)?;
-                    self.turns.take(identity)
+                    self.key_locks.take(identity)
                 }
             };
             let meta = Source::nothing();
@@ -409,7 +409,7 @@ impl Backend for StoreBackend {
     }
 
     fn delete(&self, identity: &Identity) -> Result<bool, BackendError> {
-        let _turn = self.turns.take(identity);
+        let _turn = self.key_locks.take(identity);
         let was_there = self.is_there(identity);
         // A block that is moving between tiers is not found by the look-up, but is deleted too.
         self.store.forget(vec![BlockIdentity(*identity)]);

@@ -124,7 +124,7 @@ impl Catalog {
         Ok(Self { shared, anchors })
     }
 
-    /// Bytes that a slot costs: record 64, node 40, index 12.8, and the policy's share.
+    /// Bytes that a slot costs: record 64, node 48, index 12.8, and the policy's share.
     #[must_use]
     pub fn bytes_per_slot(policy: PolicyKind) -> usize {
         size_of::<Record>() + size_of::<Node>() + 13 + policy::bytes_per_slot(policy)

@@ -19,7 +19,7 @@ const DAY_S: u64 = 86_400;
 /// Bytes that the device was made to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes since the store was formatted.
+    /// Bytes since the areas were first formatted: formatting them again keeps the count.
     pub total_bytes: u64,
     /// The latest day with a write, in days since 1970.
     pub day: u32,

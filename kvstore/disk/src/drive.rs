@@ -1,8 +1,8 @@
 //! The work of `poll`: submit requests, collect completions, verify, write tables, check timeouts.
 //!
 //! Bounded: [`COMPLETIONS_PER_POLL`] completions, `checksum_bytes_per_poll` bytes of checksums,
-//! `table_writes_max` table pages, one TRIM. A payload of several MiB is verified over several polls, between
-//! which other operations complete.
+//! `table_writes_max` table pages. A payload of several MiB is verified over several polls, between which
+//! other operations complete.
 
 use std::time::Instant;
 

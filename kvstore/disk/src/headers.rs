@@ -168,8 +168,8 @@ impl Headers {
         None
     }
 
-    /// Writes only the headers that are missing or differ; returns the number of copies written. A copy that
-    /// the medium refuses stays lost: the other copy serves.
+    /// Writes only the headers that are missing or differ; returns the number of these copies. A copy that
+    /// the medium refuses counts too, and stays lost: the other copy serves.
     pub(crate) fn restore(
         &self,
         engine: &mut dyn IoEngine,

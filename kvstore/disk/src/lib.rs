@@ -7,19 +7,14 @@
 //! * [`mod@format`]: the bytes on the disk.
 //!
 //! Invariants: a read is `Verified` only if its bytes have the checksum of the record, so torn, lost,
-//! misdirected,
-//! stale and rotten bytes are misses, and so are bytes that were damaged in memory before they were written; a
-//! record
-//! counts only in its own place (its CRC begins with store, segment and slot) and is written after its payload;
-//! the
-//! newest whole copy of a table page is never written over; no contents of the disk can make this crate panic
-//! or
-//! allocate more than the areas' size implies.
+//! misdirected, stale and rotten bytes are misses, and so are bytes that were damaged in memory before they
+//! were written; a record counts only in its own place (its CRC begins with store, segment and slot) and is
+//! written after its payload; the newest whole copy of a table page is never written over; no contents of the
+//! disk can make this crate panic or allocate more than the areas' size implies.
 //!
 //! A read is one request of the payload rounded up to 4 KiB: the record is in memory, so a block costs what the
 //! same request costs `fio`. A record header in front of each payload would also have served recovery, but
-//! makes
-//! every read 4 KiB longer: twice the bytes for a block of 4 KiB.
+//! makes every read 4 KiB longer: twice the bytes for a block of 4 KiB.
 
 #![forbid(unsafe_code)]
 

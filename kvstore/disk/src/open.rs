@@ -50,7 +50,7 @@ pub struct Recovered {
 /// Result of opening a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Whether the areas held no store and were formatted.
+    /// Whether the areas were formatted: they held no store, or one that `reformat` discarded.
     pub is_formatted: bool,
     /// Bytes of tables that were read.
     pub table_bytes: u64,

@@ -204,8 +204,9 @@ impl Tables {
         Some((number, copy, segment.layout.table_offset(copy, number.page)))
     }
 
-    /// Records the end of a page's write. A failed write is repeated up to [`ATTEMPTS_MAX`] times, unless the
-    /// device failed: the page then stays dirty. Returns whether the page was given up.
+    /// Records the end of a page's write. A page without further changes is given up after [`ATTEMPTS_MAX`]
+    /// failed writes, the first one included; until then, and when the device failed, it stays dirty. Returns
+    /// whether the page was given up.
     pub(crate) fn end_write(
         &mut self,
         number: PageNumber,

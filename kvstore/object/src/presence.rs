@@ -20,7 +20,7 @@ const ENTRY_BYTES: u64 = 160;
 pub(crate) enum Presence {
     Present(StoredRun),
     Absent,
-    /// Damaged: neither requested nor overwritten.
+    /// Damaged: not requested; a put deletes the object before it stores another, or is refused.
     Avoided,
 }
 

@@ -255,7 +255,8 @@ impl<F: Fabric> RemotePool<F> {
         self.nodes.values().any(Node::has_backlog)
     }
 
-    /// Whether the client is idle: no operation, no request, no transfer, no lease.
+    /// Whether the client is idle: no operation, no request, no transfer, no copy that waits. Leases that
+    /// [`RemotePool::map`] took over are not counted.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty()

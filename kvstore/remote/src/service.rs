@@ -1,6 +1,6 @@
 //! The thread that runs a pool node: when idle it polls for a short time, then sleeps on the fabric's
 //! descriptors until an event arrives, the blocks' bell rings or a lease expires ([`dataplane_fabric::wait`]).
-//! Only messages that did not fit into a client's queue need a timer: they are tried again after
+//! The only fixed interval is for messages that did not fit into a client's queue: they are tried again after
 //! [`RETRY_FULL_AFTER`].
 
 use std::sync::Arc;

@@ -28,7 +28,7 @@ impl Sketch {
     /// Counts one use; returns the count, this one included.
     pub(crate) fn count(&mut self, group: &BlockIdentity, now: Instant) -> u8 {
         if now >= self.window_end {
-            // Counts older than two windows are dropped.
+            // A whole window has passed without a use after the last one ended: all counts are dropped.
             let shift = if now >= self.window_end + self.window { 8 } else { 1 };
             self.counters.iter_mut().for_each(|counter| *counter = counter.checked_shr(shift).unwrap_or(0));
             self.window_end = now + self.window;

@@ -57,7 +57,7 @@ pub(crate) enum Grant {
     Slot { slot: u32, generation: u32 },
     /// The node has the block.
     Present,
-    /// Another client is writing the block.
+    /// The block is being written or verified already, for this client or another one.
     Pending,
     /// No slot is free, and none can be freed.
     Full,

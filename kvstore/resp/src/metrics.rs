@@ -23,7 +23,8 @@ pub struct RespCounters {
     pub hits: AtomicU64,
     /// Keys read that did not exist.
     pub misses: AtomicU64,
-    /// Values refused because the store had no room or bandwidth for them at the time.
+    /// Commands answered with `TRYAGAIN`: the store had no room or bandwidth for a value, or the budget for
+    /// received bytes had none in time.
     pub throttled: AtomicU64,
     /// Bytes received.
     pub bytes_received: AtomicU64,

@@ -18,8 +18,8 @@ use crate::tiers::{Arrival, Origin};
 /// New blocks that wait to be copied into host memory.
 pub(crate) struct Offloads {
     pub(crate) incoming: Receiver<NewBlock>,
-    /// Blocks that wait for a slot of host memory: every slot is in use, and operations in flight will free
-    /// some.
+    /// Blocks that wait for a slot of host memory, within their tenant's quota, or for room in the device's
+    /// copier: operations in flight will free some.
     held: VecDeque<NewBlock>,
 }
 
@@ -28,7 +28,7 @@ impl Offloads {
         Self { incoming, held: VecDeque::new() }
     }
 
-    /// Whether a block waits for a slot of host memory.
+    /// Whether a block waits for a slot of host memory or for room in the device's copier.
     pub(crate) fn wait_for_room(&self) -> bool {
         !self.held.is_empty()
     }

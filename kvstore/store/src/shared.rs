@@ -28,9 +28,9 @@ const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// Divisor of the time that prompts take to compute: the part that look-ups in the tiers of other nodes may
 /// take although they are not expected to pay. The contents of those tiers may have changed.
 const CURIOSITY: f64 = 32.0;
-/// Assumed part of the look-ups in other nodes' tiers that find blocks, before any is measured.
+/// Assumed part of the searches in other nodes' tiers that find blocks, before any is measured.
 const FAR_HIT_GUESS: f64 = 0.5;
-/// Weight of the latest answer in the moving average `far_hit`.
+/// Weight of the latest search in the moving average `far_hit`.
 const LAST: f64 = 0.1;
 /// The part of host memory that one probe may fill, as a divisor.
 const PROBE_SHARE: u64 = 16;
@@ -120,7 +120,7 @@ struct Estimates {
     previous: Choice,
     /// Scratch of `plan`.
     held: Vec<TierSet>,
-    /// Part of the recent look-ups in other nodes' tiers that found blocks, as a moving average.
+    /// Part of the recent searches in other nodes' tiers that found blocks, as a moving average.
     far_hit: f64,
     /// Seconds that look-ups may take although they are not expected to pay.
     curiosity_s: f64,
@@ -417,7 +417,7 @@ impl Shared {
     }
 
     /// Records that a node of the tier can be reached again. The speed learnt while it could not be reached,
-    /// and the part of look-ups that found blocks, would keep requests from asking.
+    /// and the part of searches that found blocks, would keep requests from asking.
     pub(crate) fn observe_reached(&self, tier: Tier) {
         let mut estimates = self.estimates();
         if estimates.speeds.forget_slowness(tier) {

@@ -151,7 +151,7 @@ impl Store {
         plan
     }
 
-    /// Reports that a prompt has come. Together with [`Store::conversation_idle`] this teaches when conversations
+    /// Reports that a prompt has come. Together with [`Store::mark_conversation_idle`] this teaches when conversations
     /// continue, so that their blocks can be fetched ahead; without prefetch it does nothing.
     pub fn came(&self, chain: &[BlockIdentity]) {
         // A dropped hint costs nothing but a measurement.
@@ -161,7 +161,7 @@ impl Store {
     }
 
     /// Reports that the conversation with these blocks is idle: it waits for its user.
-    pub fn conversation_idle(&self, chain: &[BlockIdentity]) {
+    pub fn mark_conversation_idle(&self, chain: &[BlockIdentity]) {
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::WentIdle(chain.to_vec()));
         }

@@ -116,7 +116,7 @@ pub struct Upstream {
     idle: Box<[OnceLock<ArrayQueue<Idle>>]>,
 }
 
-/// Largest number of threads with connections of their own; further threads use the shared ones.
+/// Number of connection sets: the shared one, and one for each thread that has its own. Further threads use the shared one.
 const OWNERS_MAX: usize = 64;
 
 thread_local! {
@@ -213,7 +213,7 @@ impl Upstream {
             for _ in 0..idle.len() {
                 let Some(oldest) = idle.pop() else { break };
                 if oldest.since.elapsed() <= IDLE_FOR {
-                    // The oldest come first, except connections that are in use meanwhile.
+                    // The oldest come first, except those that an earlier sweep has put back.
                     let _closed = idle.push(oldest);
                     break;
                 }

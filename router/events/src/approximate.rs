@@ -1,4 +1,4 @@
-//! An index entry for engines that publish no events: routed prompts are assumed to stay cached for a time.
+//! Tracker for engines that publish no events: routed prompts are assumed to stay cached for a time.
 //!
 //! Index and policy are the same as with events. Each routed block lives for a time from its last use, and a worker has room
 //! for a number of blocks; the least recently used go first, the end of a chain before its beginning.

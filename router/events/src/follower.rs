@@ -23,7 +23,7 @@ const RECENT_MAX: usize = 4096;
 /// Next action for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing: the message is applied.
+    /// Nothing: the message is applied, or was seen before.
     Done,
     /// Request a replay from a number on, pass it to [`Follower::replayed`], and then the same message to
     /// [`Follower::after_replay`].

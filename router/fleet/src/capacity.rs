@@ -22,7 +22,7 @@ use router_engines::dialect::EngineLoad;
 const QUEUE_SHARE: u32 = 8;
 /// The limit is lowered by one in this number at a time, and raised by as much.
 const STEP_SHARE: u32 = 4;
-/// Share of the KV pool from which on an engine gets no further request. Blocks that are only cached are not counted.
+/// Share of the KV pool from which on an engine gets one further request a report. Blocks that are only cached are not counted.
 const KV_USAGE_FULL: f64 = 0.97;
 /// The least limit, and the least step upwards.
 const LIMIT_MIN: u32 = 4;

@@ -2,7 +2,7 @@
 //! and which of them gets a request.
 //!
 //! Reading order: `spec` (the roster that is wanted), `changes` (what administrators want, agreed on among gateways),
-//! `fleet` (making itself equal to the roster), `pool` (a model and its workers), `agreement` (which model that is),
+//! `fleet` (making itself equal to the roster), `pool` (a model and its workers), `served_model` (which model that is),
 //! `state` and `worker` (one of them), `join` (its runs in the index), `health` and `report` (asking it), `sleep` (putting it to sleep and waking it), `capacity`, `load`
 //! and `breaker` (what it can take, does, and fails), `stores` (that workers share), `peers` (other gateways), `snapshots` (a warm start), `route` and
 //! `booking` (who gets a request), `decisions` (what was decided), `routed` and `poll` (workers without events, and with

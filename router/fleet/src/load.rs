@@ -1,8 +1,8 @@
 //! Outstanding work and learned speed of a worker, as far as this gateway and its peers know.
 //!
 //! Counters are plain atomics: a decision reads them without lock, and books its choice in them before the next
-//! decision is made. Learned speeds are copied into atomics too; the learner itself is behind a lock that only first
-//! tokens take, and a first token that finds it taken is not learned from.
+//! decision is made. Learned speeds are copied into atomics too; the pool's learner itself is behind a lock that only
+//! first tokens take. A first token that finds it taken changes only the factor of its rank.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};

@@ -225,7 +225,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
             confirmed.extend(versions);
         }
         if number != peer_run {
-            // The peer has restarted and has no state.
+            // The peer has restarted or did not answer: it may have no state.
             peer_run = number;
             confirmed.clear();
             looked = None;
@@ -233,7 +233,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
         known = match (number, known) {
             (Some(number), _) if is_news => Some((number, changes)),
             (Some(number), Some((before, known))) if number == before => Some((before, known)),
-            // The peer has restarted and has no state.
+            // The peer has restarted or did not answer: it may have no state.
             _ => None,
         };
         if !is_sent && !std::mem::replace(&mut complained, true) {

@@ -12,7 +12,7 @@ use router_events::approximate::ApproximateTracker;
 use router_radix::Index;
 use tokio::sync::Notify;
 
-/// Capacity of the queue. Further prompts are dropped, which costs a cache hit at most.
+/// Capacity of the queue. Further prompts are dropped, which may cost cache hits.
 const WAITING_MAX: usize = 1024;
 /// Prompts that arrive within this time are recorded together.
 const TOGETHER: Duration = Duration::from_millis(5);

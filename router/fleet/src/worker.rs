@@ -85,7 +85,7 @@ impl WorkerRun {
     #[must_use]
     #[inline]
     pub fn shared_stores(&self) -> Option<Member> {
-        // Relaxed: a reader that misses a change is ordered before it.
+        // Relaxed: a reader that misses a change decides as if it had come before it.
         let number = self.shared_stores.load(Ordering::Relaxed) as usize;
         number.checked_sub(1).and_then(Member::from_index)
     }

@@ -524,7 +524,7 @@ impl Access {
         Some(salter.salt(tenant, own).as_str().to_owned())
     }
 
-    /// Fetches the identity provider's keys if a fetch is due.
+    /// Fetches the identity provider's keys if a fetch is wanted or due, and allowed now.
     async fn fetch_keys(&self, is_wanted: bool) {
         let (Some(tokens), Some(config)) = (&self.tokens, &self.config.tokens) else { return };
         if config.file().is_some() || !(is_wanted || self.refresh.is_due(self.now())) {
@@ -556,7 +556,8 @@ impl Access {
         }
     }
 
-    /// Reads files that have changed. An invalid file is logged; the previous one stays in use.
+    /// Reads the keys file and the file of token keys again. An invalid file is logged; its previous contents
+    /// stay in use.
     fn reload(&self) {
         if let (Some(keys), Some(file)) = (&self.keys, &self.config.keys_file) {
             // A file without a key is still being written.

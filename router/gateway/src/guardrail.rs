@@ -44,7 +44,7 @@ const HELD_BYTES_MAX: usize = 16 << 20;
 /// read up to 8 MiB.
 const TEXT_BYTES_MAX: usize = 2 << 20;
 
-/// Replacement of each checked text that the guardrail changed.
+/// Every checked text of a request, with the text that takes its place (the same where the guardrail did not change it).
 pub(crate) type Replaced = HashMap<String, String>;
 
 /// Settings of the service.
@@ -173,7 +173,8 @@ impl Guardrail {
         Self { client: EngineClient::over(&upstream), config }
     }
 
-    /// Checks a request; returns the body for engines, and the texts that were replaced.
+    /// Checks a request; returns the body for engines, and the replacement of every checked text; `None` when the
+    /// guardrail replaced nothing.
     pub(crate) async fn request(
         &self,
         context: &RequestContext,

@@ -176,7 +176,7 @@ impl Models {
         self.all.iter().find(|model| model.pool.name == name)
     }
 
-    /// Returns the names that requests may ask for, each once: splits, models and aliases, adapters.
+    /// Returns the names that requests may ask for, each once: models and aliases, splits, adapters.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         let mut add = |name: &str| {

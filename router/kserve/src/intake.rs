@@ -145,7 +145,7 @@ impl<B> Intake<B> {
         Ok(())
     }
 
-    /// Passes on the received bytes, which are a whole message.
+    /// Passes on the received bytes as a message: a whole one, or what there is at the end of the call.
     fn emit_message(&mut self) {
         self.whole.push_back(self.coming.split().freeze());
         // The buffer's memory moves with the message.

@@ -4,6 +4,8 @@
 //! template itself ends with the opening tag, the output begins inside the reasoning. Text is returned as written: like vLLM's
 //! parsers, this one keeps the newlines beside the tags. Source: the models' chat templates, Magistral-Small-2507's model card,
 //! and vLLM's documentation of reasoning outputs.
+//!
+//! After the closing tag everything is content: a tag that an answer quotes is no reasoning.
 
 use std::borrow::Cow;
 

@@ -236,7 +236,7 @@ where
 
     let upload = (!is_complete).then_some(sender);
     let (handed_over, end) = match receive(&mut incoming, answer.as_mut(), &mut handed_over, upload).await? {
-        Received::ProxyRequest(handed_over, end) => (handed_over, end),
+        Received::HandedOver(handed_over, end) => (handed_over, end),
         Received::Answered(response) => return send_immediately(&out, response).await,
         Received::WithoutEnd => {
             return refuse(&out, StatusCode::REQUEST_TIMEOUT, "the body has no end").await;
@@ -274,7 +274,7 @@ where
 /// Result of receiving a request.
 enum Received {
     /// The gateway handed the request over for sending; its body ended like this.
-    ProxyRequest(Box<ProxyRequest>, End),
+    HandedOver(Box<ProxyRequest>, End),
     /// The gateway answered without an engine.
     Answered(Response),
     /// Handed over, but the body's end is missing after all announced bytes.
@@ -301,7 +301,7 @@ where
     loop {
         if let (Some(_), Some(end)) = (&handed_over, end) {
             return Ok(
-                handed_over.map_or(Received::Closed, |handed_over| Received::ProxyRequest(handed_over, end))
+                handed_over.map_or(Received::Closed, |handed_over| Received::HandedOver(handed_over, end))
             );
         }
         if end.is_some() && !feed.is_waiting() {

@@ -2,15 +2,15 @@
 //! request.
 //!
 //! The picker is another way into a gateway, not another gateway. A request becomes an HTTP request for the gateway's own
-//! routes, with a [`Handover`](router_engines::handover::ProxyHandover) among its extensions. Keys, limits, tokens, routing and errors
+//! routes, with a [`ProxyHandover`](router_engines::handover::ProxyHandover) among its extensions. Keys, limits, tokens, routing and errors
 //! are those of any request. Where the gateway would send it to an engine, the proxy sends it; where the gateway would read the
 //! engine's answer, the proxy shows it. A prefill leg is sent by the gateway itself, so prefill and decode workers need no
 //! sidecar.
 //!
 //! ```text
 //!  Envoy                         picker                              gateway
-//!  request headers, body  ──▶  Request + Handover          ──▶  identify … choose a worker
-//!  ◀── destination, body       HandedOver                  ◀──  instead of sending
+//!  request headers, body  ──▶  Request + ProxyHandover     ──▶  identify … choose a worker
+//!  ◀── destination, body       ProxyRequest                ◀──  instead of sending
 //!  response headers, body ──▶  ReplyBody                   ──▶  count, translate, detokenise
 //!  ◀── headers, body           Response                    ◀──  answer
 //! ```

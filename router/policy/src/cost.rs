@@ -10,13 +10,13 @@ pub struct Cost {
     pub total: f64,
     /// Work queued at the worker.
     pub queue: f64,
-    /// Tokens of the request that must be computed.
+    /// Computing the tokens of the request that are not cached.
     pub prefill: f64,
     /// Loading blocks from lower tiers.
     pub onboard: f64,
     /// Moving blocks to the decode worker.
     pub transfer: f64,
-    /// Requests that are decoding at the worker.
+    /// Share of the requests that are decoding at the worker.
     pub decode: f64,
 }
 

@@ -139,7 +139,7 @@ const SOLVED_EVERY: u64 = 4;
 /// Learner of a fleet's [`Speed`].
 #[derive(Debug, Clone)]
 pub struct Learner {
-    /// Regression over scaled features, weighted by the time.
+    /// Regression over scaled features, weighted by the inverse of the time.
     regression: LeastSquares<FEATURES>,
     weights: [f64; FEATURES],
     /// First guess of the cost of a block from a lower tier.

@@ -23,7 +23,7 @@ pub enum Tier {
     Host = 1,
     /// A local disk.
     Disk = 2,
-    /// Memory of other nodes.
+    /// Any slower place: stores on other nodes, objects, media that are not known.
     Remote = 3,
 }
 

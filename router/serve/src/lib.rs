@@ -1,7 +1,7 @@
 //! The accept loop of all servers: HTTP/1.1 and HTTP/2 (over TLS, or with prior knowledge) on one port.
 //!
 //! Limits: the number of connections, the time until a connection's first request, the size of a head, and the time for which
-//! an answer over HTTP/2 waits for a client that does not read on ([`ReadTimeoutBody`]). A shutdown finishes requests in flight.
+//! an answer over HTTP/2 waits for a client that does not read on ([`UnreadBody`]). A shutdown finishes requests in flight.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub use unread::ReadTimeoutBody;
+pub use unread::UnreadBody;
 use version::begin;
 
 /// Largest head of a request; a longer one is answered with 431.
@@ -183,7 +183,7 @@ impl<A: Clone + Send + Sync + 'static> Service<Request<Incoming>> for Calls<A> {
             }
             // A stream's window may be closed while the socket takes bytes.
             let counted = |body| Body::new(Counted { body, _in_flight: in_flight });
-            Ok(answer.map(|body| Body::new(ReadTimeoutBody::new(counted(body), limit))))
+            Ok(answer.map(|body| Body::new(UnreadBody::new(counted(body), limit))))
         })
     }
 }

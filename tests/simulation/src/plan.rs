@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::answers::Surface;
 
-/// All steps of one run. The plan of a seed can be reduced to fewer steps and run again.
+/// Nodes, settings and steps of one run. The plan of a seed can be reduced to fewer steps and run again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,

@@ -1,6 +1,6 @@
 //! The reference engine: a decoder-only transformer on the CPU that behaves like a real engine.
 //!
-//! Runs, measures and tests the whole appliance without a GPU, with true attention over true KV blocks.
+//! With this engine the whole appliance can be run, measured and tested without a GPU, with true attention over true KV blocks.
 //! Correctness comes first: log-probabilities agree with vLLM and `transformers` on the same weights, and the output does not
 //! depend on how requests were batched, chunked, cached, moved or resumed, bit for bit. All comparisons rest on the last
 //! property, which holds because: each output row of every matrix product is summed in one fixed order whatever the batch,

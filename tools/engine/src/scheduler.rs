@@ -508,7 +508,7 @@ impl Scheduler {
         let known = &sequence.identities[..sequence.registered];
         self.blocks.catalog.touch(known);
         if let Some(store) = &self.blocks.store {
-            store.conversation_idle(known);
+            store.mark_conversation_idle(known);
             if !sequence.retain_for.is_zero() {
                 // The retention is a hint: the store counts requests that it does not accept.
                 let _full = store.retain(known, sequence.retain_for);

@@ -4,7 +4,7 @@
 //! all others become minus infinity. Its state is a function of schema and output, so a request that continues on another
 //! worker feeds its tokens so far to a new grammar and draws the same tokens.
 //!
-//! JSON is written on one line (`{"a": 1, "b": [2, 3]}`): where a grammar allows blanks, a model may write only blanks.
+//! JSON is written on one line (`{"a": 1, "b": [2, 3]}`): if a grammar allowed any blanks, a model could write blanks without end.
 //!
 //! Limits: `GRAMMARS_MAX` requests have a grammar at a time, `WAITING_MAX` wait for a place. A grammar has at most
 //! `GRAMMAR_SYMBOLS_MAX` symbols and `LEXER_STATES_MAX` states, which its choices share; one that would need more ends its

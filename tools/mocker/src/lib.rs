@@ -5,7 +5,7 @@
 //! with vLLM's rules; faults are armed by kind and drawn by seed. Tests and benchmarks start it in-process.
 //!
 //! * [`MockConfig`]: the configuration of a worker.
-//! * `voice`: outputs. `pool`: KV blocks and their events. `scheduler`: time.
+//! * `output_generator`: outputs. `pool`: KV blocks and their events. `scheduler`: time.
 //! * `worker`: the state of one worker, and the life of a request in it. `ticket`: the progress that its client waits on.
 //! * `lease`, `rooms`: hand-offs between workers of this process.
 //! * `events`, `sglang_events`: KV events on ZMQ.

@@ -205,7 +205,7 @@ impl Worker {
         }
         let Some((slots, verified)) = self.onboarded(request)? else { return Ok(()) };
         self.compare(&slots[..verified], chain);
-        self.rig.store.conversation_idle(chain);
+        self.rig.store.mark_conversation_idle(chain);
         add(&self.rig.tally.short, usize::from(verified < chain.len()));
         Ok(())
     }

@@ -33,7 +33,7 @@ impl<'a> Gateways<'a> {
     /// Creates the observer of `names`, which are resolved every `interval`.
     pub(super) fn new(names: &[String], credentials: &'a Credentials, interval: Duration) -> Result<Self> {
         let name = |text: &String| match text.strip_prefix("http://").unwrap_or(text) {
-            // An address or a URL with a scheme needs no resolution.
+            // An `https://` URL or an IP address needs no resolution.
             host if host.contains("://") => Name::Fixed(text.clone()),
             host if host.parse::<std::net::SocketAddr>().is_ok() => Name::Fixed(format!("http://{host}")),
             host => Name::Resolved(host.trim_end_matches('/').to_owned(), Vec::new()),

@@ -29,7 +29,7 @@ pub(super) fn disk(settings: &Settings) -> Finding {
     } else if tier.path.is_empty() {
         ("`disk_tier.path` is empty".to_owned(), "workers will not start".to_owned())
     } else {
-        let each: Vec<PathFinding> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
+        let each: Vec<DiskPathFinding> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
         let worst = each.iter().max_by_key(|of| of.severity).map(|of| of.consequence.clone());
         let found: Vec<String> = each.into_iter().map(|of| of.found).collect();
         (found.join("; "), worst.unwrap_or_default())
@@ -45,13 +45,13 @@ enum Severity {
 }
 
 /// Finding for one path of the disk tier.
-struct PathFinding {
+struct DiskPathFinding {
     found: String,
     consequence: String,
     severity: Severity,
 }
 
-impl PathFinding {
+impl DiskPathFinding {
     fn new(severity: Severity, found: String, consequence: impl Into<String>) -> Self {
         Self { found, consequence: consequence.into(), severity }
     }
@@ -61,7 +61,7 @@ impl PathFinding {
     }
 }
 
-fn of_path(settings: &Settings, path: &str) -> PathFinding {
+fn of_path(settings: &Settings, path: &str) -> DiskPathFinding {
     match settings.disk_tier.engine.as_str() {
         "nvme-user" | "spdk" => in_user_space(path),
         "nvme-passthrough" => character_device(path),
@@ -69,7 +69,7 @@ fn of_path(settings: &Settings, path: &str) -> PathFinding {
     }
 }
 
-fn in_user_space(address: &str) -> PathFinding {
+fn in_user_space(address: &str) -> DiskPathFinding {
     let driver = fs::read_link(format!("/sys/bus/pci/devices/{address}/driver"));
     let name = driver.ok().and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
     let (severity, consequence) = match name.as_deref() {
@@ -80,47 +80,51 @@ fn in_user_space(address: &str) -> PathFinding {
             "workers will not start: there is no such device, or no driver holds it".to_owned(),
         ),
     };
-    PathFinding::new(
+    DiskPathFinding::new(
         severity,
         format!("{address}, driver {}", name.as_deref().unwrap_or("none")),
         consequence,
     )
 }
 
-fn character_device(path: &str) -> PathFinding {
+fn character_device(path: &str) -> DiskPathFinding {
     match fs::metadata(path) {
         Ok(of) if of.file_type().is_char_device() => {
             let consequence = "NVMe commands go through the kernel's driver";
-            PathFinding::new(Severity::Fine, format!("{path}, a character device"), consequence)
+            DiskPathFinding::new(Severity::Fine, format!("{path}, a character device"), consequence)
         }
-        Ok(_) => PathFinding::new(
+        Ok(_) => DiskPathFinding::new(
             Severity::Fails,
             format!("{path} is no character device"),
             "workers will not start: name the namespace's `/dev/ngXnY`",
         ),
-        Err(error) => PathFinding::fails(format!("{path}: {error}")),
+        Err(error) => DiskPathFinding::fails(format!("{path}: {error}")),
     }
 }
 
-fn files(settings: &Settings, path: &Path) -> PathFinding {
+fn files(settings: &Settings, path: &Path) -> DiskPathFinding {
     if is_block_device(path) {
         if settings.disk_tier.path.0.len() > 1 {
             let consequence = "workers will not start: several paths must be folders";
-            return PathFinding::new(
+            return DiskPathFinding::new(
                 Severity::Fails,
                 format!("{}, a block device", path.display()),
                 consequence,
             );
         }
         let consequence = "one worker can have it; each further one needs a device of its own";
-        return PathFinding::new(Severity::Fine, format!("{}, a block device", path.display()), consequence);
+        return DiskPathFinding::new(
+            Severity::Fine,
+            format!("{}, a block device", path.display()),
+            consequence,
+        );
     }
     let Some(folder) = existing(path) else {
-        return PathFinding::fails(format!("{} does not exist", path.display()));
+        return DiskPathFinding::fails(format!("{} does not exist", path.display()));
     };
     let room = match rustix::fs::statfs(&folder) {
         Ok(room) => room,
-        Err(errno) => return PathFinding::fails(format!("{}: {errno}", folder.display())),
+        Err(errno) => return DiskPathFinding::fails(format!("{}: {errno}", folder.display())),
     };
     let magic = room.f_type as i64;
     let name =
@@ -155,7 +159,7 @@ fn files(settings: &Settings, path: &Path) -> PathFinding {
     } else {
         (Severity::Fine, "files are made whole at the start; a worker that dies finds its blocks again")
     };
-    PathFinding::new(severity, found, consequence)
+    DiskPathFinding::new(severity, found, consequence)
 }
 
 /// Returns the paths of the tier on the same device as `path`, `path` included.

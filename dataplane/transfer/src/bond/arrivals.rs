@@ -16,7 +16,7 @@ const PROOFS_MAX: usize = 16;
 
 /// One received copy of an event, with the connections that carried the writes before the event.
 #[derive(Debug, PartialEq, Eq)]
-struct EventCopy {
+struct EventDependencies {
     /// The connection that carried the copy and, before it, some of the writes.
     over: LinkName,
     /// Markers of the connections that carried the other writes; they must have arrived.
@@ -31,7 +31,7 @@ struct Arrived<T> {
     /// Received copies: an event is sent again when a link fails, and an old copy may arrive after a new
     /// one. Copies that depend on an ended connection are removed, since the peer may post its writes
     /// again.
-    proofs: Vec<EventCopy>,
+    proofs: Vec<EventDependencies>,
 }
 
 /// Received events, in order. At most [`UNACKNOWLEDGED_MAX`] wait, with [`UNACKNOWLEDGED_BYTES_MAX`] bytes
@@ -64,7 +64,7 @@ impl<T> Arrivals<T> {
         bytes: usize,
     ) -> bool {
         let Some(at) = sequence.checked_sub(self.delivered + 1) else { return true };
-        let (waiting, proof) = (self.waiting.len(), EventCopy { over, behind });
+        let (waiting, proof) = (self.waiting.len(), EventDependencies { over, behind });
         match self.waiting.get_mut(at as usize) {
             Some(known) if known.proofs.contains(&proof) => {}
             Some(known) if known.proofs.len() >= PROOFS_MAX => return false,
@@ -84,7 +84,7 @@ impl<T> Arrivals<T> {
     /// Handles the end of a connection: copies that depend on it are removed.
     pub(crate) fn link_down(&mut self, name: LinkName) {
         for arrived in &mut self.waiting {
-            let depends = |proof: &EventCopy| {
+            let depends = |proof: &EventDependencies| {
                 proof.over == name || proof.behind.iter().any(|marker| marker.over == name)
             };
             arrived.proofs.retain(|proof| !depends(proof));

@@ -154,7 +154,7 @@ pub(crate) struct Lane {
     sent: usize,
     /// Number of leading epochs whose events must be sent again.
     resend: usize,
-    /// Bytes of the messages of those events.
+    /// Bytes of the messages of the sent events.
     sent_bytes: usize,
     next_sequence: u64,
     last_marker: u64,

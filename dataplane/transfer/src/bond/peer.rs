@@ -222,7 +222,7 @@ impl Peer {
         reads
     }
 
-    /// Repeats the acknowledgements and the control frames that a failed link may have lost.
+    /// Repeats the acknowledgement and the unconfirmed `LinkDown` frames, which a failed link may have lost.
     pub(crate) fn repeat(&mut self, now: Instant) {
         self.ack_due = true;
         self.resend_link_downs(now, |_| true);

@@ -111,7 +111,7 @@ pub enum Notice {
     Pushed {
         /// The transfer.
         transfer: TransferId,
-        /// Whether every pushed block was sent to the receiver.
+        /// Whether every pushed block that the receiver has reserved was sent to it.
         complete: bool,
     },
 }

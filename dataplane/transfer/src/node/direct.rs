@@ -149,7 +149,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     /// Drops the waiting sums of a transfer that has ended.
-    pub(super) fn cancel_sums(&mut self, number: Option<u64>) {
+    pub(super) fn drop_waiting_sums(&mut self, number: Option<u64>) {
         if let Some((summing, number)) = self.summing.as_mut().zip(number) {
             summing.forget(number);
             self.landed.retain(|wanted| wanted.purpose.number() != number);
@@ -158,7 +158,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Gives back a transfer that cannot be sent directly to the receiver that has reserved it: staging
     /// takes it, and otherwise it is stopped at the next poll.
-    pub(super) fn return_unreachable_push(&mut self, transfer: TransferId) {
+    pub(super) fn return_push_if_not_direct(&mut self, transfer: TransferId) {
         let Some(outbound) = self.outbound.get(transfer).map(|lease| &lease.held) else { return };
         let slab = outbound.direct_slots().and_then(|slots| slots.first()).map(SlotRef::slab);
         let Some((slab, reservation)) = slab.zip(outbound.reservation()) else { return };
@@ -172,7 +172,7 @@ impl<F: Fabric> TransferNode<F> {
         // failures count.
         let number = outbound.number.take();
         self.returned.push(ReturnedPush { transfer, content, pushed, is_ended });
-        self.cancel_sums(number);
+        self.drop_waiting_sums(number);
     }
 
     /// Takes the pushes that cannot be sent directly.

@@ -17,7 +17,7 @@ pub(super) struct Quarantined {
 
 /// State of a transfer's slots at the end of the peer's writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum QuarantineState {
+pub(super) enum ReleaseOutcome {
     /// The slots are free, or were not in quarantine.
     Free,
     /// Writes are in progress although the peer may no longer write: its connection has to end first.
@@ -61,16 +61,16 @@ impl Quarantine {
     }
 
     /// Handles the peer's confirmation that it writes no more of a transfer.
-    pub(super) fn leave(&mut self, peer: PeerId, transfer: TransferId) -> QuarantineState {
-        let Some(mut quarantined) = self.held.remove(&(peer, transfer)) else { return QuarantineState::Free };
+    pub(super) fn leave(&mut self, peer: PeerId, transfer: TransferId) -> ReleaseOutcome {
+        let Some(mut quarantined) = self.held.remove(&(peer, transfer)) else { return ReleaseOutcome::Free };
         self.slots -= quarantined.slots.len();
         quarantined.granted.clear();
         quarantined.slots.retain(SlotRef::has_stray_writes);
         if quarantined.slots.is_empty() {
-            return QuarantineState::Free;
+            return ReleaseOutcome::Free;
         }
         self.insert(peer, transfer, quarantined);
-        QuarantineState::Written
+        ReleaseOutcome::Written
     }
 
     /// Returns the transfers whose slots this peer may still write.

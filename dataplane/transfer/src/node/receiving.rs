@@ -6,7 +6,7 @@ use dataplane_fabric::{Fabric, PeerId};
 use dataplane_memory::{SlabKind, SlotRef};
 
 use super::peers::OUTBOX_MAX;
-use super::quarantine::{QuarantineState, Quarantined};
+use super::quarantine::{Quarantined, ReleaseOutcome};
 use super::{ACKNOWLEDGE_WITHIN, Notice, Outcome, TransferId, TransferNode};
 use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
@@ -121,7 +121,7 @@ impl<F: Fabric> TransferNode<F> {
         self.ended_now.extend(inbound.view().map(|(cut, _)| (transfer, cut)));
         self.tags.remove(&inbound.tag);
         self.timers.cancel(Timer::Arrival(transfer));
-        self.cancel_sums(inbound.number);
+        self.drop_waiting_sums(inbound.number);
         self.returned_expectations.retain(|&returned| returned != transfer);
         let writes_over = writes_over || inbound.ending().is_some();
         let granted = inbound.take_grants();
@@ -155,7 +155,7 @@ impl<F: Fabric> TransferNode<F> {
     /// writes of it are still in progress, the slots are kept until its connection is over.
     pub(super) fn leave_quarantine(&mut self, peer: PeerId, transfer: TransferId) {
         self.timers.cancel(Timer::Acknowledgement(peer, transfer));
-        if self.quarantine.leave(peer, transfer) == QuarantineState::Free {
+        if self.quarantine.leave(peer, transfer) == ReleaseOutcome::Free {
             return;
         }
         if self.peers.contains_key(&peer) {

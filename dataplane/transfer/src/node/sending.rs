@@ -40,7 +40,7 @@ impl<F: Fabric> TransferNode<F> {
         let is_last = offset + part.slots.len() == part.blocks;
         match self.reserve_outbound(transfer, offset, part, now) {
             Reserved::Whole => {
-                self.return_unreachable_push(transfer);
+                self.return_push_if_not_direct(transfer);
                 self.active.insert(transfer);
                 self.reserved_now.push(transfer);
             }
@@ -108,7 +108,7 @@ impl<F: Fabric> TransferNode<F> {
             TransferCounters::add(&self.counters.bytes_sent, outbound.bytes_posted - before);
             let is_over = outbound.is_stopped() && !was_stopped;
             let number = outbound.number.filter(|_| is_over);
-            self.cancel_sums(number);
+            self.drop_waiting_sums(number);
             self.end_turn(transfer, budget.is_spent() || turns == TURNS_MAX);
         }
     }
@@ -192,7 +192,7 @@ impl<F: Fabric> TransferNode<F> {
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
         outbound.abandon();
         let (number, has_receiver) = (outbound.number, outbound.reservation().is_some());
-        self.cancel_sums(number);
+        self.drop_waiting_sums(number);
         if has_receiver {
             self.active.insert(transfer);
         } else {

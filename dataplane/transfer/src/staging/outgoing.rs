@@ -9,7 +9,7 @@ use dataplane_fabric::Fabric;
 use dataplane_memory::{SlotCopy, SlotPool, SlotRef};
 
 use super::copies::Purpose;
-use super::slot_allotment::Lent;
+use super::slot_allotment::SlotAllotment;
 use crate::node::{Command, TransferId, TransferNode};
 use crate::shard::PieceLayout;
 
@@ -45,7 +45,7 @@ pub(super) struct Outgoing {
     first_part: u64,
     /// Copies in flight, also those of parts that were dropped.
     copying: usize,
-    lent: Lent,
+    lent: SlotAllotment,
     /// Whether the owner has ended the pushes.
     is_ended: bool,
     /// Whether the node was told of the end.
@@ -65,7 +65,7 @@ impl Outgoing {
             parts: VecDeque::new(),
             first_part: 0,
             copying: 0,
-            lent: Lent::new(slots_max.max(1)),
+            lent: SlotAllotment::new(slots_max.max(1)),
             is_ended: false,
             is_end_told: false,
             wanted: None,

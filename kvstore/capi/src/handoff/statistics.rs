@@ -57,7 +57,8 @@ pub struct RailStatistics {
     pub links_failed: u64,
     /// Smoothed time per KiB, queueing included; 0 if no peer has several rails.
     pub nanoseconds_per_kib: u64,
-    /// 1 while the rail's time per KiB is 3 times that of the best rail of equal preference.
+    /// 1 from the time at which the rail's time per KiB exceeds 3 times that of the best rail of equal
+    /// preference until it is at most 1.5 times.
     pub is_slow: u64,
 }
 

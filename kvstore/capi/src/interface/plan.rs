@@ -227,7 +227,7 @@ pub unsafe extern "C" fn kvasir_kv_conversation(
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
         match event {
             CONTINUED => opened.backend.store().came(&chain),
-            _ => opened.backend.store().conversation_idle(&chain),
+            _ => opened.backend.store().mark_conversation_idle(&chain),
         }
         Ok(Status::Ok)
     })

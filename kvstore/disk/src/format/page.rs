@@ -41,7 +41,7 @@ pub struct PageHeader {
 pub enum PageError {
     /// All zero: never written.
     Blank,
-    /// No magic number of this format.
+    /// No magic number of this format; of a table page also: another store's id.
     Foreign,
     /// A known magic number, and a version that this program does not know.
     Version(u16),

@@ -56,7 +56,7 @@ fn fill(file: &OwnedFd, path: &Path, config: &FolderConfig) -> Result<(), IoErro
     preallocate(file, path, config)
 }
 
-/// Renames the file; replaces only an empty file of that name.
+/// Renames the file. Replaces only an empty file of that name, unless the file system lacks RENAME_NOREPLACE.
 fn give_name(new: &Path, path: &Path) -> Result<(), IoError> {
     let renamed = match rustix::fs::renameat_with(CWD, new, CWD, path, RenameFlags::NOREPLACE) {
         Err(Errno::EXIST) if std::fs::metadata(path).is_ok_and(|status| status.len() == 0) => {

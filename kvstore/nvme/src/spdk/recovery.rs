@@ -52,17 +52,12 @@ impl SpdkEngine {
     }
 
     /// Ends every command in flight while the device may still access its memory: a reference to the slot is
-    /// leaked, so
-    /// that the slot never returns to its pool and its slab is never freed, and dropping the engine leaks the
-    /// bounce
-    /// buffers, which are not used again either. No SPDK call that is used here proves that a controller let go
-    /// of memory (detaching succeeds also when the shutdown does not), and without an IOMMU nothing else would
-    /// stop it.
-    /// At most `COMMANDS_MAX` commands, once, since the engine is dead afterwards. The requests complete all
-    /// the same,
-    /// with an error: a caller that kept a reference to the slot must not put anything else there. Callbacks
-    /// that follow
-    /// find no command any more.
+    /// leaked, so that the slot never returns to its pool and its slab is never freed, and dropping the engine
+    /// leaks the bounce buffers, which are not used again either. No SPDK call that is used here proves that a
+    /// controller let go of memory (detaching succeeds also when the shutdown does not), and without an IOMMU
+    /// nothing else would stop it. At most `COMMANDS_MAX` commands, once, since the engine is dead afterwards.
+    /// The requests complete all the same, with an error: a caller that kept a reference to the slot must not
+    /// put anything else there. Callbacks that follow find no command any more.
     #[cold]
     fn abandon(&mut self) {
         while let Some(id) = self.commands.any() {

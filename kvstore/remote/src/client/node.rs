@@ -236,7 +236,8 @@ impl<F: Fabric> RemotePool<F> {
         true
     }
 
-    /// Removes a request that was answered. `None` when it is unknown, or was sent on another connection.
+    /// Removes a request that was answered or has timed out. `None` when it is unknown, or was sent on
+    /// another connection.
     pub(super) fn answered(&mut self, request: u64, peer: PeerId) -> Option<Request> {
         let known = *self.requests.get(&request).filter(|known| known.peer == peer)?;
         self.requests.remove(&request);

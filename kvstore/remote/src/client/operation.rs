@@ -21,7 +21,7 @@ pub enum Refusal {
     Full,
     /// No blocks, more than allowed, or more targets than blocks.
     TooLong,
-    /// The look-up is still in progress, or its leases are over.
+    /// The look-up is still in progress, its leases are over, or there are no targets or more than blocks.
     Gone,
 }
 
@@ -54,7 +54,7 @@ pub enum StoreResult {
     Stored,
     /// The node already had the block.
     Present,
-    /// Another client is writing the block.
+    /// The block is being written or verified already, for this client or another one.
     Pending,
     /// The node has no room now.
     Full,

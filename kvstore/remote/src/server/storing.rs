@@ -224,7 +224,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         }
     }
 
-    /// Handles the delayed answer to a registration: the block can be found from now on, or is not kept.
+    /// Handles the result of a registration, immediate or delayed: the block can be found from now on, or is
+    /// not kept.
     pub(super) fn registered_later(&mut self, question: u64, is_kept: bool) {
         let Some(Registering { identity, commit, bit }) = self.registering.remove(&question) else { return };
         self.pending.remove(&identity);

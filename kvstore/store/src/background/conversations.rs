@@ -90,7 +90,7 @@ impl Conversations {
     }
 
     /// Records that no worker computes on this chain any more: its conversation is idle.
-    pub(crate) fn conversation_idle(&mut self, chain: Vec<BlockIdentity>, now: Instant) {
+    pub(crate) fn mark_conversation_idle(&mut self, chain: Vec<BlockIdentity>, now: Instant) {
         let Some(&last) = chain.last() else { return };
         if let Some(before) = self.idle.remove(&last) {
             self.left(&before);
@@ -242,7 +242,7 @@ mod tests {
             Conversations::new(ReturnConfig { lead: Duration::from_secs(1), ..ReturnConfig::default() });
         let mut now = Instant::now();
         for turn in 0..40 {
-            conversations.conversation_idle(chain(1, turn + 1), now);
+            conversations.mark_conversation_idle(chain(1, turn + 1), now);
             now += Duration::from_secs(4);
             assert_eq!(conversations.came(&chain(1, turn + 3), now).0, 0);
         }
@@ -253,7 +253,7 @@ mod tests {
     fn a_conversation_is_fetched_shortly_before_it_returns_and_once() {
         let (mut conversations, start) = learnt();
         let turn = chain(2, 9);
-        conversations.conversation_idle(turn.clone(), start);
+        conversations.mark_conversation_idle(turn.clone(), start);
         assert!(conversations.next(start + Duration::from_millis(500)).is_none(), "too early");
         let now = start + Duration::from_millis(3500);
         let (last, blocks, next) = conversations.next(now).expect("due");
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn what_was_fetched_in_vain_is_given_up_once() {
         let (mut conversations, start) = learnt();
-        conversations.conversation_idle(chain(3, 5), start);
+        conversations.mark_conversation_idle(chain(3, 5), start);
         let (last, ..) = conversations.next(start + Duration::from_secs(4)).expect("due");
         conversations.record_progress(&last, 5, 5, start + Duration::from_secs(4));
         conversations.fetched(&last, start + Duration::from_secs(4));
@@ -290,17 +290,21 @@ mod tests {
         };
         for number in 0..3 * CONVERSATIONS_MAX {
             // One of them again and again: its old entries in the order are stale.
-            conversations.conversation_idle(named(1), now + Duration::from_micros(2 * number as u64));
-            conversations
-                .conversation_idle(named(10 + number), now + Duration::from_micros(2 * number as u64 + 1));
+            conversations.mark_conversation_idle(named(1), now + Duration::from_micros(2 * number as u64));
+            conversations.mark_conversation_idle(
+                named(10 + number),
+                now + Duration::from_micros(2 * number as u64 + 1),
+            );
         }
         assert_eq!(conversations.idle.len(), CONVERSATIONS_MAX);
         assert_eq!(conversations.blocks, 2 * CONVERSATIONS_MAX);
         assert!(conversations.order.len() <= 2 * CONVERSATIONS_MAX);
         assert!(conversations.idle.contains_key(&named(1)[1]), "the latest stay");
         assert!(!conversations.idle.contains_key(&named(10)[1]), "the oldest go");
-        conversations
-            .conversation_idle(vec![BlockIdentity([9; 16]); BLOCKS_MAX + 1], now + Duration::from_secs(1));
+        conversations.mark_conversation_idle(
+            vec![BlockIdentity([9; 16]); BLOCKS_MAX + 1],
+            now + Duration::from_secs(1),
+        );
         assert!(conversations.blocks <= BLOCKS_MAX, "{}", conversations.blocks);
     }
 }

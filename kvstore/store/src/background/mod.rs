@@ -94,7 +94,7 @@ impl StoreThread {
     /// Handles the end of an answer: the conversation is idle.
     pub(crate) fn conversation_went_idle(&mut self, chain: Vec<BlockIdentity>) {
         if let Some(conversations) = &mut self.background.conversations {
-            conversations.conversation_idle(chain, self.tiers.now);
+            conversations.mark_conversation_idle(chain, self.tiers.now);
         }
     }
 

@@ -63,7 +63,7 @@ impl Search {
         self
     }
 
-    /// Counts a search whose tier has no answer, or one that comes too late.
+    /// Counts a question that its tier did not answer in time. Background searches are not counted.
     fn count_unanswered(&self, shared: &Shared) {
         let is_awaited = self.prepare.request != BACKGROUND_REQUEST;
         StoreCounters::add(&shared.counters.far_unanswered, usize::from(is_awaited));
@@ -143,7 +143,7 @@ pub(crate) struct SecondaryTiers {
     pub(super) backlogs: Vec<Backlog>,
     /// Searches by question. Each question has a new number, so that a late answer is recognised.
     searches: HashMap<u64, Search>,
-    /// Questions whose searches have ended, in the order in which they were asked.
+    /// Questions whose searches have ended or moved on to another tier, in the order of asking.
     late: VecDeque<LateQuestion>,
     next_question: u64,
     /// Slots of host memory that are being filled, counted by the guards that travel with them.
@@ -274,7 +274,7 @@ impl SecondaryTiers {
 
     /// Makes blocks of a pool of this host known; they stay in the pool's memory.
     fn mapped(&mut self, question: u64, blocks: Vec<MappedBlock>, tiers: &mut Tiers) {
-        // The search has ended: dropping `blocks` ends their leases.
+        // No search waits for this question any more: dropping `blocks` ends their leases.
         let Some(search) = self.searches.get_mut(&question) else { return };
         if search.prepare.request == BACKGROUND_REQUEST {
             // A background search does not read the blocks before their leases end.
@@ -306,7 +306,7 @@ impl SecondaryTiers {
             if let Some(late) = at.and_then(|at| self.late.remove(at)) {
                 late.answered(tiers);
             }
-            // The search has ended: the tiers drop what they found.
+            // No search waits for this question any more: the tiers drop what they found.
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
         if blocks == 0 || search.is_cut {
@@ -398,8 +398,8 @@ impl SecondaryTiers {
         has_arrived
     }
 
-    /// Makes the next block part of host memory, also when its search has ended; false when the block is
-    /// damaged.
+    /// Makes the next block part of host memory, also when no search waits for it any more; false when the
+    /// block is damaged.
     fn take_in(
         &mut self,
         arriving: &mut Arriving,

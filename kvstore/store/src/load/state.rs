@@ -30,7 +30,8 @@ pub(super) struct Load {
     pub(super) request: u64,
     pub(super) chain: Vec<BlockIdentity>,
     pub(super) states: Vec<State>,
-    /// Number of leading blocks that are done.
+    /// Index of the first block that has not been passed to its destination. Copies of blocks before it to a
+    /// device may still be in flight (`moving`).
     pub(super) cursor: usize,
     /// Blocks from this one on have not been looked at.
     pub(super) next: usize,

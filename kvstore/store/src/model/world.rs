@@ -505,7 +505,7 @@ impl World {
         if self.random.percent(50) {
             self.store.came(&prefix);
         } else {
-            self.store.conversation_idle(&prefix);
+            self.store.mark_conversation_idle(&prefix);
         }
     }
 

@@ -46,7 +46,7 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
         at_disk += 30;
         rig.settle(at_disk.min(rig.store.slots()[1]));
         assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
-        rig.store.conversation_idle(&talk);
+        rig.store.mark_conversation_idle(&talk);
         std::thread::sleep(gap);
         rig.listen();
         let longer = chain(1000 + turn, 8);
@@ -76,7 +76,7 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     };
     fill(&mut rig, 1, 30);
     assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
-    rig.store.conversation_idle(&talk);
+    rig.store.mark_conversation_idle(&talk);
     wait_for(&mut rig, "fetched", |rig| talk.iter().all(|identity| rig.store.is_on_host(identity)));
     fill(&mut rig, 2, 54);
     fill(&mut rig, 3, 78);
@@ -105,7 +105,7 @@ fn what_is_fetched_in_vain_is_bounded_and_counted() {
     }
     rig.settle(48);
     for seed in 0..3 {
-        rig.store.conversation_idle(&chain(seed, 8));
+        rig.store.mark_conversation_idle(&chain(seed, 8));
     }
     wait_for(&mut rig, "fetched", |rig| rig.counter("prefetched_blocks") > 0);
     wait_for(&mut rig, "given up", |rig| rig.counter("prefetch_wasted_blocks") > 0);

@@ -230,7 +230,7 @@ fn only_what_comes_is_charged_to_prefetching() {
     let talks = [chain(1, 12), chain(2, 12)];
     for talk in &talks {
         (0..10).for_each(|position| rig.offload(talk, position));
-        rig.store.conversation_idle(talk);
+        rig.store.mark_conversation_idle(talk);
     }
     let are_here = |rig: &Rig| talks.iter().flatten().all(|identity| rig.store.is_on_host(identity));
     wait_for(&mut rig, "two blocks of each conversation", are_here);

@@ -27,7 +27,7 @@ use crate::error::Error;
 /// Upper bound of a request's cost, so that sums cannot overflow. The lower bound is 1: a tenant with costs
 /// of 0 would stay first forever.
 const COST_MAX: u64 = 1 << 40;
-/// Retry advice while the speed is unknown.
+/// Shortest retry advice, and the advice while the speed is unknown.
 const RETRY_DEFAULT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]

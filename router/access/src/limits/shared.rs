@@ -18,7 +18,7 @@ use crate::grant::NAME_BYTES_MAX;
 /// A gateway's charges to one limiter, in nanoseconds of refilling: for requests, and for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitReport {
-    /// Units charged since the gateway's start. Wraps.
+    /// Charges since the gateway's start, less those given back, in nanoseconds of refilling. Wraps.
     pub(super) spent: [u64; 2],
     /// Time until the buckets are full at that gateway.
     missing: [u64; 2],

@@ -35,9 +35,9 @@ pub(crate) struct RelayedChunk {
 /// Number of tokens of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptTokens {
-    /// The engine's own count, if known.
+    /// The gateway's count, if its tokens equal the engine's.
     pub(crate) exact: Option<usize>,
-    /// The gateway's count.
+    /// The gateway's count, or its estimate from the length of the body.
     pub(crate) counted: usize,
 }
 

@@ -29,7 +29,7 @@ const REQUESTS_MAX: u64 = 50_000;
 const ERRORS_TOLD: usize = 20;
 /// Largest request in bytes; one per place may wait in memory.
 const LINE_BYTES_MAX: usize = 1 << 20;
-/// Longest time until a received answer is written.
+/// Interval at which answers are written. An answer behind an unfinished earlier one waits for that one.
 const WRITTEN_EVERY: Duration = Duration::from_secs(5);
 /// Largest answer of a request.
 const ANSWER_BYTES_MAX: usize = 16 << 20;

@@ -18,7 +18,7 @@ use super::failure::Failure;
 use super::scanner::{ENGINE_ABORTED, gave_up};
 use super::{EngineRequest, Generation};
 
-/// First pause between attempts of a request that keeps failing.
+/// Unit of the pauses between attempts: 4 units before the second retry, then twice as many each time, up to 64.
 const BACKOFF: Duration = Duration::from_millis(5);
 /// Largest answer that is not streamed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;

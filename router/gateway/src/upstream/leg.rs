@@ -51,7 +51,7 @@ pub(super) struct Leg {
     sent: Instant,
     /// Time of the last frame; before the first frame, the time at which the request was sent.
     last: Instant,
-    /// The worker has sent something.
+    /// Whether the worker has sent its first output (set by `mark_first_output`).
     has_begun: bool,
     /// A proxy relays the answer, at the pace of its client.
     is_behind_proxy: bool,

@@ -21,7 +21,7 @@ const EVENT_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct EventBatch {
     /// Events for the client; empty when none is complete yet.
     pub(crate) out: Bytes,
-    /// Number of events in `out` with data, without the engine's `[DONE]`; about as many as tokens.
+    /// Number of events with data, a hidden usage included, `[DONE]` not; about as many as tokens.
     pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
     /// `usage` came in an event of its own, so it is that of the whole answer; engines report one choice's

@@ -83,7 +83,7 @@ unsafe impl Sync for OutputStart {}
 ///
 /// # Safety
 /// 1. Every element of both views lies in its data.
-/// 2. `out` is valid for writes of `a.rows` rows at `stride`, and no other thread accesses columns `from..to`.
+/// 2. `out` is valid for writes of `a.rows` rows at `stride`, and no other code accesses columns `from..to` meanwhile.
 unsafe fn columns(a: View<'_>, b: View<'_>, out: OutputStart, stride: usize, from: usize, to: usize) {
     let b_start = b.data[from * b.column_stride..].as_ptr();
     // SAFETY: contract 2; `from` is a column of the output's first row.

@@ -412,7 +412,7 @@ pub(super) fn waits(id: ObjectId) -> bool {
     with(|kernel| kernel.objects.get(&id).is_some_and(|object| !object.is_nonblocking))
 }
 
-/// Reads and resets the number of an eventfd or a timer.
+/// Reads and resets the number of an eventfd or a timer; takes 1 from an eventfd that is a semaphore.
 fn take_number(id: ObjectId) -> Result<u64, c_int> {
     with(|kernel| {
         let Some(object) = kernel.objects.get_mut(&id) else { return Err(libc::EBADF) };

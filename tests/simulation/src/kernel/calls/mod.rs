@@ -56,7 +56,7 @@ unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
 /// Returns the memory of a list of `iovec`, without empty parts.
 ///
 /// # Safety
-/// The list has `count` entries, whose memory is not otherwise used while the slices live.
+/// The list has `count` entries, each of which names valid memory that is not otherwise used while the slices live.
 pub(super) unsafe fn slices<'a>(parts: *const libc::iovec, count: usize) -> Vec<&'a mut [u8]> {
     if count == 0 {
         return Vec::new();
