@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the release binary so that it does not depend on where it is built: release.sh [--twice] FOLDER [CARGO OPTIONS].
-# The sources are those of the last commit. The binary is put into FOLDER, with its SHA-256 beside it; `--twice` builds it in two
-# places and fails if the two differ.
+# Builds the release binary so that equal sources give equal bytes: release.sh [--twice] FOLDER [CARGO OPTIONS].
+# The sources are those of the last commit. The binary is put into FOLDER, with its SHA-256 beside it; `--twice` builds it twice
+# from nothing and fails if the two differ.
 set -euo pipefail
 # A build that fails ends the script where it runs in a command substitution, too.
 shopt -s inherit_errexit
@@ -16,29 +16,26 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 SOURCE_DATE_EPOCH=$(git -C "$root" log -1 --format=%ct)
 export SOURCE_DATE_EPOCH CARGO_INCREMENTAL=0
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-build() { # folder below $scratch; further options of cargo
-    local tree=$scratch/$1 target=$scratch/$1-target
-    shift
-    mkdir "$tree"
-    git -C "$root" archive HEAD | tar -x -C "$tree"
+# Always the same place: crates have names that depend on where their sources lie.
+place=/tmp/kvasir-release
+mkdir "$place" || { echo "release.sh: $place is there already: another build, or what one has left" >&2 && exit 1; }
+trap 'rm -rf "$place"' EXIT
+build() { # options of cargo
+    rm -rf "$place/tree" "$place/target"
+    mkdir "$place/tree"
+    git -C "$root" archive HEAD | tar -x -C "$place/tree"
     # Paths are embedded by rustc, by C compilers (`__FILE__`) and in debugging information.
-    (cd "$tree" && CARGO_TARGET_DIR=$target \
-        RUSTFLAGS="--remap-path-prefix=$tree=/kvasir --remap-path-prefix=$target=/target --remap-path-prefix=$cargo_home=/cargo" \
-        CFLAGS="-ffile-prefix-map=$tree=/kvasir -ffile-prefix-map=$target=/target -ffile-prefix-map=$cargo_home=/cargo" \
+    (cd "$place/tree" && CARGO_TARGET_DIR=$place/target \
+        RUSTFLAGS="--remap-path-prefix=$place/tree=/kvasir --remap-path-prefix=$place/target=/target --remap-path-prefix=$cargo_home=/cargo" \
+        CFLAGS="-ffile-prefix-map=$place/tree=/kvasir -ffile-prefix-map=$place/target=/target -ffile-prefix-map=$cargo_home=/cargo" \
         cargo build --quiet --release --locked -p control-node "$@") >&2
-    echo "$target/release/kvasir"
 }
 
-binary=$(build one "$@")
+build "$@"
+install "$place/target/release/kvasir" "$out/kvasir"
 if [ -n "$twice" ]; then
-    install -D "$binary" "$scratch/kept"
-    rm -rf "$scratch/one-target"
-    again=$(build another-place "$@")
-    cmp "$scratch/kept" "$again"
-    binary=$again
-    echo "two builds in two places are equal"
+    build "$@"
+    cmp "$out/kvasir" "$place/target/release/kvasir"
+    echo "two builds from nothing are equal"
 fi
-install "$binary" "$out/kvasir"
 (cd "$out" && sha256sum kvasir | tee kvasir.sha256)
