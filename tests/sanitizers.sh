@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests of crates with unsafe code under AddressSanitizer, those of the lock-free index under ThreadSanitizer (the lists are below):
 #   sanitizers.sh [address|thread]…
+# ThreadSanitizer runs by hand: now and then it takes for a race what the test harness does, which is in the standard library.
 # Sanitizers are unstable options of rustc; RUSTC_BOOTSTRAP=1 lets the stable compiler take them. `SKIPPED: reason` and 77 where the
 # toolchain has no runtime for them. The standard library is not instrumented: what ThreadSanitizer says about it alone is
 # left out (sanitizers.supp).

@@ -5,6 +5,8 @@ use std::time::Duration;
 use control_discovery::Role;
 use kube::Client;
 
+use crate::source::WATCH_SECONDS;
+
 /// Selection of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
@@ -42,6 +44,10 @@ pub enum KubernetesError {
 
 /// Time within which the API server must accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Time after which a connection without a byte from the server is given up: longer than the longest watch, so that it ends only
+/// connections that are dead. A request over a pooled connection that the network has dropped would otherwise wait until TCP
+/// gives up, a quarter of an hour.
+const READ_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
 
 /// Returns a client from `KUBECONFIG` or `~/.kube/config`, or else from the service account of the pod that
 /// this process runs in. Only files are read: an unreachable server shows with the first request. The
@@ -49,6 +55,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 pub async fn connect() -> Result<Client, KubernetesError> {
     let mut config = kube::Config::infer().await?;
     config.connect_timeout = Some(CONNECT_MAX);
+    config.read_timeout = Some(READ_MAX);
+    // The time that a connection was idle does not count.
+    config.reset_reader_on_write = true;
     // The source retries on its own, and reports the failure meanwhile.
     config.default_retry = false;
     Client::try_from(config).map_err(KubernetesError::Client)

@@ -17,7 +17,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::source::error_chain;
+use crate::source::{WATCH_SECONDS, error_chain};
 
 /// Field manager of applied fields.
 const MANAGER: &str = "kvasir-control";
@@ -84,7 +84,7 @@ impl GraphController {
     /// Follows the graphs, and reconciles each graph when it changes and at every interval. Never returns.
     pub async fn run(self) {
         let graphs = self.api(&resource(&format!("{GROUP}/{VERSION}"), KIND, PLURAL));
-        let mut events = watcher(graphs.clone(), watcher::Config::default()).boxed();
+        let mut events = watcher(graphs.clone(), watcher::Config::default().timeout(WATCH_SECONDS)).boxed();
         let mut known: BTreeMap<String, DynamicObject> = BTreeMap::new();
         let mut again = tokio::time::interval(self.again_every);
         again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

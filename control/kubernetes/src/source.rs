@@ -23,7 +23,7 @@ use crate::pod::{PodRules, key, object};
 use crate::pool;
 
 /// Longest watch, in seconds.
-const WATCH_SECONDS: u32 = 55;
+pub(crate) const WATCH_SECONDS: u32 = 55;
 /// Pause before a list, after a watch was refused because its version no longer exists.
 const EXPIRED_PAUSE: Duration = Duration::from_millis(500);
 /// Pause before an unavailable InferencePool is requested again.

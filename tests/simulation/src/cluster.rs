@@ -62,7 +62,8 @@ impl Member {
 
     fn adopt(&mut self, started: Started) {
         self.process = started.process;
-        (self.is_frozen, self.was_impaired) = (false, false);
+        // A disk keeps its faults when a process ends.
+        (self.is_frozen, self.was_impaired) = (false, kernel::disk_of(self.host) != DiskFaults::default());
         self.termination = None;
         // The receiver belongs to a dead process: closing the channel would wake one of its tasks.
         std::mem::forget(std::mem::replace(&mut self.stop, started.stop));
