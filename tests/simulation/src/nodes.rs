@@ -252,7 +252,7 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
             let has_disk_faults = kernel::disk_of(host) != DiskFaults::default();
             match code == ExitCode::SUCCESS {
                 true if handle.is_told() => kernel::exit(),
-                // Its supervisor starts it again after a failure, until the worker is told to stop.
+                // The supervisor starts a worker again after a failure, until the worker is told to stop.
                 false if has_disk_faults && handle.is_told() => kernel::exit(),
                 false if has_disk_faults => std::thread::sleep(Duration::from_secs(1)),
                 _ => {
