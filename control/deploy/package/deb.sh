@@ -12,7 +12,8 @@ for tool in dpkg-deb objdump strip; do
 done
 version=$("$binary" --version | cut -d ' ' -f 2)
 architecture=$(dpkg --print-architecture)
-export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct)}
+# Sources without a history have the time of one of their files.
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct 2>/dev/null || stat -c %Y "$here/deb.sh")}
 
 root=$(mktemp -d)
 chmod 755 "$root"
