@@ -150,8 +150,10 @@ const CHURN_SMOKE_SECONDS: u64 = 5;
 /// Runs a benchmark, writes its results, and compares them with those of an earlier run.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     args.output.check()?;
-    measure_all(args.command, args.smoke)?;
-    args.output.finish()
+    let measured = measure_all(args.command, args.smoke);
+    // A benchmark that fails loses no results of those before it.
+    let written = args.output.finish();
+    measured.and(written)
 }
 
 fn measure_all(command: Bench, smoke: bool) -> anyhow::Result<()> {
