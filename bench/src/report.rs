@@ -120,9 +120,17 @@ fn table(runs: &[Run], bench: &str) -> String {
             escaped(&row.name),
             escaped(&run.name),
             escaped(&row.unit),
-            row.samples
+            row.summary.samples
         );
-        for value in [row.min, row.mean, row.deviation, row.p50, row.p99, row.p99_9, row.max] {
+        for value in [
+            row.summary.min,
+            row.summary.mean,
+            row.summary.deviation,
+            row.summary.p50,
+            row.summary.p99,
+            row.summary.p99_9,
+            row.summary.max,
+        ] {
             let _never_fails = write!(text, "<td>{}", short(value));
         }
     }
@@ -130,7 +138,7 @@ fn table(runs: &[Run], bench: &str) -> String {
 }
 
 fn plot(unit: &str, rows: &[(String, &Row)]) -> String {
-    let largest = rows.iter().map(|(_, row)| row.p99.max(row.p50)).fold(0.0, f64::max);
+    let largest = rows.iter().map(|(_, row)| row.summary.p99.max(row.summary.p50)).fold(0.0, f64::max);
     let at = |value: f64| if largest > 0.0 { (value / largest).clamp(0.0, 1.0) * AXIS as f64 } else { 0.0 };
     let (width, height) = (LABEL + AXIS + 90, ROW * (rows.len() + 1));
     let mut text = format!(
@@ -140,7 +148,7 @@ fn plot(unit: &str, rows: &[(String, &Row)]) -> String {
     for (number, (label, row)) in rows.iter().enumerate() {
         let (y, colour) =
             (ROW * (number + 1), if row.better == Better::Lower { "#4878a8" } else { "#4a9a5a" });
-        let (middle, end) = (y + 9, LABEL as f64 + at(row.p99.max(row.p50)) + 6.0);
+        let (middle, end) = (y + 9, LABEL as f64 + at(row.summary.p99.max(row.summary.p50)) + 6.0);
         let _never_fails = write!(
             text,
             "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
@@ -151,11 +159,11 @@ fn plot(unit: &str, rows: &[(String, &Row)]) -> String {
             y + 13,
             escaped(label),
             y + 3,
-            at(row.p50),
-            LABEL as f64 + at(row.min),
-            LABEL as f64 + at(row.p99),
+            at(row.summary.p50),
+            LABEL as f64 + at(row.summary.min),
+            LABEL as f64 + at(row.summary.p99),
             y + 13,
-            short(row.p50)
+            short(row.summary.p50)
         );
     }
     text + "</svg></p>"

@@ -79,27 +79,21 @@ pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) unit: String,
     pub(crate) better: Better,
-    /// Number of rounds, or of measured operations.
-    pub(crate) samples: u64,
-    pub(crate) min: f64,
-    pub(crate) mean: f64,
-    /// Standard deviation.
-    pub(crate) deviation: f64,
-    pub(crate) p50: f64,
-    pub(crate) p99: f64,
-    pub(crate) p99_9: f64,
-    pub(crate) max: f64,
+    #[serde(flatten)]
+    pub(crate) summary: Summary,
     /// Facts that only this benchmark has.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub(crate) details: Value,
 }
 
-/// Distribution of latencies, in microseconds.
-#[derive(Debug, Clone, Copy)]
+/// Distribution of the values of a quantity, in its unit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
+    /// Number of rounds, or of measured operations.
     pub(crate) samples: u64,
     pub(crate) min: f64,
     pub(crate) mean: f64,
+    /// Standard deviation.
     pub(crate) deviation: f64,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
@@ -138,14 +132,16 @@ pub(crate) fn add_with(
         name: name.to_owned(),
         unit: unit.to_owned(),
         better,
-        samples: sorted.len() as u64,
-        min: sorted[0],
-        mean,
-        deviation: variance.sqrt(),
-        p50: median(values.to_vec()),
-        p99: at(0.99),
-        p99_9: at(0.999),
-        max: sorted[sorted.len() - 1],
+        summary: Summary {
+            samples: sorted.len() as u64,
+            min: sorted[0],
+            mean,
+            deviation: variance.sqrt(),
+            p50: median(values.to_vec()),
+            p99: at(0.99),
+            p99_9: at(0.999),
+            max: sorted[sorted.len() - 1],
+        },
         details,
     });
 }
@@ -172,23 +168,8 @@ pub(crate) fn add_latencies(bench: &str, name: &str, latencies: &Latencies) {
 
 /// Adds a row of latencies that were summed up already, in microseconds.
 pub(crate) fn add_summary((bench, name): (&str, &str), summary: Summary, details: Value) {
-    let Summary { samples, min, mean, deviation, p50, p99, p99_9, max } = summary;
     let (bench, name, unit) = (bench.to_owned(), name.to_owned(), "us".to_owned());
-    push(Row {
-        bench,
-        name,
-        unit,
-        better: Better::Lower,
-        samples,
-        min,
-        mean,
-        deviation,
-        p50,
-        p99,
-        p99_9,
-        max,
-        details,
-    });
+    push(Row { bench, name, unit, better: Better::Lower, summary, details });
 }
 
 fn push(row: Row) {
@@ -263,14 +244,14 @@ fn csv(header: &Header, rows: &[Row]) -> String {
             quoted(&row.bench),
             quoted(&row.name),
             quoted(&row.unit),
-            row.samples,
-            row.min,
-            row.mean,
-            row.deviation,
-            row.p50,
-            row.p99,
-            row.p99_9,
-            row.max
+            row.summary.samples,
+            row.summary.min,
+            row.summary.mean,
+            row.summary.deviation,
+            row.summary.p50,
+            row.summary.p99,
+            row.summary.p99_9,
+            row.summary.max
         );
     }
     text
@@ -304,7 +285,7 @@ fn compare(base: &[Row], rows: &[Row], tolerance: f64) -> (String, usize, usize)
         let same =
             |other: &&Row| (&other.bench, &other.name, &other.unit) == (&row.bench, &row.name, &row.unit);
         let Some(before) = base.iter().find(same) else { continue };
-        let ratio = row.p50 / before.p50;
+        let ratio = row.summary.p50 / before.summary.p50;
         // Above 1 is worse.
         let change = if row.better == Better::Lower { ratio } else { 1.0 / ratio };
         let verdict = match change {
@@ -319,7 +300,7 @@ fn compare(base: &[Row], rows: &[Row], tolerance: f64) -> (String, usize, usize)
         let _never_fails = writeln!(
             text,
             "{:<10} {name:<56} {:>12.3} {:>12.3} {ratio:>8.3}  {verdict}",
-            row.bench, before.p50, row.p50
+            row.bench, before.summary.p50, row.summary.p50
         );
     }
     (text, compared, worse)
@@ -336,14 +317,16 @@ mod tests {
             name,
             unit,
             better,
-            samples: 3,
-            min: p50,
-            mean: p50,
-            deviation: 0.0,
-            p50,
-            p99: p50,
-            p99_9: p50,
-            max: p50,
+            summary: Summary {
+                samples: 3,
+                min: p50,
+                mean: p50,
+                deviation: 0.0,
+                p50,
+                p99: p50,
+                p99_9: p50,
+                max: p50,
+            },
             details: Value::Null,
         }
     }
@@ -390,9 +373,16 @@ mod tests {
         let rows = ROWS.lock().expect("no panic");
         let row = rows.iter().find(|row| row.bench == "test").expect("the row");
         assert_eq!(
-            (row.samples, row.min, row.mean, row.p50, row.p99, row.max),
+            (
+                row.summary.samples,
+                row.summary.min,
+                row.summary.mean,
+                row.summary.p50,
+                row.summary.p99,
+                row.summary.max
+            ),
             (101, 1.0, 51.0, 51.0, 100.0, 101.0)
         );
-        assert!((row.deviation - 29.15).abs() < 0.01, "{}", row.deviation);
+        assert!((row.summary.deviation - 29.15).abs() < 0.01, "{}", row.summary.deviation);
     }
 }
