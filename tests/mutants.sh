@@ -2,13 +2,14 @@
 # Mutation testing: changes the core crates in one place at a time, and each change must fail a test of its crate.
 # Survivors are listed at the end; what no test can find is in mutants.toml, with its reason.
 #
-#   tests/mutants.sh [PACKAGE ...]        the packages below without any
+#   tests/mutants.sh [PACKAGE ...]        the files below without any
 #   KVASIR_SHARD=0/8 tests/mutants.sh     a part of their mutants: the first of eight
 #   KVASIR_MUTANTS_OUT=FOLDER             where cargo-mutants leaves what it did (target/mutants.out)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=("$@")
-[ ${#packages[@]} -gt 0 ] || packages=(control-election dataplane-checksum kvstore-block)
+files=()
+[ ${#packages[@]} -gt 0 ] || files=(control/discovery/src/election.rs 'dataplane/checksum/src/**' 'kvstore/block/src/**')
 if ! cargo mutants --version >/dev/null 2>&1; then
     echo "SKIPPED: no cargo-mutants: cargo install --locked cargo-mutants@27.1.0"
     exit 77
@@ -17,6 +18,8 @@ arguments=(--config tests/mutants.toml --output "${KVASIR_MUTANTS_OUT:-target}" 
 arguments+=(--timeout-multiplier 5 --minimum-test-timeout 20)
 [ -z "${KVASIR_SHARD:-}" ] || arguments+=(--shard "$KVASIR_SHARD")
 for package in "${packages[@]}"; do arguments+=(--package "$package"); done
+for file in "${files[@]}"; do arguments+=(--file "$file"); done
+[ ${#files[@]} -eq 0 ] || arguments+=(--workspace)
 export CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="${KVASIR_MUTANTS_TARGET:-$PWD/target/mutants}"
 status=0
 cargo mutants "${arguments[@]}" || status=$?

@@ -16,7 +16,7 @@ mod rails;
 mod report;
 mod results;
 mod route;
-pub mod scaling;
+mod scaling;
 mod size;
 mod soak;
 mod tier;

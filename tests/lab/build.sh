@@ -39,7 +39,7 @@ build_test() { # package/target
 build_kvasir() {
     local found
     [ -z "${KVASIR:-}" ] || { built "KVASIR=$KVASIR" "$KVASIR" && return; }
-    found=$(cargo build --release --quiet -p control-node --message-format=json-render-diagnostics |
+    found=$(cargo build --release --quiet -p control-node --features bench --message-format=json-render-diagnostics |
         executables false kvasir control-node | tail -n 1) || failed kvasir
     built kvasir "$found"
 }

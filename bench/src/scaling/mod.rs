@@ -1,21 +1,17 @@
 //! Scaling laws in simulation: the planner of this repository and laws of its peers, on six shapes of demand.
 
-pub mod laws;
-mod plot;
 mod shapes;
-
-pub use plot::plot;
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::Result;
+use control_planner::peer_laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
 use control_planner::{
     CAPACITY_OF, Engine, Headroom, Law, Observation, Outcome, Planner, PlannerConfig, PlannerLaw, PoolConfig,
-    Request, Setup, StepTime, Trial, WorkerCounts, choose_headroom, simulate,
+    Request, Setup, StepTime, WorkerCounts, choose_headroom, simulate,
 };
 
-use laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
 use shapes::{SHAPES, Shape};
 
 /// Repetitions of each shape with seeds of their own.
@@ -58,60 +54,6 @@ impl Row {
 fn row<L: Law>(name: &'static str, setup: &Setup, demands: &[Vec<Request>], law: impl Fn() -> L) -> Row {
     let outcomes = demands.iter().map(|requests| simulate(setup, requests, &mut law())).collect();
     Row { name, outcomes }
-}
-
-/// A law on the judged part of a trace.
-#[derive(Debug)]
-pub struct LawResult {
-    /// The law.
-    pub name: &'static str,
-    /// Share of requests within the service level.
-    pub attained: f64,
-    /// Mean number of workers.
-    pub mean_workers: f64,
-    /// Most workers at a time in the whole trace.
-    pub peak: u32,
-}
-
-/// Laws on one trace.
-#[derive(Debug)]
-pub struct Comparison {
-    /// Peers' laws, the clairvoyant, and the planner without and with a chosen headroom.
-    pub rows: Vec<LawResult>,
-    /// The headroom chosen.
-    pub chosen: Headroom,
-    /// Trials that the headroom was chosen from.
-    pub trials: Vec<Trial>,
-}
-
-/// Puts a trace through all laws. The headroom is chosen on requests before `half` seconds; laws are judged after it.
-#[must_use]
-pub fn compare(setup: &Setup, requests: &[Request], capacity: f64, half: f64) -> Comparison {
-    let first = &requests[..requests.partition_point(|request| request.at < half)];
-    // The initial ramp from the minimum is not demand to learn from.
-    let (chosen, trials) = choose_headroom(setup, first, half / 4.0);
-    let end = requests.last().map_or(half, |request| request.at);
-    let judge = |name: &'static str, law: &mut dyn Law| {
-        let outcome = simulate(setup, requests, law);
-        LawResult {
-            name,
-            attained: outcome.attained_from(requests, half),
-            mean_workers: outcome.mean_workers_between(half, end.max(half + 1.0)),
-            peak: outcome.peak,
-        }
-    };
-    let rows = vec![
-        judge("static, as many as allowed", &mut Static(setup.max)),
-        judge("KEDA queue 1, running 16", &mut KedaQueue::default()),
-        judge("llm-d SLO", &mut LlmdSlo::default()),
-        judge("llm-d token-aware", &mut TokenAware::default()),
-        judge("Dynamo threshold, throughput", &mut { DynamoThreshold::THROUGHPUT }),
-        judge("Dynamo threshold, latency", &mut { DynamoThreshold::LATENCY }),
-        judge("clairvoyant (no law can be)", &mut Clairvoyant { capacity }),
-        judge("Kvasir, nothing recorded", &mut PlannerLaw::new(setup, Headroom::default())),
-        judge("Kvasir, first half recorded", &mut PlannerLaw::new(setup, chosen)),
-    ];
-    Comparison { rows, chosen, trials }
 }
 
 pub(crate) fn run(smoke: bool) -> Result<()> {

@@ -100,8 +100,4 @@ impl<E: IoEngine> IoEngine for SlowEngine<E> {
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
         self.inner.sync(file)
     }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.inner.discard(file, offset, bytes)
-    }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the release binary so that equal sources give equal bytes: release.sh [--twice] FOLDER [CARGO OPTIONS].
-# The sources are those of the last commit. The binary is put into FOLDER, with its SHA-256 beside it; `--twice` builds it twice
+# The sources are those of the last commit. The binary has all features. It is put into FOLDER, with its SHA-256 beside it; `--twice` builds it twice
 # from nothing and fails if the two differ.
 set -euo pipefail
 # A build that fails ends the script where it runs in a command substitution, too.
@@ -28,7 +28,7 @@ build() { # options of cargo
     (cd "$place/tree" && CARGO_TARGET_DIR=$place/target \
         RUSTFLAGS="--remap-path-prefix=$place/tree=/kvasir --remap-path-prefix=$place/target=/target --remap-path-prefix=$cargo_home=/cargo" \
         CFLAGS="-ffile-prefix-map=$place/tree=/kvasir -ffile-prefix-map=$place/target=/target -ffile-prefix-map=$cargo_home=/cargo" \
-        cargo build --quiet --release --locked -p control-node "$@") >&2
+        cargo build --quiet --release --locked -p control-node --features bench,kubernetes "$@") >&2
 }
 
 build "$@"

@@ -1,7 +1,7 @@
 //! Leader election by a key in etcd: the process that created the key leads as long as it renews the key's
 //! lease.
 
-use control_election::{LEASE_DURATION, Lease};
+use control_discovery::election::{LEASE_DURATION, Lease};
 
 use crate::client::{Client, EtcdError};
 use crate::rpc::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};

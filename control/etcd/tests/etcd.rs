@@ -184,7 +184,7 @@ impl Candidate {
     fn start(etcd: &Etcd, identity: &str) -> Self {
         let (sender, leads) = watch::channel(false);
         let lease = EtcdLease::new(client(etcd), PREFIX, "control", identity);
-        Self { leads, task: tokio::spawn(control_election::run(lease, sender)) }
+        Self { leads, task: tokio::spawn(control_discovery::election::run(lease, sender)) }
     }
 
     async fn until(&mut self, leads: bool) -> Duration {

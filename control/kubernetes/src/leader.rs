@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use control_election::{LEASE_DURATION, Lease};
+use control_discovery::election::{LEASE_DURATION, Lease};
 use k8s_openapi::api::coordination::v1::{Lease as LeaseObject, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;

@@ -370,7 +370,7 @@ async fn a_workload_is_scaled_and_one_leads_at_a_real_api_server() {
     let candidate = |identity: &str| {
         let (sender, leads) = watch::channel(false);
         let lease = KubernetesLease::new(client.clone(), Some(&namespace), "control", identity);
-        (leads, tokio::spawn(control_election::run(lease, sender)))
+        (leads, tokio::spawn(control_discovery::election::run(lease, sender)))
     };
     let (mut first, _running) = candidate("a");
     first.wait_for(|leads| *leads).await.expect("it runs");

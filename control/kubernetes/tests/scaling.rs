@@ -105,7 +105,7 @@ impl Candidate {
     fn start(client: &Client, identity: &str) -> Self {
         let (sender, leads) = watch::channel(false);
         let lease = KubernetesLease::new(client.clone(), None, "kvasir-control", identity);
-        Self { leads, task: tokio::spawn(control_election::run(lease, sender)) }
+        Self { leads, task: tokio::spawn(control_discovery::election::run(lease, sender)) }
     }
 
     fn leads(&self) -> bool {

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use kvstore_disk::{Area, inspect};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
-use tools_inspect::{audit, events};
+use tools_replay::inspect::{audit, events};
 
 /// Longest time for one answer of a disk.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

@@ -23,6 +23,7 @@ mod http;
 mod inspect_command;
 mod kernel;
 mod key_command;
+mod law_plot;
 mod manual;
 mod memory_plan;
 mod mock_command;
@@ -184,7 +185,16 @@ enum Command {
     /// node2:gpu0`.
     ExplainPath(path_command::PathArgs),
     /// Run microbenchmarks.
+    #[cfg(feature = "bench")]
     Bench(bench::BenchArgs),
+    /// Run microbenchmarks; this build has none (feature `bench`).
+    #[cfg(not(feature = "bench"))]
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// The benchmark and its options.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Inspect captures of engines.
     Inspect {
         #[command(subcommand)]
@@ -293,7 +303,10 @@ pub fn run_with_stop_source<A: Into<OsString> + Clone>(
         Command::Config { command } => config_command::run(command),
         Command::Doctor(args) => doctor::run(&args),
         Command::ExplainPath(args) => path_command::run(&args),
+        #[cfg(feature = "bench")]
         Command::Bench(args) => Ok(bench::exit_code(bench::run(args))),
+        #[cfg(not(feature = "bench"))]
+        Command::Bench { args } => Err(without_benchmarks(&args)),
         Command::Inspect { command } => inspect_command::run(command),
         Command::Replay(args) => replay_command::run(&args),
         Command::Completions { shell } => manual::completions(Cli::command(), shell),
@@ -306,4 +319,13 @@ pub fn run_with_stop_source<A: Into<OsString> + Clone>(
             ExitCode::FAILURE
         }
     }
+}
+
+#[cfg(not(feature = "bench"))]
+fn without_benchmarks(args: &[OsString]) -> anyhow::Error {
+    let args: Vec<_> = args.iter().map(|argument| argument.to_string_lossy()).collect();
+    anyhow::anyhow!(
+        "this build has no benchmarks; in the sources: cargo run --release -p bench -- {}",
+        args.join(" ")
+    )
 }

@@ -6,16 +6,16 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::scaling::{Comparison, compare, plot};
 use clap::{Args, Subcommand};
 use control_planner::{
-    CAPACITY_OF, Capacity, Engine, LEVEL_WINDOW, Lengths, Request, ServiceLevel, Setup, WorkerRole,
-    forecast_error,
+    CAPACITY_OF, Capacity, Comparison, Engine, LEVEL_WINDOW, Lengths, Request, ServiceLevel, Setup,
+    WorkerRole, compare, forecast_error,
 };
 use serde_json::Value;
 use tools_workload::{azure, mooncake};
 
 use crate::credentials::Credentials;
+use crate::law_plot::plot;
 use crate::{planning, process};
 
 #[derive(Subcommand)]

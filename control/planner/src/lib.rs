@@ -16,6 +16,7 @@
 //!    within the available GPUs.
 //! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling law,
 //!    recorded demand, and the headroom that it needs.
+//! 7. `peer_laws`, `law_comparison`: scaling laws of peers, and how they and the planner do on one demand.
 
 #![forbid(unsafe_code)]
 
@@ -25,8 +26,10 @@ mod demand;
 mod engine;
 mod fleet_simulation;
 mod headroom;
+mod law_comparison;
 mod learned_engine;
 mod measured_engine;
+pub mod peer_laws;
 mod planner;
 mod recorded_demand;
 mod season;
@@ -38,6 +41,7 @@ pub use demand::forecast_error;
 pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
 pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
+pub use law_comparison::{Comparison, LawResult, compare};
 pub use measured_engine::{DecodeSample, MeasuredEngine, PromptSample, SAMPLES_MIN};
 pub use planner::{
     CAPACITY_OF, Decision, LEVEL_WINDOW, Observation, Planner, PlannerConfig, PoolConfig, Reason,

@@ -1,9 +1,9 @@
 //! Entry point: loads the driver and lists its devices.
 
+use crate::Device;
 use crate::description::{self, DeviceDescription};
 use crate::error::{CudaError, DriverVersion, Unavailable};
 use crate::library::{self, Library, code};
-use crate::{Device, PeerLink, peer};
 
 /// A started driver with at least one device.
 #[derive(Debug, Clone, Copy)]
@@ -49,12 +49,5 @@ impl Cuda {
     /// device is slow and takes some of the device's memory.
     pub fn device(&self, ordinal: u32) -> Result<Device, CudaError> {
         Device::open(self.library, ordinal)
-    }
-
-    /// Returns the access of one device to another.
-    pub fn link(&self, from: u32, to: u32) -> Result<PeerLink, CudaError> {
-        let (from, _) = description::describe(self.library, from as i32)?;
-        let (to, _) = description::describe(self.library, to as i32)?;
-        peer::link(self.library, from, to)
     }
 }

@@ -7,7 +7,6 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUstream, CUstream_flags, CUstrea
 use crate::description::{self, DeviceDescription};
 use crate::error::CudaError;
 use crate::library::{Library, code};
-use crate::peer::{self, PeerLink};
 
 /// A device that is ready for use. Cheap to clone; any thread may use it.
 #[derive(Debug, Clone)]
@@ -145,22 +144,5 @@ impl Device {
 
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.context.device == other.context.device
-    }
-
-    /// Returns the access of this device to the memory of `peer`.
-    pub fn can_access(&self, peer: &Self) -> Result<PeerLink, CudaError> {
-        peer::link(self.context.library, self.context.device, peer.context.device)
-    }
-
-    /// Enables direct access of this device to the memory of `peer`. Repeated calls succeed. Copies between
-    /// devices work without it too: the driver then takes them through host memory.
-    pub fn enable_access(&self, peer: &Self) -> Result<(), CudaError> {
-        let library = self.context.library;
-        let _entered = self.context.enter()?;
-        // SAFETY: both contexts are retained; the flags must be zero.
-        match unsafe { (library.enable_peer)(peer.context.raw, 0) } {
-            code::PEER_ALREADY_ENABLED => Ok(()),
-            enabled => library.check("cuCtxEnablePeerAccess", enabled),
-        }
     }
 }

@@ -117,12 +117,9 @@ fn statements() -> String {
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH
-        CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-        CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
         CUevent_flags::CU_EVENT_DISABLE_TIMING
         CUstream_flags::CU_STREAM_NON_BLOCKING
         CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED
-        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
         CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
         CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
@@ -155,7 +152,6 @@ fn statements() -> String {
         ("CUDA_ERROR_NOT_FOUND", code::NOT_FOUND),
         ("CUDA_ERROR_NOT_READY", code::NOT_READY),
         ("CUDA_ERROR_NOT_PERMITTED", code::NOT_PERMITTED),
-        ("CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", code::PEER_ALREADY_ENABLED),
         ("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", code::ALREADY_REGISTERED),
     ];
     for (name, value) in codes {

@@ -10,7 +10,7 @@
 //!   allocation, no lock, no callback, no wait.
 //! * [`SlotCopier`]: the `Copier` of `dataplane-memory` over such queues, for code without CUDA types;
 //!   [`IpcSharing`]: its `DeviceSharing`.
-//! * [`Module`], [`Stream::launch`], [`Graph`], [`compile`]: kernels of other crates.
+//! * [`Module`], [`Stream::launch`], [`compile`]: kernels of other crates.
 //! * [`GpuDirect`]: the path of bytes between a NIC and device memory on this machine.
 //!
 //! Invariants: the processor dereferences no device address; memory outlives every copy that names it; an
@@ -28,7 +28,6 @@ mod cuda;
 mod description;
 mod device;
 mod direct;
-mod peer;
 
 mod borrowed_memory;
 mod export;
@@ -37,7 +36,6 @@ mod pinned;
 mod sharing;
 mod slab;
 
-mod graph;
 mod module;
 mod stream;
 
@@ -65,10 +63,8 @@ pub use description::{DeviceDescription, PciAddress};
 pub use device::Device;
 pub use direct::{DirectProbe, GpuDirect};
 pub use error::{CudaError, DriverVersion, Unavailable};
-pub use graph::Graph;
 pub use ipc::IpcHandle;
 pub use module::{Function, Module};
-pub use peer::{PeerLink, PeerPath};
 pub use pinned::{PinError, Pinned};
 pub use queue::CopyQueue;
 pub use sharing::IpcSharing;

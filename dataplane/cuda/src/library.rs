@@ -9,9 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUmodule, CUresult, CUstream,
-};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUresult, CUstream};
 
 use crate::error::{CudaError, DriverVersion, Unavailable};
 
@@ -30,7 +28,6 @@ pub(crate) mod code {
     pub(crate) const NOT_FOUND: u32 = CUresult::CUDA_ERROR_NOT_FOUND as u32;
     pub(crate) const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
     pub(crate) const NOT_PERMITTED: u32 = CUresult::CUDA_ERROR_NOT_PERMITTED as u32;
-    pub(crate) const PEER_ALREADY_ENABLED: u32 = CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32;
     pub(crate) const ALREADY_REGISTERED: u32 = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as u32;
 }
 
@@ -101,15 +98,12 @@ library! {
         device_memory = cuDeviceTotalMem_v2: fn(*mut usize, CUdevice);
         device_attribute = cuDeviceGetAttribute: fn(*mut c_int, sys::CUdevice_attribute, CUdevice);
         device_pci_address = cuDeviceGetPCIBusId: fn(*mut c_char, c_int, CUdevice);
-        can_access_peer = cuDeviceCanAccessPeer: fn(*mut c_int, CUdevice, CUdevice);
-        peer_attribute = cuDeviceGetP2PAttribute: fn(*mut c_int, sys::CUdevice_P2PAttribute, CUdevice, CUdevice);
 
         context_retain = cuDevicePrimaryCtxRetain: fn(*mut CUcontext, CUdevice);
         context_release = cuDevicePrimaryCtxRelease_v2: fn(CUdevice);
         context_push = cuCtxPushCurrent_v2: fn(CUcontext);
         context_pop = cuCtxPopCurrent_v2: fn(*mut CUcontext);
         priority_range = cuCtxGetStreamPriorityRange: fn(*mut c_int, *mut c_int);
-        enable_peer = cuCtxEnablePeerAccess: fn(CUcontext, c_uint);
 
         allocate = cuMemAlloc_v2: fn(*mut CUdeviceptr, usize);
         free = cuMemFree_v2: fn(CUdeviceptr);
@@ -142,12 +136,6 @@ library! {
         launch = cuLaunchKernel:
             fn(sys::CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
                 *mut *mut c_void, *mut *mut c_void);
-        begin_capture = cuStreamBeginCapture_v2: fn(CUstream, sys::CUstreamCaptureMode);
-        end_capture = cuStreamEndCapture: fn(CUstream, *mut CUgraph);
-        instantiate_graph = cuGraphInstantiateWithFlags: fn(*mut sys::CUgraphExec, CUgraph, c_ulonglong);
-        launch_graph = cuGraphLaunch: fn(sys::CUgraphExec, CUstream);
-        destroy_graph = cuGraphDestroy: fn(CUgraph);
-        destroy_executable = cuGraphExecDestroy: fn(sys::CUgraphExec);
     }
     newer {
         /// Sets how calls of this thread interact with graph recordings of other threads.

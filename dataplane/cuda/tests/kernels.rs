@@ -1,4 +1,4 @@
-//! Kernels and graphs, over the double of the driver and an emulator of one kernel.
+//! Kernels, over the double of the driver and an emulator of one kernel.
 
 mod double;
 
@@ -6,8 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use dataplane_cuda::{
-    CopyQueue, CopyQueueConfig, Cuda, Device, DeviceMemory, DeviceSlab, Function, Graph, Module, Priority,
-    Stream,
+    CopyQueue, CopyQueueConfig, Cuda, Device, DeviceMemory, DeviceSlab, Function, Module, Priority, Stream,
 };
 use dataplane_memory::SlabLayout;
 use double::Double;
@@ -72,36 +71,17 @@ fn a_kernel_runs_on_its_stream_and_its_end_is_polled() {
 }
 
 #[test]
-fn a_graph_runs_what_was_recorded_each_time() {
+fn a_stream_waits_for_another() {
     let Some(double) = Double::load() else { return };
     let rig = Rig::new();
     let add = rig.module.function("add_words").expect("function");
     let stream = Stream::new(&rig.device, Priority::Urgent).expect("stream");
     let other = Stream::new(&rig.device, Priority::Urgent).expect("stream");
-    let graph = Graph::capture(&stream, |stream| {
-        (0..3).for_each(|value| rig.launch(stream, &add, WORDS, value));
-        Ok(())
-    })
-    .expect("capture");
-    assert_eq!(rig.words(), [0; WORDS as usize], "recording runs nothing");
     double.set("delay_us", 5_000);
-    // SAFETY: the slab and the module outlive the stream's work.
-    (0..2).for_each(|_| unsafe { graph.launch(&stream) }.expect("launch"));
+    (0..3).for_each(|value| rig.launch(&stream, &add, WORDS, value));
     other.wait_for(&stream).expect("wait");
     other.synchronise().expect("synchronise");
-    assert_eq!(rig.words(), [6; WORDS as usize]);
-
-    let waits = Graph::capture(&stream, Stream::synchronise).expect_err("a capture cannot wait");
-    assert_eq!(waits.name, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED");
-    rig.launch(&stream, &add, WORDS, 1);
-    stream.synchronise().expect("the stream is as before");
-    assert_eq!(rig.words(), [7; WORDS as usize]);
-
-    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        Graph::capture(&stream, |_| panic!("in the middle of a recording"))
-    }));
-    assert!(panicked.is_err());
-    stream.synchronise().expect("the recording is over all the same");
+    assert_eq!(rig.words(), [3; WORDS as usize]);
 }
 
 #[test]

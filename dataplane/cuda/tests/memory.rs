@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dataplane_cuda::{
     Cuda, Device, DeviceMemory, DeviceSlab, DirectProbe, DmaBufMapping, DriverVersion, GpuDirect, IpcHandle,
-    PeerPath, Pinned, Unavailable,
+    Pinned, Unavailable,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 use double::Double;
@@ -334,16 +334,4 @@ fn a_refused_registration_says_whether_the_limit_may_be_why() {
     let text = Pinned::register(&device, slab).expect_err("refused").to_string();
     assert!(text.contains("RLIMIT_MEMLOCK is 65536 bytes") && text.contains("OUT_OF_MEMORY"), "{text}");
     rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited).expect("restore");
-}
-
-#[test]
-fn links_between_devices_are_told_and_enabled_once() {
-    let Some(double) = Double::load() else { return };
-    let (first, second) = (device(0), device(1));
-    let link = first.can_access(&second).expect("link");
-    assert!(link.is_direct() && link.path == PeerPath::NvLink && link.performance_rank == 0, "{link:?}");
-    (0..2).for_each(|_| first.enable_access(&second).expect("enable"));
-    double.set("peers", 0);
-    assert_eq!(Cuda::open().expect("open").link(1, 0).expect("link").path, PeerPath::Host);
-    assert!(second.enable_access(&first).is_err());
 }

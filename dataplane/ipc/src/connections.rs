@@ -153,11 +153,11 @@ impl IpcFabric {
             return;
         }
         self.opening -= usize::from(peer.deadline.take().is_some());
+        reason.clone_into(&mut peer.reason);
         if peer.stage == Stage::Connecting {
             // Shared memory reports the end.
             return self.shm.disconnect(id);
         }
-        reason.clone_into(&mut peer.reason);
         peer.stage = Stage::Leaving;
         for lane in &mut peer.lanes {
             lane.give_up(&mut self.events);

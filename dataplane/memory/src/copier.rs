@@ -64,16 +64,6 @@ pub enum CopyRefused {
     Unreachable(SlotCopy),
 }
 
-impl CopyRefused {
-    /// Returns the copy.
-    #[must_use]
-    pub fn into_copy(self) -> SlotCopy {
-        match self {
-            Self::Full(copy) | Self::Outside(copy) | Self::Unreachable(copy) => copy,
-        }
-    }
-}
-
 /// The end of one copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyDone {

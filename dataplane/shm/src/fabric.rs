@@ -140,12 +140,6 @@ impl ShmFabric {
         &self.counters
     }
 
-    /// Returns the peer's process id as the kernel reports it; `None` when the connection is over or the
-    /// process is in a PID namespace that is not visible here.
-    pub fn peer_process(&mut self, peer: PeerId) -> Option<i32> {
-        self.table.get_mut(peer).map(|connection| connection.pid).filter(|&pid| pid != 0)
-    }
-
     /// Returns a descriptor that becomes readable when the peer's process has ended and all its descriptors
     /// are closed; `None` when the connection is over or the system provides none.
     #[must_use]

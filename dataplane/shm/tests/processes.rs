@@ -5,6 +5,7 @@
 //! receiver draw the same sequence of operations from the same seed.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -262,7 +263,14 @@ fn a_killed_writer_is_noticed_and_leaves_nothing() {
         let mut writer = spawn(&address, u32::MAX);
         let (_, peer) = receive(&mut fabric, &slots, 40 + round * 37);
         let peer = peer.expect("accepted");
-        assert_eq!(fabric.peer_process(peer), i32::try_from(writer.id()).ok());
+        if let Some(pidfd) = fabric.peer_pidfd(peer) {
+            let named = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()));
+            let line = format!("Pid:\t{}", writer.id());
+            assert!(
+                named.expect("fdinfo").lines().any(|found| found == line),
+                "the descriptor is the writer's"
+            );
+        }
         assert!(held().0 >= before.0 + 5, "the count sees a connection");
         writer.kill().expect("kill");
         let killed = Instant::now();

@@ -8,13 +8,12 @@ use dataplane_fabric::{Event, PeerAccess, PeerId};
 use dataplane_memory::{Slab, SlotPool, SlotRef};
 
 use crate::extent::Extent;
-use crate::hello::Hello;
 use crate::inbound::Inbound;
 use crate::lane::Lane;
 use crate::reads::Reads;
 use crate::receive::Receiver;
 use crate::send::Sender;
-use crate::wire::{HEADER_BYTES, RowShape};
+use crate::wire::RowShape;
 
 /// Row lengths in bytes of the reads that a [`Stream`] has in flight; each read fills a slot of its own. 0:
 /// no rows.
@@ -23,12 +22,6 @@ pub const READ_ROW_BYTES: [u32; 3] = [0, 100, 600];
 pub const READ_BYTES: u32 = 1200;
 /// Largest number of reads that the stream serves at a time.
 pub const SERVED_MAX: usize = 8;
-
-/// Decodes a hello; true when the bytes are a valid one.
-#[must_use]
-pub fn is_hello(bytes: &[u8; HEADER_BYTES]) -> bool {
-    Hello::decode(bytes).is_ok_and(|hello| hello.encode() == *bytes)
-}
 
 /// The receiving half of connection 0 in a lane of two connections.
 pub struct Stream {

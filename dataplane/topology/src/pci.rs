@@ -127,12 +127,6 @@ impl PciDevice {
         self.class.map(|class| class >> 8)
     }
 
-    /// Whether the device is a bridge between two PCI buses: a root port or a port of a switch.
-    #[must_use]
-    pub fn is_bridge(&self) -> bool {
-        self.class_code() == Some(0x0604)
-    }
-
     /// Whether the device is a network device whose driver family can do RDMA.
     #[must_use]
     pub fn can_rdma(&self) -> bool {

@@ -73,21 +73,28 @@ impl Topology {
             self.process.gpus.iter().map(|(address, uuid)| (*address, uuid.as_deref())).collect()
         };
         let gpu = match cuda_visible_devices.map(|list| list.split(',').next().unwrap_or("").trim()) {
-            Some(name) if name.starts_with("GPU-") => {
+            // A part of a GPU (MIG): drivers before 470 name it after the GPU, later ones by a UUID of its own.
+            Some(name) if name.starts_with("GPU-") || name.starts_with("MIG-GPU-") => {
+                let name = name.trim_start_matches("MIG-").split('/').next().unwrap_or("");
                 let is_it = |uuid: &str| uuid.starts_with(name);
                 shown.iter().find(|(_, uuid)| uuid.is_some_and(is_it)).map(|(address, _)| *address)
             }
+            Some(name) if name.starts_with("MIG-") => only(&shown),
             Some(name) => {
                 name.parse().ok().and_then(|number: usize| shown.get(number)).map(|(address, _)| *address)
             }
-            None => match shown[..] {
-                [(only, _)] => Some(only),
-                _ => None,
-            },
+            None => only(&shown),
         };
         match gpu.filter(is_there) {
             Some(address) => Memory::Gpu(address),
             None => Memory::Host { numa: self.process.numa_node },
         }
+    }
+}
+
+fn only(gpus: &[(PciAddress, Option<&str>)]) -> Option<PciAddress> {
+    match gpus {
+        [(address, _)] => Some(*address),
+        _ => None,
     }
 }

@@ -113,9 +113,6 @@ library! {
     destroy_queue_pair = "ibv_destroy_qp": fn(*mut QueuePair) -> c_int;
     /// Moves a queue pair to another state.
     modify_queue_pair = "ibv_modify_qp": fn(*mut QueuePair, *mut QueuePairAttributes, c_int) -> c_int;
-    /// Reads the attributes of a queue pair.
-    query_queue_pair = "ibv_query_qp":
-        fn(*mut QueuePair, *mut QueuePairAttributes, c_int, *mut QueuePairInit) -> c_int;
     /// Takes the next asynchronous event.
     get_async_event = "ibv_get_async_event": fn(*mut Context, *mut AsyncEvent) -> c_int;
     /// Acknowledges an asynchronous event; destroying the event's object waits for this.

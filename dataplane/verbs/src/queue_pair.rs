@@ -282,29 +282,6 @@ impl<State> QueuePair<State> {
         }
         is_gone
     }
-
-    /// Queries the device for the state of the pair, `enum ibv_qp_state`.
-    pub fn query_state(&self) -> Result<u32, VerbsError> {
-        let mut attributes = ffi::QueuePairAttributes::default();
-        let mut init = ffi::QueuePairInit {
-            user: std::ptr::null_mut(),
-            send_completions: std::ptr::null_mut(),
-            receive_completions: std::ptr::null_mut(),
-            shared_receives: std::ptr::null_mut(),
-            capacity: ffi::QueuePairCapacity::default(),
-            kind: 0,
-            signal_all: 0,
-        };
-        let (device, mask) = (&self.handle.domain.device, ffi::QP_STATE as i32);
-        // SAFETY: the pair is live, and both structs are valid places to write to.
-        let code = unsafe {
-            (device.library.query_queue_pair)(self.raw(), &raw mut attributes, mask, &raw mut init)
-        };
-        if code != 0 {
-            return Err(device.failed("ibv_query_qp", String::new(), from_code(code)));
-        }
-        Ok(attributes.state)
-    }
 }
 
 impl QueuePair<Reset> {

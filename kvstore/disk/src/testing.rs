@@ -338,10 +338,6 @@ impl IoEngine for MemoryEngine {
             Ok(())
         })
     }
-
-    fn discard(&mut self, _file: u32, _offset: u64, _bytes: u64) -> Result<bool, IoError> {
-        Ok(false)
-    }
 }
 
 /// Returns a pool of memory slots to write from and read into.

@@ -112,10 +112,6 @@ impl IoEngine for Memory {
     fn sync(&mut self, _file: u32) -> Result<(), IoError> {
         Ok(())
     }
-
-    fn discard(&mut self, _file: u32, _offset: u64, _bytes: u64) -> Result<bool, IoError> {
-        Ok(true)
-    }
 }
 
 struct Bench {

@@ -25,7 +25,7 @@ impl Geometry {
     }
 
     /// Checks that a range is aligned and inside of its file; the error is the reason why not.
-    pub fn check_range(&self, file: u32, offset: u64, bytes: u64) -> Result<(), &'static str> {
+    pub(crate) fn check_range(&self, file: u32, offset: u64, bytes: u64) -> Result<(), &'static str> {
         let Some(&file_bytes) = self.files.get(file as usize) else { return Err("no such file") };
         let block = self.block_bytes as u64;
         if !offset.is_multiple_of(block) {

@@ -97,8 +97,4 @@ pub trait IoEngine: Send {
 
     /// Puts every completed write of this file on stable storage. Blocks.
     fn sync(&mut self, file: u32) -> Result<(), IoError>;
-
-    /// Tells the device that the range's contents are not needed (TRIM, hole punching); later reads of the
-    /// range are undefined. Blocks; returns whether the device was told.
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError>;
 }

@@ -132,22 +132,9 @@ impl IoEngine for MemoryEngine {
     }
 
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
-        self.refuse(file, 0, 0, "sync")
-    }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.refuse(file, offset, bytes, "discard")?;
-        let range = offset as usize..(offset + bytes) as usize;
-        self.files.bytes()[file as usize][range].fill(0);
-        Ok(true)
-    }
-}
-
-impl MemoryEngine {
-    fn refuse(&self, file: u32, offset: u64, bytes: u64, verb: &str) -> Result<(), IoError> {
-        self.geometry.check_range(file, offset, bytes).map_err(|reason| IoError {
+        self.geometry.check_range(file, 0, 0).map_err(|reason| IoError {
             engine: NAME,
-            operation: format!("{verb} {bytes} bytes at {offset:#x} of file {file}"),
+            operation: format!("sync file {file}"),
             kind: IoErrorKind::Invalid,
             reason: reason.to_owned(),
         })

@@ -294,10 +294,6 @@ impl IoEngine for PreadEngine {
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
         self.files.sync(NAME, file)
     }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.files.discard(NAME, file, offset, bytes)
-    }
 }
 
 impl Drop for PreadEngine {

@@ -20,7 +20,6 @@ pub(crate) mod nvm {
     pub(crate) const FLUSH: u8 = 0x00;
     pub(crate) const WRITE: u8 = 0x01;
     pub(crate) const READ: u8 = 0x02;
-    pub(crate) const DATASET_MANAGEMENT: u8 = 0x09;
 }
 
 /// Bits 14 and 15 of word 0: the data pointer is a scatter-gather descriptor.
@@ -117,11 +116,6 @@ impl Command {
 
     pub(crate) fn flush(namespace: u32) -> Self {
         Self::new(nvm::FLUSH, namespace)
-    }
-
-    /// Deallocates one range, which lies at `address` (16 bytes: attributes, blocks, first block).
-    pub(crate) fn deallocate(namespace: u32, address: u64) -> Self {
-        Self::new(nvm::DATASET_MANAGEMENT, namespace).long(6, address).word(10, 0).word(11, 1 << 2)
     }
 }
 

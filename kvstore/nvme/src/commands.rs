@@ -8,7 +8,7 @@ pub(crate) enum Owner {
     /// A part of the request with this index in the request table: offset of its first byte and its length, and
     /// the bounce buffer that it is copied through.
     Piece { request: u16, offset: usize, bytes: usize, bounce: Option<u16> },
-    /// The one command that `sync` or `discard` waits for.
+    /// The one command that `sync` waits for.
     Blocking,
 }
 

@@ -45,7 +45,7 @@ pub struct NvmeCounters {
     pub resets: u64,
 }
 
-/// State of the command that `sync` or `discard` waits for.
+/// State of the command that `sync` waits for.
 #[derive(Debug)]
 pub(crate) enum Blocking {
     None,

@@ -23,8 +23,6 @@ pub struct ControllerIdentity {
     pub namespaces_max: u32,
     /// Whether the controller has a volatile write cache, so that FLUSH is needed (VWC).
     pub has_volatile_cache: bool,
-    /// Whether the controller supports DATASET MANAGEMENT (ONCS).
-    pub can_deallocate: bool,
     /// Whether the controller takes scatter-gather descriptors in I/O commands (SGLS).
     pub takes_sgl: bool,
 }
@@ -72,7 +70,6 @@ impl ControllerIdentity {
             },
             namespaces_max: word(bytes, 516),
             has_volatile_cache: bytes[525] & 1 == 1,
-            can_deallocate: bytes[520] >> 2 & 1 == 1,
             takes_sgl: matches!(word(bytes, 536) & 3, 1 | 2),
         }
     }

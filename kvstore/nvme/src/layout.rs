@@ -1,6 +1,6 @@
 //! Layout of the one [`DmaMemory`] of a controller, in whole pages:
-//! admin queue pair, page for identify, page for a range of DATASET MANAGEMENT; then for each pair its two queues and
-//! a page for each command id, for its list of pages; then the bounce buffers.
+//! admin queue pair, page for identify; then for each pair its two queues and a page for each command id, for its
+//! list of pages; then the bounce buffers.
 
 use crate::NvmeConfig;
 use crate::dma::PAGE_BYTES;
@@ -11,8 +11,7 @@ pub(crate) const ADMIN_ENTRIES: u16 = 64;
 pub(crate) const ADMIN_SUBMISSION: usize = 0;
 pub(crate) const ADMIN_COMPLETION: usize = PAGE_BYTES;
 pub(crate) const IDENTIFY: usize = 2 * PAGE_BYTES;
-pub(crate) const DEALLOCATE_RANGE: usize = 3 * PAGE_BYTES;
-const PAIRS: usize = 4 * PAGE_BYTES;
+const PAIRS: usize = 3 * PAGE_BYTES;
 
 /// Page addresses in a list of one page. Longer lists need chaining: the length of commands is bounded to one
 /// list instead.

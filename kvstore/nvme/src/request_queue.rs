@@ -140,15 +140,6 @@ impl RequestQueue {
         Err(self.error(IoErrorKind::Invalid, operation, "there is no such file"))
     }
 
-    /// Checks that a range exists. Returns the name of a discard of it, for errors.
-    pub(crate) fn check_discard(&self, file: u32, offset: u64, bytes: u64) -> Result<String, IoError> {
-        let operation = format!("discard {bytes} bytes at {offset:#x} of file {file}");
-        match self.geometry.check_range(file, offset, bytes) {
-            Ok(()) => Ok(operation),
-            Err(reason) => Err(self.error(IoErrorKind::Invalid, operation, reason)),
-        }
-    }
-
     /// An error of this engine.
     pub(crate) fn error(&self, kind: IoErrorKind, operation: String, reason: &str) -> IoError {
         IoError { engine: self.engine, operation, kind, reason: reason.to_owned() }

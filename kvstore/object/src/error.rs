@@ -113,9 +113,6 @@ pub enum FailureCause {
     /// The breaker is open.
     #[error("the breaker is open")]
     BreakerOpen,
-    /// The object's contents are not what was stored.
-    #[error("damaged object")]
-    Damaged,
 }
 
 /// A request failed.

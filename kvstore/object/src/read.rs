@@ -358,7 +358,6 @@ impl ObjectTier {
     async fn condemn(&self, last: BlockIdentity, deadline: Instant) {
         let key = self.key(last);
         add(&self.counters.damaged_objects, 1);
-        self.note(&self.error(Operation::ReadIndex, &key, FailureCause::Damaged, None, 2));
         self.presence.set(last, Presence::Avoided, Instant::now());
         if self.config.delete_damaged {
             // If this fails, the object is avoided, and the next put deletes it.

@@ -50,11 +50,7 @@ impl ObjectTier {
         self.budget.earn();
         let mut attempts = 0;
         loop {
-            let failed = |cause, status| {
-                let error = self.error(operation, key, cause, status, attempts);
-                self.note(&error);
-                Err(error)
-            };
+            let failed = |cause, status| Err(self.error(operation, key, cause, status, attempts));
             let Ok(permit) = timeout_at(deadline, self.in_flight.acquire()).await else {
                 add(&counters.deadlines, 1);
                 return failed(FailureCause::Deadline, None);
@@ -88,13 +84,7 @@ impl ObjectTier {
                 }
             }
             let pause = self.jitter.pause(self.config.backoff, self.config.backoff_max, attempts);
-            let failed = |cause| {
-                let error = self.error(operation, key, cause, failure.status, attempts);
-                if !failure.cause.is_answer() {
-                    self.note(&error);
-                }
-                Err(error)
-            };
+            let failed = |cause| Err(self.error(operation, key, cause, failure.status, attempts));
             if failure.cause == FailureCause::Deadline {
                 add(&counters.deadlines, 1);
                 return failed(failure.cause);

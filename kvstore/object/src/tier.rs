@@ -1,7 +1,6 @@
 //! The tier: its parts, and how it is opened.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -12,7 +11,7 @@ use crate::backend::Backend;
 use crate::breaker::Breaker;
 use crate::budget::{Jitter, RetryBudget};
 use crate::config::ObjectConfig;
-use crate::error::{ConfigError, ObjectError};
+use crate::error::ConfigError;
 use crate::key::object_key;
 use crate::metrics::ObjectCounters;
 use crate::presence::PresenceCache;
@@ -73,7 +72,6 @@ pub struct ObjectTier {
     pub(crate) in_flight: Semaphore,
     pub(crate) puts: Semaphore,
     pub(crate) sweep_after: Mutex<Option<String>>,
-    last_error: Mutex<Option<ObjectError>>,
 }
 
 impl ObjectTier {
@@ -98,7 +96,6 @@ impl ObjectTier {
             in_flight: Semaphore::new(config.requests_max),
             puts: Semaphore::new(config.puts_max),
             sweep_after: Mutex::default(),
-            last_error: Mutex::default(),
             config,
         })
     }
@@ -113,24 +110,6 @@ impl ObjectTier {
     #[must_use]
     pub fn config(&self) -> &ObjectConfig {
         &self.config
-    }
-
-    /// Returns and removes the last request error, for a log line; look-ups and gets only count such failures
-    /// as misses.
-    #[must_use]
-    pub fn take_last_error(&self) -> Option<ObjectError> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    /// Whether puts still use a condition, see
-    /// [`S3Config::conditional_put`](crate::S3Config::conditional_put).
-    #[must_use]
-    pub fn puts_are_conditional(&self) -> bool {
-        self.backend.conditional.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn note(&self, error: &ObjectError) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
     }
 
     pub(crate) fn key(&self, last: BlockIdentity) -> String {

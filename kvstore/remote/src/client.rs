@@ -38,7 +38,7 @@ use node::Node;
 pub use node::PoolNode;
 use operation::{Operation, Request};
 pub use operation::{Outcome, Refusal, Refused, StoreBlock, StoreResult, Ticket, Verified};
-use replicate::{Replication, one_second_of};
+use replicate::{Replicated, Replication, one_second_of};
 use storing::Store;
 use transfer::{Check, Transfer};
 
@@ -88,8 +88,7 @@ impl<F: Fabric> RemotePool<F> {
             sketch: Sketch::new(config.sketch_width, config.hot_window, now),
             bucket: one_second_of(config.replicate_bytes_per_second, now),
             waiting: VecDeque::new(),
-            done: BTreeSet::new(),
-            order: VecDeque::new(),
+            done: Replicated::default(),
         };
         Ok(Self {
             fabric,

@@ -211,11 +211,10 @@ impl Upstream {
     pub fn sweep(&self) {
         for idle in self.idle.iter().filter_map(OnceLock::get) {
             for _ in 0..idle.len() {
-                let Some(oldest) = idle.pop() else { break };
-                if oldest.since.elapsed() <= IDLE_FOR {
-                    // The oldest come first, except those that an earlier sweep has put back.
-                    let _closed = idle.push(oldest);
-                    break;
+                let Some(connection) = idle.pop() else { break };
+                // Put back behind the others, so the queue is not in the order of age and is walked to its end.
+                if connection.since.elapsed() <= IDLE_FOR {
+                    let _closed = idle.push(connection);
                 }
             }
         }

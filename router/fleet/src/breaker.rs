@@ -110,8 +110,13 @@ impl RetryBudget {
         if self.balance.fetch_sub(100, Ordering::Relaxed) >= 100 {
             return true;
         }
-        self.balance.fetch_add(100, Ordering::Relaxed);
+        self.refund();
         false
+    }
+
+    /// Returns a retry that was taken and not made.
+    pub fn refund(&self) {
+        self.balance.fetch_add(100, Ordering::Relaxed);
     }
 }
 

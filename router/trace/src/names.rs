@@ -27,8 +27,6 @@ pub mod event {
     pub const FIRST_TOKEN: &str = "first_token";
     /// An engine failed and another one is tried.
     pub const RETRY: &str = "retry";
-    /// The client disconnected.
-    pub const CANCELLED: &str = "cancelled";
 }
 
 /// Values of [`GEN_AI_OPERATION_NAME`].
@@ -47,14 +45,6 @@ pub const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
 pub const GEN_AI_PROVIDER_NAME: &str = "gen_ai.provider.name";
 /// The requested model. Text.
 pub const GEN_AI_REQUEST_MODEL: &str = "gen_ai.request.model";
-/// Largest number of tokens of the answer. Integer.
-pub const GEN_AI_REQUEST_MAX_TOKENS: &str = "gen_ai.request.max_tokens";
-/// Whether the answer is streamed. Boolean.
-pub const GEN_AI_REQUEST_STREAM: &str = "gen_ai.request.stream";
-/// The model that answered. Text.
-pub const GEN_AI_RESPONSE_MODEL: &str = "gen_ai.response.model";
-/// The answer's id. Text.
-pub const GEN_AI_RESPONSE_ID: &str = "gen_ai.response.id";
 /// Finish reason of each choice. An array of texts.
 pub const GEN_AI_RESPONSE_FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
 /// Time to the first chunk, in seconds. Float.

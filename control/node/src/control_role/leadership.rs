@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use control_config::Settings;
-use control_election::Lease;
+use control_discovery::election::Lease;
 use control_etcd::EtcdLease;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -43,7 +43,7 @@ impl Leadership {
 
     fn of(lease: impl Lease + Send + 'static) -> Self {
         let (sender, leads) = watch::channel(false);
-        Self { leads, task: tokio::spawn(control_election::run(lease, sender)) }
+        Self { leads, task: tokio::spawn(control_discovery::election::run(lease, sender)) }
     }
 
     /// Whether this process holds the lease.

@@ -38,17 +38,15 @@ const DRIVER: &str = concat!(
     named!("driver/events.c"),
     named!("driver/copies.c"),
     named!("driver/modules.c"),
-    named!("driver/graphs.c"),
 );
 
 /// Faults and settings, with their defaults.
-const SETTINGS: [(&str, i64); 25] = [
+const SETTINGS: [(&str, i64); 24] = [
     ("devices", 2),
     ("version", 12_080),
     ("initialise", 0),
     ("delay_us", 0),
     ("memory", 1 << 30),
-    ("peers", 1),
     ("no_dmabuf", 0),
     ("no_pcie_flag", 0),
     ("no_ipc", 0),
@@ -71,8 +69,8 @@ const SETTINGS: [(&str, i64); 25] = [
 ];
 
 /// Counts that must be zero after all values were dropped.
-const LIVE: [&str; 8] =
-    ["allocations", "events", "streams", "registrations", "modules", "graphs", "contexts", "imports"];
+const LIVE: [&str; 7] =
+    ["allocations", "events", "streams", "registrations", "modules", "contexts", "imports"];
 
 /// The loaded double.
 pub(crate) struct Double {

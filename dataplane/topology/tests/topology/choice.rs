@@ -178,7 +178,9 @@ fn a_process_works_beside_its_gpu_or_its_processors() {
         machine.file(&format!("proc/driver/nvidia/gpus/{address}/information"), text);
     };
     show(6);
-    assert_eq!(machine.read().memory_of_process(None), gpu(6), "the only one");
+    for variable in [None, Some("MIG-GPU-aaaa-6/1/0"), Some("MIG-2b5c9a48-4dd2-5b5c-a1f8-6e8a2ff3a9a1")] {
+        assert_eq!(machine.read().memory_of_process(variable), gpu(6), "the only one: {variable:?}");
+    }
     show(2);
     let topology = machine.read();
     for (variable, memory) in [
@@ -186,6 +188,8 @@ fn a_process_works_beside_its_gpu_or_its_processors() {
         (Some("0"), gpu(2)),
         (Some("1"), gpu(6)),
         (Some("GPU-aaaa-6"), gpu(6)),
+        (Some("MIG-GPU-aaaa-6/1/0"), gpu(6)),
+        (Some("MIG-2b5c9a48-4dd2-5b5c-a1f8-6e8a2ff3a9a1"), Memory::Host { numa: None }),
     ] {
         assert_eq!(topology.memory_of_process(variable), memory, "{variable:?}");
     }

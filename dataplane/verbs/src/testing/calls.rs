@@ -52,7 +52,7 @@ macro_rules! free {
 mod pairs;
 mod queues;
 
-use pairs::{create_queue_pair, destroy_queue_pair, modify_queue_pair, post_send, query_queue_pair};
+use pairs::{create_queue_pair, destroy_queue_pair, modify_queue_pair, post_send};
 use queues::{
     acknowledge_completion_events, create_channel, create_completions, create_shared_receives,
     destroy_channel, destroy_completions, destroy_shared_receives, get_completion_event, poll_cq,
@@ -123,7 +123,6 @@ pub(super) fn library() -> Arc<Library> {
         create_queue_pair,
         destroy_queue_pair,
         modify_queue_pair,
-        query_queue_pair,
         get_async_event,
         acknowledge_async_event,
         status_text,

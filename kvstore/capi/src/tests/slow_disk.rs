@@ -82,9 +82,6 @@ impl IoEngine for SlowReads {
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
         self.inner.sync(file)
     }
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.inner.discard(file, offset, bytes)
-    }
 }
 
 /// A store whose disk has all blocks and whose host memory has the last ones, with the disk's delay.

@@ -14,9 +14,6 @@ use super::signature::{SIGNATURE_BYTES, signature};
 use super::{Files, StoredFile, failed, lock, refused};
 use crate::{IoError, IoErrorKind, PageBuffer};
 
-/// `_IO(0x12, 119)`, include/uapi/linux/fs.h.
-const BLKDISCARD: libc::c_ulong = 0x1277;
-
 /// Settings of a raw block device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
@@ -103,19 +100,6 @@ fn mounted_on(major: u32, minor: u32) -> Option<String> {
         let mut fields = line.split(' ').skip(2);
         (fields.next() == Some(&number)).then(|| fields.nth(1).map(str::to_owned)).flatten()
     })
-}
-
-pub(super) fn discard(device: &OwnedFd, offset: u64, bytes: u64) -> Result<(), Errno> {
-    let range = [offset, bytes];
-    let descriptor = std::os::fd::AsRawFd::as_raw_fd(device);
-    // SAFETY: the request reads two 64-bit numbers, which live until it returns; the descriptor is owned.
-    let result = unsafe { libc::ioctl(descriptor, BLKDISCARD, range.as_ptr()) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
-}
-
-/// Returns the errno of the last system call of this thread.
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

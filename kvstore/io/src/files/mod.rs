@@ -1,9 +1,8 @@
-//! Opening of files for engines: a folder of segment files, one file, or a block device; and sync and TRIM on
-//! them.
+//! Opening of files for engines: a folder of segment files, one file, or a block device; and their sync.
 //!
 //! Invariants: sizes are fixed once opened; files are preallocated and never grown; a [`Files`] is the only one
 //! on its files, as the folder is locked with flock(2) and the device opened with O_EXCL (open(2)). All calls
-//! block and are for start-up, except [`Files::sync`] and [`Files::discard`].
+//! block and are for start-up, except [`Files::sync`].
 
 mod device;
 mod folder;
@@ -13,7 +12,6 @@ mod signature;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 pub use device::{DeviceConfig, open_device};
@@ -92,39 +90,6 @@ impl Files {
                     return Err(IoError::from_errno(engine, operation, errno.raw_os_error()));
                 }
             }
-        }
-    }
-
-    /// Frees a range's storage: a hole in a file (fallocate(2)), BLKDISCARD on a device. Blocks; false where
-    /// neither is supported.
-    pub fn discard(&self, engine: &'static str, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        let stored = self.stored(engine, file, "discard")?;
-        let operation = || format!("discard {bytes} bytes at {offset:#x} of {}", stored.path.display());
-        let limits = Geometry {
-            block_bytes: self.block_bytes,
-            transfer_bytes_max: usize::MAX,
-            depth_max: 1,
-            files: vec![stored.bytes],
-        };
-        limits.check_range(0, offset, bytes).map_err(|reason| IoError {
-            engine,
-            operation: operation(),
-            kind: IoErrorKind::Invalid,
-            reason: reason.to_owned(),
-        })?;
-        if bytes == 0 {
-            return Ok(true);
-        }
-        let outcome = if stored.is_device {
-            device::discard(&stored.file, offset, bytes)
-        } else {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(&stored.file, flags, offset, bytes)
-        };
-        match outcome {
-            Ok(()) => Ok(true),
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => Ok(false),
-            Err(errno) => Err(IoError::from_errno(engine, operation(), errno.raw_os_error())),
         }
     }
 

@@ -12,10 +12,7 @@ pub(super) const NVME_URING_CMD_IO: u32 = 0xC048_4E80;
 pub(super) const OPCODE_FLUSH: u8 = 0x00;
 pub(super) const OPCODE_WRITE: u8 = 0x01;
 pub(super) const OPCODE_READ: u8 = 0x02;
-pub(super) const OPCODE_DATASET_MANAGEMENT: u8 = 0x09;
 pub(super) const OPCODE_ADMIN_IDENTIFY: u8 = 0x06;
-/// Command dword 11 of Dataset Management: the ranges are not needed any more.
-pub(super) const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
 
 /// Bytes of an answer to Identify.
 pub(super) const IDENTIFY_BYTES: usize = 4096;
@@ -96,7 +93,6 @@ pub(super) struct Namespace {
 pub(super) struct Controller {
     /// Maximum bytes of a transfer; `None` without a limit.
     pub(super) transfer_bytes_max: Option<usize>,
-    pub(super) has_dataset_management: bool,
 }
 
 /// Parses the answer to Identify Namespace; the error is the reason why the namespace cannot be used.
@@ -125,8 +121,7 @@ pub(super) fn parse_controller(answer: &[u8; IDENTIFY_BYTES]) -> Controller {
     let shift = u32::from(answer[77]);
     let transfer_bytes_max =
         (shift > 0).then(|| 4096_usize.checked_shl(shift).unwrap_or(usize::MAX).max(4096));
-    let optional = u16::from_le_bytes([answer[520], answer[521]]);
-    Controller { transfer_bytes_max, has_dataset_management: optional & 1 << 2 != 0 }
+    Controller { transfer_bytes_max }
 }
 
 #[cfg(test)]
@@ -162,8 +157,6 @@ mod tests {
             let _any = (parse_namespace(&answer), parse_controller(&answer));
         }
         answer[77] = 7;
-        answer[520] = 4;
-        let expected = Controller { transfer_bytes_max: Some(512 << 10), has_dataset_management: true };
-        assert_eq!(parse_controller(&answer), expected);
+        assert_eq!(parse_controller(&answer), Controller { transfer_bytes_max: Some(512 << 10) });
     }
 }

@@ -13,7 +13,7 @@ use super::command::{Command, NVME_URING_CMD_IO, OPCODE_READ, OPCODE_WRITE};
 use super::device::NvmeDevice;
 use super::{NAME, status};
 use crate::ring::{Commands, Outcome, Pending};
-use crate::{Geometry, IoError, IoErrorKind, Operation};
+use crate::{IoError, IoErrorKind, Operation};
 
 /// Builds NVMe commands for a ring, and translates their results.
 #[derive(Debug)]
@@ -42,21 +42,6 @@ impl NvmeCommands {
 
     fn command_bytes(&self, pending: &Pending) -> usize {
         pending.left().min(self.device.command_bytes_max())
-    }
-
-    fn check(&self, file: u32, offset: u64, bytes: u64, verb: &str) -> Result<(), IoError> {
-        let geometry = Geometry {
-            block_bytes: self.device.block_bytes(),
-            transfer_bytes_max: usize::MAX,
-            depth_max: 1,
-            files: vec![self.device.bytes()],
-        };
-        geometry.check_range(file, offset, bytes).map_err(|reason| IoError {
-            engine: NAME,
-            operation: format!("{verb} {bytes} bytes at {offset:#x} of file {file}"),
-            kind: IoErrorKind::Invalid,
-            reason: reason.to_owned(),
-        })
     }
 }
 
@@ -107,12 +92,14 @@ impl Commands for NvmeCommands {
     }
 
     fn sync(&self, file: u32) -> Result<(), IoError> {
-        self.check(file, 0, 0, "sync")?;
+        if file != 0 {
+            return Err(IoError {
+                engine: NAME,
+                operation: format!("sync of file {file}"),
+                kind: IoErrorKind::Invalid,
+                reason: "the namespace is file 0, the only one".to_owned(),
+            });
+        }
         self.device.flush()
-    }
-
-    fn discard(&self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.check(file, offset, bytes, "discard")?;
-        self.device.deallocate(offset, bytes)
     }
 }

@@ -1,4 +1,4 @@
-//! One namespace of an NVMe device: opened, measured, and locked. For start-up, sync and TRIM: all calls block.
+//! One namespace of an NVMe device: opened, measured, and locked. For start-up and sync: all calls block.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use super::NAME;
 use super::command::{
-    ATTRIBUTE_DEALLOCATE, Command, IDENTIFY_BYTES, NVME_IOCTL_ADMIN_CMD, NVME_IOCTL_ID, NVME_IOCTL_IO_CMD,
-    OPCODE_ADMIN_IDENTIFY, OPCODE_DATASET_MANAGEMENT, OPCODE_FLUSH, parse_controller, parse_namespace,
+    Command, IDENTIFY_BYTES, NVME_IOCTL_ADMIN_CMD, NVME_IOCTL_ID, NVME_IOCTL_IO_CMD, OPCODE_ADMIN_IDENTIFY,
+    OPCODE_FLUSH, parse_controller, parse_namespace,
 };
 use super::status;
 use crate::files::{lock, open_exclusively, refuse_contents};
@@ -40,7 +40,6 @@ pub struct NvmeDevice {
     lba_bytes: usize,
     block_bytes: usize,
     command_bytes_max: usize,
-    has_dataset_management: bool,
 }
 
 /// Returns the block device of a namespace: `/dev/ng0n1` → `/dev/nvme0n1`.
@@ -90,7 +89,6 @@ impl NvmeDevice {
             lba_bytes: 0,
             block_bytes: config.block_bytes,
             command_bytes_max: 0,
-            has_dataset_management: false,
         };
         let found = parse_namespace(&*device.identify(namespace, 0)?)
             .map_err(|reason| refused(IoErrorKind::Unsupported, reason))?;
@@ -104,7 +102,6 @@ impl NvmeDevice {
         let bytes = found.blocks.checked_mul(found.block_bytes as u64);
         let bytes = bytes.ok_or_else(|| refused(IoErrorKind::Invalid, "an impossible size".to_owned()))?;
         device.bytes = bytes - bytes % device.block_bytes as u64;
-        device.has_dataset_management = controller.has_dataset_management;
         let of_queue = queue_bytes_max(path);
         let most = [controller.transfer_bytes_max, of_queue].into_iter().flatten().min();
         // A command can name at most 65536 blocks.
@@ -189,35 +186,6 @@ impl NvmeDevice {
         let namespace = self.namespace;
         let mut command = Command { opcode: OPCODE_FLUSH, namespace, ..Command::default() };
         self.run(NVME_IOCTL_IO_CMD, &mut command, "flush")
-    }
-
-    /// Tells the device that a range, checked by the caller, is not needed; false when it does not support
-    /// that.
-    pub(super) fn deallocate(&self, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        if !self.has_dataset_management {
-            return Ok(false);
-        }
-        let lba_bytes = self.lba_bytes as u64;
-        let (mut block, end) = (offset / lba_bytes, (offset + bytes) / lba_bytes);
-        while block < end {
-            let blocks = (end - block).min(u64::from(u32::MAX)) as u32;
-            // Context attributes, length, first block (NVM Command Set 1.0c, figure 41).
-            let mut range = [0_u8; 16];
-            range[4..8].copy_from_slice(&blocks.to_le_bytes());
-            range[8..16].copy_from_slice(&block.to_le_bytes());
-            let mut command = Command {
-                opcode: OPCODE_DATASET_MANAGEMENT,
-                namespace: self.namespace,
-                address: range.as_mut_ptr().expose_provenance() as u64,
-                bytes: range.len() as u32,
-                dword10: 0,
-                dword11: ATTRIBUTE_DEALLOCATE,
-                ..Command::default()
-            };
-            self.run(NVME_IOCTL_IO_CMD, &mut command, "deallocate blocks of")?;
-            block += u64::from(blocks);
-        }
-        Ok(true)
     }
 }
 

@@ -3,11 +3,11 @@
 //! Each request is one or more NVMe READ or WRITE commands as IORING_OP_URING_CMD (NVME_URING_CMD_IO of
 //! `linux/nvme_ioctl.h`): no file system, no block layer, no page cache, and the device's own status as the
 //! answer. A request longer than a command may be (MDTS and the kernel's limits) is moved by commands one after
-//! the other. Admin commands, FLUSH and Dataset Management go through ioctl and block. Needs CAP_SYS_ADMIN or
-//! rights on the device.
+//! the other. Admin commands and FLUSH go through ioctl and block. Needs CAP_SYS_ADMIN or rights on
+//! the device.
 //!
-//! Sources: NVM Express Base 2.0c (Identify §5.17, status §3.3.3.2), NVM Command Set 1.0c (§3.2.1 Dataset Management, §3.2.4
-//! Read, §3.2.6 Write, §4.1.5.1 Identify Namespace), include/uapi/linux/nvme_ioctl.h.
+//! Sources: NVM Express Base 2.0c (Identify §5.17, status §3.3.3.2), NVM Command Set 1.0c (§3.2.4 Read, §3.2.6 Write,
+//! §4.1.5.1 Identify Namespace), include/uapi/linux/nvme_ioctl.h.
 
 mod command;
 mod commands;

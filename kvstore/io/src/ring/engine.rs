@@ -43,9 +43,6 @@ pub trait Commands: Send {
 
     /// See [`IoEngine::sync`].
     fn sync(&self, file: u32) -> Result<(), IoError>;
-
-    /// See [`IoEngine::discard`].
-    fn discard(&self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError>;
 }
 
 /// An engine over a ring.
@@ -266,10 +263,6 @@ impl<K: Commands> IoEngine for RingEngine<K> {
 
     fn sync(&mut self, file: u32) -> Result<(), IoError> {
         self.commands.sync(file)
-    }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.commands.discard(file, offset, bytes)
     }
 }
 

@@ -19,7 +19,7 @@ use dataplane_memory::PageSize;
 
 use crate::IoEngine;
 pub use crate::memory::{MemoryEngine, MemoryFiles};
-pub use driving::{drop_waits, full_hands_back, poll_keeps_its_budget, sleep_and_wake, sync_and_discard};
+pub use driving::{drop_waits, full_hands_back, poll_keeps_its_budget, sleep_and_wake, sync};
 pub use model::random_requests;
 pub use random::Random;
 pub use shapes::{geometry_is_usable, invalid_requests, sizes_and_alignments};
@@ -74,7 +74,7 @@ pub fn conformance(open: &mut Open<'_>, options: &Conformance) {
         ("sleep and wake", sleep_and_wake),
         ("random requests", random_requests),
         ("drop", drop_waits),
-        ("sync and discard", sync_and_discard),
+        ("sync", sync),
     ];
     for (name, check) in checks {
         let started = Instant::now();

@@ -97,10 +97,4 @@ pub fn invalid_requests(open: &mut Open<'_>, options: &Conformance) {
     let buffer = rig.buffer(0, 2 * block);
     rig.read(0, 0, buffer, 77);
     assert!(rig.engine.sync(files).is_err_and(|error| error.kind == IoErrorKind::Invalid), "sync of no file");
-    for (file, offset, bytes) in
-        [(files, 0, step), (0, 1, step), (0, end / step * step - step, 2 * step), (0, 0, step / 2)]
-    {
-        let refused = rig.engine.discard(file, offset, bytes);
-        assert!(refused.is_err_and(|error| error.kind == IoErrorKind::Invalid), "discard {offset}+{bytes}");
-    }
 }

@@ -65,10 +65,6 @@ impl Commands for FileCommands {
     fn sync(&self, file: u32) -> Result<(), IoError> {
         self.files.sync(NAME, file)
     }
-
-    fn discard(&self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        self.files.discard(NAME, file, offset, bytes)
-    }
 }
 
 /// Interprets the result of a read or write.

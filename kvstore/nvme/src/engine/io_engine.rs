@@ -1,7 +1,6 @@
 //! The contract of [`IoEngine`], clause by clause.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use dataplane_memory::Slab;
@@ -10,7 +9,6 @@ use kvstore_io::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Req
 use super::NvmeEngine;
 use crate::bus::Bus;
 use crate::command::Command;
-use crate::layout::DEALLOCATE_RANGE;
 use crate::recovery::Health;
 use crate::request_queue::describe;
 use crate::volatile_cache::LOST;
@@ -112,24 +110,5 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
             return Err(self.queue.error(IoErrorKind::Device, operation, LOST));
         }
         flushed
-    }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        let operation = self.queue.check_discard(file, offset, bytes)?;
-        if !self.identity.can_deallocate {
-            return Ok(false);
-        }
-        let block_bytes = self.queue.geometry.block_bytes as u64;
-        let (mut block, mut blocks) = (offset / block_bytes, bytes / block_bytes);
-        while blocks > 0 {
-            let count = blocks.min(u32::MAX.into());
-            let memory = &self.controller.memory;
-            memory.long(DEALLOCATE_RANGE).store(count << 32, Ordering::Relaxed);
-            memory.long(DEALLOCATE_RANGE + 8).store(block, Ordering::Relaxed);
-            let address = self.controller.memory_address + DEALLOCATE_RANGE as u64;
-            self.run_blocking(&operation, Command::deallocate(self.namespace.id, address))?;
-            (block, blocks) = (block + count, blocks - count);
-        }
-        Ok(true)
     }
 }

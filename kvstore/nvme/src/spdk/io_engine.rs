@@ -8,7 +8,7 @@ use kvstore_io::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Req
 
 use super::engine::{NAME, SpdkEngine, dead, into_io};
 use super::flow::completed;
-use super::library::{DEALLOCATE, NAMESPACE_CAN_DEALLOCATE, NAMESPACE_CAN_FLUSH, Range};
+use super::library::NAMESPACE_CAN_FLUSH;
 use super::registration::{self, Refused};
 use crate::NvmeError;
 use crate::request_queue::describe;
@@ -111,26 +111,5 @@ impl IoEngine for SpdkEngine {
             return Err(self.queue.error(IoErrorKind::Device, operation, LOST));
         }
         flushed
-    }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        let operation = self.queue.check_discard(file, offset, bytes)?;
-        if self.flags & NAMESPACE_CAN_DEALLOCATE == 0 {
-            return Ok(false);
-        }
-        let block_bytes = self.block_bytes as u64;
-        let (mut first, mut blocks) = (offset / block_bytes, bytes / block_bytes);
-        while blocks > 0 {
-            let count = blocks.min(u32::MAX.into());
-            let range = Range { attributes: 0, blocks: count as u32, first };
-            self.run_blocking(&operation, |library, namespace, pair, word| {
-                // SAFETY: as in `sync`; SPDK copies the range.
-                unsafe {
-                    (library.deallocate)(namespace, pair, DEALLOCATE, &raw const range, 1, completed, word)
-                }
-            })?;
-            (first, blocks) = (first + count, blocks - count);
-        }
-        Ok(true)
     }
 }

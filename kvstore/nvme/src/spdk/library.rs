@@ -15,11 +15,8 @@ pub(super) type Pair = *mut c_void;
 /// `spdk_nvme_cmd_cb`: its argument, and the completion entry (four words, as in the specification).
 pub(super) type Callback = unsafe extern "C" fn(*mut c_void, *const [u32; 4]);
 
-/// `SPDK_NVME_NS_DEALLOCATE_SUPPORTED` and `SPDK_NVME_NS_FLUSH_SUPPORTED`.
-pub(super) const NAMESPACE_CAN_DEALLOCATE: u32 = 1;
+/// `SPDK_NVME_NS_FLUSH_SUPPORTED`.
 pub(super) const NAMESPACE_CAN_FLUSH: u32 = 2;
-/// `SPDK_NVME_DSM_ATTR_DEALLOCATE`.
-pub(super) const DEALLOCATE: u32 = 4;
 
 /// `SPDK_VTOPHYS_ERROR`.
 pub(super) const NO_ADDRESS: u64 = u64::MAX;
@@ -36,14 +33,6 @@ impl Room {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self([0; 1024]))
     }
-}
-
-/// `struct spdk_nvme_dsm_range`: attributes, blocks, first block, as in the specification.
-#[repr(C)]
-pub(super) struct Range {
-    pub(super) attributes: u32,
-    pub(super) blocks: u32,
-    pub(super) first: u64,
 }
 
 macro_rules! functions {
@@ -90,8 +79,6 @@ functions! {
     write = "spdk_nvme_ns_cmd_write":
         fn(Namespace, Pair, *mut c_void, u64, u32, Callback, *mut c_void, u32) -> c_int;
     flush = "spdk_nvme_ns_cmd_flush": fn(Namespace, Pair, Callback, *mut c_void) -> c_int;
-    deallocate = "spdk_nvme_ns_cmd_dataset_management":
-        fn(Namespace, Pair, u32, *const Range, u16, Callback, *mut c_void) -> c_int;
 }
 
 /// Libraries that SPDK's own use and are not linked with: OpenSSL for `libspdk_util`, and DPDK for the environment. Each has the

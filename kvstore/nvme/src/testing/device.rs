@@ -19,8 +19,6 @@ pub struct SoftwareDevice {
     pub takes_sgl: bool,
     /// Whether the device has a volatile cache.
     pub has_volatile_cache: bool,
-    /// Whether the device supports DATASET MANAGEMENT.
-    pub can_deallocate: bool,
 }
 
 impl Default for SoftwareDevice {
@@ -34,7 +32,6 @@ impl Default for SoftwareDevice {
             doorbell_stride: 0,
             takes_sgl: true,
             has_volatile_cache: true,
-            can_deallocate: true,
         }
     }
 }
@@ -50,8 +47,6 @@ pub struct SoftwareCounters {
     pub sgl: u64,
     /// FLUSH commands.
     pub flushes: u64,
-    /// DATASET MANAGEMENT commands.
-    pub deallocations: u64,
     /// Number of times that the controller was enabled.
     pub enables: u64,
     /// Number of orderly shutdowns.

@@ -14,7 +14,7 @@ fn run(name: &str, device: SoftwareDevice, config: NvmeConfig, faults: Faults) -
     let counters = controller.counters();
     assert_eq!((counters.unmapped_accesses, counters.violations), (0, 0), "{counters:?}");
     assert_eq!(controller.mapping_count(), 0);
-    assert!(counters.shutdowns > 8 && counters.flushes > 0 && counters.deallocations > 0, "{counters:?}");
+    assert!(counters.shutdowns > 8 && counters.flushes > 0, "{counters:?}");
     eprintln!("{name}: {counters:?}");
     controller
 }

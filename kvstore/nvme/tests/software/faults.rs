@@ -196,12 +196,8 @@ fn a_blocking_command_survives_or_reports_a_reset() {
     let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
     rig.controller.set_faults(lost);
     assert_eq!(rig.engine.sync(0).expect_err("lost").kind, IoErrorKind::Device);
-    assert_eq!(rig.engine.discard(0, 0, 4096).expect_err("lost").kind, IoErrorKind::Device);
     rig.controller.set_faults(Faults::default());
     rig.engine.sync(0).expect("sync");
-    assert_eq!(rig.engine.discard(0, 0, 4096), Ok(true));
-    assert_eq!(rig.engine.discard(0, 100, 4096).expect_err("not aligned").kind, IoErrorKind::Invalid);
-    assert_eq!(rig.engine.discard(1, 0, 4096).expect_err("no file").kind, IoErrorKind::Invalid);
     assert_eq!(rig.engine.sync(1).expect_err("no file").kind, IoErrorKind::Invalid);
     rig.close();
 }
@@ -230,7 +226,6 @@ fn is_dead(rig: &mut Rig) {
         assert!(started.elapsed() < Duration::from_secs(5));
     }
     assert_eq!(rig.engine.sync(0).expect_err("dead").kind, IoErrorKind::Device);
-    assert_eq!(rig.engine.discard(0, 0, 512).expect_err("dead").kind, IoErrorKind::Device);
     let woken = rig.engine.waker();
     std::thread::scope(|scope| {
         scope.spawn(|| woken.wake());

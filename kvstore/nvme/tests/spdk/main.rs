@@ -178,7 +178,7 @@ fn conforms() {
     let mut open = || -> Box<dyn IoEngine> { Box::new(SpdkEngine::open(&config).expect("open")) };
     conformance(&mut open, &Conformance { requests: 800, ..Conformance::default() });
     mock.check();
-    assert!(mock.get("mock_flushes") > 0 && mock.get("mock_deallocations") > 0);
+    assert!(mock.get("mock_flushes") > 0);
     eprintln!("requests that the mock had no room for: {}", mock.get("mock_out_of_memory"));
 }
 
@@ -257,7 +257,6 @@ fn a_device_that_cannot_be_reset_is_dead_and_keeps_the_memory_it_may_still_acces
         assert_eq!(rig.slots.used_count(), 8, "handed back, and never reused");
     }
     assert_eq!(rig.engine.sync(0).expect_err("dead").kind, IoErrorKind::Device);
-    assert_eq!(rig.engine.discard(0, 0, 4096).expect_err("dead").kind, IoErrorKind::Device);
     let Rig { engine, slots } = rig;
     let slab = Arc::downgrade(slots.slab());
     drop((engine, slots));

@@ -21,9 +21,8 @@
 
 struct cpl { uint32_t cdw0, reserved; uint16_t sqhd, sqid, cid, status; };
 typedef void (*callback)(void *, const struct cpl *);
-struct range { uint32_t attributes, length; uint64_t start; };
 struct command { int kind; void *payload; uint64_t lba; uint32_t count; callback call; void *argument; };
-enum { READ, WRITE, FLUSH, DEALLOCATE, DEPTH = 40, BLOCK = 512, TRANSFER = 128 << 10 };
+enum { READ, WRITE, FLUSH, DEPTH = 40, BLOCK = 512, TRANSFER = 128 << 10 };
 
 struct controller { int file; uint64_t blocks; struct pair *pair; };
 struct pair { struct controller *controller; struct command commands[DEPTH]; int count; };
@@ -34,7 +33,7 @@ static bool initialised;
 /* For the test: what shall go wrong, and what was seen. */
 int64_t mock_bad_lba = -1, mock_lose, mock_completions_errno, mock_reset_fails, mock_connect_fails, mock_register_errno, mock_unmapped,
     mock_registers;
-int64_t mock_violations, mock_resets, mock_flushes, mock_deallocations, mock_out_of_memory, mock_pairs, mock_controllers;
+int64_t mock_violations, mock_resets, mock_flushes, mock_out_of_memory, mock_pairs, mock_controllers;
 
 #ifdef MOCK_NEEDS
 extern int mock_needed;
@@ -281,11 +280,4 @@ int spdk_nvme_ns_cmd_flush(struct controller *namespace, struct pair *pair, call
     check(pair->controller == namespace, "arguments of a flush");
     mock_flushes++;
     return queue(pair, (struct command){FLUSH, NULL, 0, 0, call, argument});
-}
-int spdk_nvme_ns_cmd_dataset_management(struct controller *namespace, struct pair *pair, uint32_t type,
-                                        const struct range *ranges, uint16_t count, callback call, void *argument) {
-    check(type == 4 && count == 1 && ranges->attributes == 0, "arguments of a deallocation");
-    check(ranges->start + ranges->length <= namespace->blocks, "range of a deallocation");
-    mock_deallocations++;
-    return queue(pair, (struct command){DEALLOCATE, NULL, 0, 0, call, argument});
 }

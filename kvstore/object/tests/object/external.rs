@@ -96,6 +96,6 @@ async fn an_unknown_certificate_authority_is_refused() {
     }
     let tier = ObjectTier::open(config).expect("opens");
     assert_eq!(tier.look_up(&chain(9, 4), soon()).await, 0);
-    let error = tier.take_last_error().expect("no connection");
+    let error = tier.delete(chain(9, 4)[3], soon()).await.expect_err("no connection");
     assert_eq!(error.cause(), Some(FailureCause::Connection));
 }

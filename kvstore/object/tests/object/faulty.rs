@@ -132,7 +132,7 @@ async fn a_dead_service_costs_a_deadline_and_then_nothing() {
         let outcome = tier.put(&blocks(&chain[..4], PAYLOAD), soon()).await;
         assert_eq!(outcome, Ok(Outcome::Throttled));
         assert!(tier.get(&chain, 0..8, soon()).await.is_empty());
-        let error = tier.take_last_error().expect("noted");
+        let error = tier.delete(chain[3], soon()).await.expect_err("refused");
         assert_eq!(error.cause(), Some(FailureCause::BreakerOpen));
     }
 }

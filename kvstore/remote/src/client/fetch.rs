@@ -259,7 +259,7 @@ impl<F: Fabric> RemotePool<F> {
             }
             if is_short && is_wanted {
                 // The second home has dropped some blocks: the first may still have all.
-                self.replication.forget(&name);
+                self.replication.done.forget(&name);
                 self.ask_other(ticket, number, now);
             } else {
                 self.miss(ticket, range);

@@ -5,7 +5,7 @@
 //! copied costs one round trip, as the node answers that the blocks are present. Stores always go to the first
 //! node of the ranking; a second home that has dropped blocks is forgotten as soon as a look-up shows it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,41 @@ pub(super) struct Replication {
     /// Rate limit of copies; `None`: nothing is copied.
     pub(super) bucket: Option<TokenBucket>,
     pub(super) waiting: VecDeque<PendingCopy>,
-    /// Groups with a second home.
-    pub(super) done: BTreeSet<BlockIdentity>,
-    /// The groups of `done` in the order in which they were added; may contain groups that were forgotten.
-    pub(super) order: VecDeque<BlockIdentity>,
+    pub(super) done: Replicated,
+}
+
+/// Groups with a second home, up to a limit; the oldest is forgotten first.
+#[derive(Default)]
+pub(super) struct Replicated {
+    groups: BTreeMap<BlockIdentity, u64>,
+    by_age: BTreeMap<u64, BlockIdentity>,
+    next: u64,
+}
+
+impl Replicated {
+    pub(super) fn contains(&self, group: &BlockIdentity) -> bool {
+        self.groups.contains_key(group)
+    }
+
+    pub(super) fn remember(&mut self, group: BlockIdentity, most: usize) {
+        if self.contains(&group) {
+            return;
+        }
+        while self.groups.len() >= most
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.groups.remove(&oldest);
+        }
+        self.groups.insert(group, self.next);
+        self.by_age.insert(self.next, group);
+        self.next += 1;
+    }
+
+    pub(super) fn forget(&mut self, group: &BlockIdentity) {
+        if let Some(age) = self.groups.remove(group) {
+            self.by_age.remove(&age);
+        }
+    }
 }
 
 /// A group to copy, with the slots that it was read into.
@@ -52,25 +83,9 @@ impl Replication {
         self.bucket.as_mut().is_some_and(|bucket| bucket.take(now, bytes, 0).is_ok())
     }
 
-    pub(super) fn remember(&mut self, group: BlockIdentity, most: usize) {
-        while self.order.len() >= most {
-            if let Some(oldest) = self.order.pop_front() {
-                self.done.remove(&oldest);
-            }
-        }
-        if self.done.insert(group) {
-            self.order.push_back(group);
-        }
-    }
-
-    pub(super) fn forget(&mut self, group: &BlockIdentity) {
-        self.done.remove(group);
-    }
-
     /// Called when the ranking has changed.
     pub(super) fn forget_all(&mut self) {
-        self.done.clear();
-        self.order.clear();
+        self.done = Replicated::default();
         self.waiting.clear();
     }
 }
@@ -133,5 +148,24 @@ impl<F: Fabric> RemotePool<F> {
             let store = Store { replicates: Some(group), ..Store::new(blocks.len(), deadline) };
             self.start_store(store, blocks, Some(to), now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_was_forgotten_and_remembered_again_is_the_youngest() {
+        let group = |number: u8| BlockIdentity([number; 16]);
+        let mut replicated = Replicated::default();
+        (0..3).for_each(|number| replicated.remember(group(number), 3));
+        replicated.forget(&group(0));
+        replicated.remember(group(0), 3);
+        replicated.remember(group(3), 3);
+        let known = [0, 1, 2, 3].map(|number| replicated.contains(&group(number)));
+        assert_eq!(known, [true, false, true, true]);
+        replicated.remember(group(2), 3);
+        assert_eq!((replicated.groups.len(), replicated.by_age.len()), (3, 3));
     }
 }

@@ -249,7 +249,7 @@ impl<F: Fabric> RemotePool<F> {
         if let Some(group) = store.replicates {
             if results.iter().all(|result| matches!(result, StoreResult::Stored | StoreResult::Present)) {
                 add(&self.counters.totals.replicated_groups, 1);
-                self.replication.remember(group, self.config.replicated_max);
+                self.replication.done.remember(group, self.config.replicated_max);
             }
             return;
         }

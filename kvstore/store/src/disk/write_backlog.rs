@@ -4,15 +4,13 @@
 //! before. A block that arrives before its parent waits until the write of the parent has begun; it is not
 //! held meanwhile.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Lease;
 
 /// Blocks that may wait, for room or for their parents; further ones stay in host memory only.
 const UNWRITTEN_MAX: usize = 65_536;
-/// `parents` may have this many times as many entries as `children` before stale ones are removed.
-const PARENTS_FACTOR: usize = 2;
 /// Divisor of host memory: the part of it that waiting blocks may hold.
 const HELD_SHARE: usize = 2;
 
@@ -26,11 +24,21 @@ pub(crate) struct WriteBacklog {
     held_end: usize,
     held_max: usize,
     /// Blocks that wait for a parent, by the parent.
-    children: HashMap<BlockIdentity, Vec<BlockIdentity>>,
+    children: HashMap<BlockIdentity, Children>,
     /// Number of blocks in `children`.
     children_count: usize,
-    /// The parents in the order in which they were missed first; some may have come.
-    parents: VecDeque<BlockIdentity>,
+    /// The parents in `children`, in the order in which they were missed first.
+    parents: BTreeMap<u64, BlockIdentity>,
+    /// Key of the next parent in `parents`.
+    next_parent: u64,
+}
+
+/// Blocks that wait for one parent.
+#[derive(Debug)]
+struct Children {
+    /// Key of the parent in `parents`.
+    parent: u64,
+    blocks: Vec<BlockIdentity>,
 }
 
 impl WriteBacklog {
@@ -42,7 +50,8 @@ impl WriteBacklog {
             held_max: host_slots / HELD_SHARE,
             children: HashMap::new(),
             children_count: 0,
-            parents: VecDeque::new(),
+            parents: BTreeMap::new(),
+            next_parent: 0,
         }
     }
 
@@ -74,26 +83,29 @@ impl WriteBacklog {
     /// parent's write begins. When too many blocks wait, those that have waited longest are given up.
     pub(crate) fn wait_for_parent(&mut self, parent: BlockIdentity, identity: BlockIdentity) {
         while self.children_count >= UNWRITTEN_MAX
-            && let Some(oldest) = self.parents.pop_front()
+            && let Some((_, &oldest)) = self.parents.first_key_value()
         {
-            self.children_count -= self.children.remove(&oldest).map_or(0, |children| children.len());
+            self.remove_children(&oldest);
         }
-        let children = self.children.entry(parent).or_default();
-        if children.is_empty() {
-            self.parents.push_back(parent);
-        }
-        children.push(identity);
+        let children = self.children.entry(parent).or_insert_with(|| {
+            self.parents.insert(self.next_parent, parent);
+            self.next_parent += 1;
+            Children { parent: self.next_parent - 1, blocks: Vec::new() }
+        });
+        children.blocks.push(identity);
         self.children_count += 1;
     }
 
     /// Queues the blocks that wait for this parent, whose write has begun.
     pub(crate) fn parent_began(&mut self, parent: &BlockIdentity) {
-        let Some(children) = self.children.remove(parent) else { return };
-        self.children_count -= children.len();
-        if self.parents.len() > PARENTS_FACTOR * (self.children.len() + 1) {
-            self.parents.retain(|parent| self.children.contains_key(parent));
-        }
-        children.into_iter().for_each(|child| self.push(child, || None));
+        self.remove_children(parent).into_iter().for_each(|child| self.push(child, || None));
+    }
+
+    fn remove_children(&mut self, parent: &BlockIdentity) -> Vec<BlockIdentity> {
+        let Some(children) = self.children.remove(parent) else { return Vec::new() };
+        self.parents.remove(&children.parent);
+        self.children_count -= children.blocks.len();
+        children.blocks
     }
 
     /// Removes the block that has waited longest.
@@ -131,14 +143,15 @@ impl WriteBacklog {
         );
         let behind = self.waiting.iter().skip(self.held_end);
         assert!(behind.into_iter().all(|(_, lease)| lease.is_none()), "held behind the end of those held");
-        assert_eq!(self.children_count, self.children.values().map(Vec::len).sum::<usize>(), "children");
+        let count: usize = self.children.values().map(|children| children.blocks.len()).sum();
+        assert_eq!(self.children_count, count, "children");
+        assert_eq!(self.children.len(), self.parents.len(), "parents");
     }
 
     /// These blocks are not going to be written.
     pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
         if !self.children.is_empty() {
-            let gone = chain.iter().filter_map(|parent| self.children.remove(parent));
-            self.children_count -= gone.map(|children| children.len()).sum::<usize>();
+            chain.iter().for_each(|parent| drop(self.remove_children(parent)));
         }
         if self.waiting.is_empty() {
             return;
@@ -227,8 +240,14 @@ mod tests {
             unwritten.parent_began(&number(at));
             assert_eq!(next(&mut unwritten), Some(number(at + 1)));
         }
-        assert!(unwritten.children.is_empty() && unwritten.parents.len() <= PARENTS_FACTOR);
-        assert_eq!(unwritten.children_count, 0);
+        assert_eq!((unwritten.children.len(), unwritten.parents.len(), unwritten.children_count), (0, 0, 0));
+        // A parent that is missed again is the youngest.
+        unwritten.wait_for_parent(number(1), number(2));
+        unwritten.wait_for_parent(number(3), number(4));
+        unwritten.parent_began(&number(1));
+        unwritten.wait_for_parent(number(1), number(2));
+        assert_eq!(unwritten.parents.values().copied().collect::<Vec<_>>(), [number(3), number(1)]);
+        unwritten.check();
     }
 
     #[test]

@@ -102,9 +102,6 @@ impl<E: IoEngine> IoEngine for FaultyLater<E> {
     fn sync(&mut self, file: u32) -> Result<(), kvstore_io::IoError> {
         self.inner.sync(file)
     }
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, kvstore_io::IoError> {
-        self.inner.discard(file, offset, bytes)
-    }
 }
 
 /// Random work over a disk that tears, loses, misdirects and rots: what is said to be good is good, events are true, and

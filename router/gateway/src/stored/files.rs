@@ -84,6 +84,8 @@ struct Upload {
     bytes: u64,
     parts: u32,
     started: Instant,
+    /// Whether a write has been started, so that there may be something to delete.
+    has_written: bool,
     is_finished: bool,
 }
 
@@ -98,6 +100,7 @@ impl Upload {
             bytes: 0,
             parts: 0,
             started: Instant::now(),
+            has_written: false,
             is_finished: false,
         }
     }
@@ -126,6 +129,7 @@ impl Upload {
     async fn write(&mut self, part: Vec<u8>) -> Result<(), ApiError> {
         let (key, expires) = (FileRecord::part_key(&self.tenant, &self.id, self.parts), self.expires);
         self.parts += 1;
+        self.has_written = true;
         let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, part);
         self.stored.database.write(write).await.map_err(|error| refusal(&error))
     }
@@ -146,6 +150,7 @@ impl Upload {
         };
         let (key, expires, document) =
             (FileRecord::key(&self.tenant, &self.id), self.expires, to_document(&record));
+        self.has_written = true;
         let write = move |transaction: &mut Transaction<'_>| transaction.put(key, expires, document);
         self.stored.database.write(write).await.map_err(|error| refusal(&error))?;
         self.is_finished = true;
@@ -155,7 +160,7 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if self.is_finished || self.parts == 0 {
+        if self.is_finished || !self.has_written {
             return;
         }
         let (stored, tenant, prefix) =

@@ -116,11 +116,16 @@ impl Attempts {
             return None;
         }
         let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, request, &avoid) };
-        let routed = gateway.route(pool, &wanted, generation.traced.as_deref())?;
         // The router chooses a worker on the avoid list when no other is left; a hedge must not use that
         // worker, nor a hand-off.
-        let is_fit = routed.0.prefill.is_none() && !avoid.contains(&routed.0.decode.run.name);
-        is_fit.then_some(routed)
+        let is_fit = |(route, _): &(Route, Booking)| {
+            route.prefill.is_none() && !avoid.contains(&route.decode.run.name)
+        };
+        let routed = gateway.route(pool, &wanted, generation.traced.as_deref()).filter(is_fit);
+        if routed.is_none() {
+            gateway.retries.refund();
+        }
+        routed
     }
 
     /// Makes an attempt, and a second one on another worker when the first takes longer than `hedge_after`.

@@ -21,7 +21,7 @@ const EVENT_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct EventBatch {
     /// Events for the client; empty when none is complete yet.
     pub(crate) out: Bytes,
-    /// Number of events with data, a hidden usage included, `[DONE]` not; about as many as tokens.
+    /// Number of events with data, without `[DONE]` and the usage at the end; about as many as tokens.
     pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
     /// `usage` came in an event of its own, so it is that of the whole answer; engines report one choice's
@@ -96,12 +96,13 @@ impl Scanner {
                 batch.is_done = true;
                 false
             } else {
-                batch.events += usize::from(!data.is_empty());
-                match self.classify_event(&data, &mut batch) {
-                    Ok(hides) => hides,
+                match self.is_usage_alone(&data, &mut batch) {
+                    Ok(is_usage_alone) => {
+                        batch.events += usize::from(!data.is_empty() && !is_usage_alone);
+                        is_usage_alone && self.purpose == Purpose::PassOn { hides_usage: true }
+                    }
                     Err(reason) => {
                         batch.failure = Some(reason);
-                        batch.events -= 1;
                         batch.out = kept.map_or_else(|| whole.slice(..before), BytesMut::freeze);
                         return batch;
                     }
@@ -117,10 +118,10 @@ impl Scanner {
         batch
     }
 
-    /// Returns whether an event is hidden; an error is the reason why later events are ignored.
-    fn classify_event(&self, data: &[u8], batch: &mut EventBatch) -> Result<bool, String> {
-        let Purpose::PassOn { hides_usage } = self.purpose else { return Ok(false) };
-        if data.is_empty() {
+    /// Returns whether an event holds nothing but the usage; an error is the reason why later events are
+    /// ignored.
+    fn is_usage_alone(&self, data: &[u8], batch: &mut EventBatch) -> Result<bool, String> {
+        if self.purpose == Purpose::Read || data.is_empty() {
             return Ok(false);
         }
         if data.starts_with(b"{\"error\"") {
@@ -142,7 +143,7 @@ impl Scanner {
         // hold all of the text.
         let is_usage_alone = usage.is_some() && choices.is_some_and(|choices| choices.is_empty());
         batch.is_usage_last |= is_usage_alone;
-        Ok(hides_usage && is_usage_alone)
+        Ok(is_usage_alone)
     }
 }
 

@@ -1,4 +1,4 @@
-/* Contexts: the primary one of each device. */
+/* Contexts: the primary one of each device; and a thread's capture mode. */
 
 result_t cuDevicePrimaryCtxRetain(struct context **context, int device) {
     DEVICE(device);
@@ -7,7 +7,6 @@ result_t cuDevicePrimaryCtxRetain(struct context **context, int device) {
     if (!(*context)->retained++) {
         (*context)->device = device;
         (*context)->sticky = 0;
-        (*context)->peers = 0;
         kvasir_double_contexts++;
     }
     return finish(SUCCESS);
@@ -56,12 +55,12 @@ result_t cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return SUCCESS;
 }
 
-result_t cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
-    ENTER_HEALTHY();
-    if (flags) return INVALID_VALUE;
-    if (!peer || !peer->retained || peer == context) return INVALID_CONTEXT;
-    if (!kvasir_double_peers) return PEER_UNSUPPORTED;
-    if (context->peers & 1ull << peer->device) return PEER_ALREADY_ENABLED;
-    context->peers |= 1ull << peer->device;
+result_t cuThreadExchangeStreamCaptureMode(int *mode) {
+    if (!initialised) return NOT_INITIALIZED;
+    if (kvasir_double_no_capture_mode) return NOT_SUPPORTED;
+    if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
     return SUCCESS;
 }

@@ -37,7 +37,6 @@ static const struct { result_t code; const char *name; } names[] = {
     {MAP_FAILED_ERROR, "CUDA_ERROR_MAP_FAILED"}, {INVALID_PTX, "CUDA_ERROR_INVALID_PTX"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"}, {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
     {NOT_READY, "CUDA_ERROR_NOT_READY"}, {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-    {PEER_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
     {ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
     {NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"}, {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"}, {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
@@ -111,19 +110,4 @@ result_t cuDeviceGetAttribute(int *value, int attribute, int device) {
 #endif
     default: return INVALID_VALUE;
     }
-}
-
-result_t cuDeviceCanAccessPeer(int *can, int device, int peer) {
-    DEVICE(device);
-    DEVICE(peer);
-    *can = device != peer && kvasir_double_peers;
-    return SUCCESS;
-}
-
-result_t cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
-    DEVICE(device);
-    DEVICE(peer);
-    if (device == peer || attribute < PERFORMANCE_RANK || attribute > ARRAY_ACCESS_SUPPORTED) return INVALID_VALUE;
-    *value = attribute == PERFORMANCE_RANK ? 0 : kvasir_double_peers != 0;
-    return SUCCESS;
 }

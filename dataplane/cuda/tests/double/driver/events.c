@@ -39,21 +39,19 @@ result_t cuEventQuery(struct event *event) {
     return finish(event->passed >= event->recorded ? SUCCESS : NOT_READY);
 }
 
-/* Queues an operation, or puts it into the graph that is being captured. With the lock held. */
+/* Queues an operation. With the lock held. */
 static result_t enqueue(struct context *context, struct stream *stream, struct operation operation) {
     result_t result = !is_stream(stream) || stream->context != context ? INVALID_HANDLE : SUCCESS;
-    if (!result && stream->capture && operation.kind != COPY && operation.kind != LAUNCH) result = CAPTURE_UNSUPPORTED;
     if (result) {
         free(operation.pieces);
         free(operation.parameters);
         return result;
     }
-    struct operation *new = malloc(sizeof *new), ***last = &stream->last;
+    struct operation *new = malloc(sizeof *new);
     *new = operation;
     new->next = NULL;
-    if (stream->capture) last = &stream->capture->last;
-    **last = new;
-    *last = &new->next;
+    *stream->last = new;
+    stream->last = &new->next;
     if (operation.event) operation.event->pending++;
     pthread_cond_broadcast(&changed);
     return SUCCESS;

@@ -6,7 +6,6 @@ int64_t kvasir_double_version = 12080;
 int64_t kvasir_double_initialise = 0;       /* what cuInit returns */
 int64_t kvasir_double_delay_us = 0;         /* before each operation of a stream */
 int64_t kvasir_double_memory = 1 << 30;     /* bytes of each device */
-int64_t kvasir_double_peers = 1;            /* devices can reach each other */
 int64_t kvasir_double_no_dmabuf = 0;        /* 1: the device cannot export */
 int64_t kvasir_double_no_pcie_flag = 0;     /* 1: the mapping cannot be chosen */
 int64_t kvasir_double_no_ipc = 0;
@@ -28,7 +27,7 @@ int64_t kvasir_double_flush_options = 1;    /* 1: the host can flush what NICs h
 int64_t kvasir_double_writes_ordering = 0;  /* 0: none, 100: for the owner, 200: for all devices */
 /* What is alive. */
 _Atomic int64_t kvasir_double_allocations, kvasir_double_events, kvasir_double_streams, kvasir_double_registrations;
-_Atomic int64_t kvasir_double_modules, kvasir_double_graphs, kvasir_double_contexts, kvasir_double_imports;
+_Atomic int64_t kvasir_double_modules, kvasir_double_contexts, kvasir_double_imports;
 /* What was called, or done. */
 _Atomic int64_t kvasir_double_copies, kvasir_double_copy_calls, kvasir_double_batch_calls, kvasir_double_row_calls;
 _Atomic int64_t kvasir_double_pageable, kvasir_double_launches;

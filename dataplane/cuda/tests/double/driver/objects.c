@@ -3,7 +3,6 @@
 struct context {
     int device, retained;
     _Atomic int sticky;
-    uint64_t peers;
 };
 
 struct allocation {
@@ -60,11 +59,6 @@ struct stream {
     pthread_t thread;
     struct operation *first, **last;
     int busy, closing, priority;
-    struct graph *capture;
-};
-
-struct graph {
-    struct operation *first, **last;
 };
 
 struct module {

@@ -137,7 +137,6 @@ result_t cuStreamSynchronize(struct stream *stream) {
     if (!stream) return INVALID_HANDLE; /* the default stream waits for everybody: nothing here uses it */
     pthread_mutex_lock(&lock);
     if (!is_stream(stream)) return finish(INVALID_HANDLE);
-    if (stream->capture) return finish(CAPTURE_UNSUPPORTED);
     drain(stream);
     return finish(context->sticky);
 }

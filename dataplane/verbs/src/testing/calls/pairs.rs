@@ -181,18 +181,6 @@ pub(super) unsafe extern "C" fn modify_queue_pair(
     0
 }
 
-pub(super) unsafe extern "C" fn query_queue_pair(
-    pair: *mut QueuePair,
-    attributes: *mut QueuePairAttributes,
-    _mask: c_int,
-    _init: *mut QueuePairInit,
-) -> c_int {
-    let world = World::lock();
-    let Some(state) = world.pairs.get(&field!(pair, number)) else { return Errno::INVAL.raw_os_error() };
-    put!(attributes, QueuePairAttributes { state: state.state, ..Default::default() });
-    0
-}
-
 pub(super) unsafe extern "C" fn post_send(
     pair: *mut QueuePair,
     mut next: *mut SendWorkRequest,

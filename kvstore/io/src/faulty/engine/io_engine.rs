@@ -93,11 +93,4 @@ impl<E: IoEngine> IoEngine for FaultyEngine<E> {
         self.unsynced.retain(|record| record.file != file || !record.completed);
         Ok(())
     }
-
-    fn discard(&mut self, file: u32, offset: u64, bytes: u64) -> Result<bool, IoError> {
-        if self.gone {
-            return Err(gone());
-        }
-        self.inner.discard(file, offset, bytes)
-    }
 }

@@ -74,7 +74,6 @@ impl Machine {
         bytes[64..72].copy_from_slice(b"1.0     ");
         bytes[77] = self.device.transfer_exponent;
         bytes[516] = 1;
-        bytes[520] = u8::from(self.device.can_deallocate) << 2;
         bytes[525] = self.device.has_volatile_cache.into();
         bytes[536] = self.device.takes_sgl.into();
         bytes
@@ -103,20 +102,9 @@ impl Machine {
                 lock(&self.shared.counters).flushes += 1;
                 Status::SUCCESS
             }
-            nvm::DATASET_MANAGEMENT if self.device.can_deallocate => self.deallocate(words),
             nvm::READ | nvm::WRITE => self.transfer(opcode, words, faults),
             _ => INVALID_OPCODE,
         }
-    }
-
-    fn deallocate(&mut self, words: &[u32; 16]) -> Status {
-        lock(&self.shared.counters).deallocations += 1;
-        let address = u64::from(words[6]) | u64::from(words[7]) << 32;
-        let Some(range) = self.read_words::<4>(address) else { return DATA_TRANSFER_ERROR };
-        let (blocks, first) = (u64::from(range[1]), u64::from(range[2]) | u64::from(range[3]) << 32);
-        let Some(bytes) = self.byte_range(first, blocks) else { return OUT_OF_RANGE };
-        lock(&self.shared.contents)[bytes].fill(0xDE);
-        Status::SUCCESS
     }
 
     fn byte_range(&self, first: u64, blocks: u64) -> Option<std::ops::Range<usize>> {

@@ -15,7 +15,7 @@ use router_radix::{Index, IndexConfig, Member, Reader};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::capture::{message, text};
+use super::capture::{message, text};
 
 #[derive(Deserialize)]
 struct RawRequest {

@@ -8,7 +8,7 @@
 //! | Dynamo threshold | `ai-dynamo` 1.6.1 `planner/core/load_scaling.py`: one step at a time, held while a worker starts |
 //! | clairvoyant | knows the demand one start ahead, and one worker's capacity; aims at the capacity, without headroom |
 
-use control_planner::{FleetView, Law};
+use crate::{FleetView, Law};
 
 /// Seconds between two ticks of an HPA.
 const HPA_INTERVAL: f64 = 15.0;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use router_events::wire::{KvEvent, decode};
 use serde_json::Value;
 
-use crate::capture::{message, text};
+use super::capture::{message, text};
 
 /// Counts of a decoded file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

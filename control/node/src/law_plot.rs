@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
+use control_planner::LawResult;
 use plotters::prelude::*;
 
-use super::LawResult;
-
 /// Draws each law as a point in an SVG file: cost to the right, attainment upwards.
-pub fn plot(path: &Path, title: &str, rows: &[LawResult]) -> Result<()> {
+pub(crate) fn plot(path: &Path, title: &str, rows: &[LawResult]) -> Result<()> {
     draw(path, title, rows).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 

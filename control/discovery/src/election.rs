@@ -11,8 +11,6 @@
 //! before other processes may take over ([`RENEW_WITHIN`] against [`LEASE_DURATION`]), by its own clock,
 //! however long a request takes. The times are those of client-go's `leaderelection`.
 
-#![forbid(unsafe_code)]
-
 use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
