@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 peers=${PEERS:-${TMPDIR:-/tmp}/kvasir-gateway-peers}
 kvasir=${KVASIR:-target/release/kvasir}
-[ -x "$kvasir" ] || cargo build --release --quiet -p control-node --features bench
+# A build of `serve` alone has no benchmarks.
+"$kvasir" bench --help >/dev/null 2>&1 || cargo build --release --quiet -p control-node --features bench
 if [ ! -x "$peers/bin/python" ]; then
     python3 -m venv "$peers"
     for wheel in vllm-router sglang-router smg; do

@@ -9,7 +9,8 @@ if ! command -v envoy >/dev/null; then
     exit 77
 fi
 kvasir=${KVASIR:-target/release/kvasir}
-[ -x "$kvasir" ] || cargo build --release --quiet -p control-node --features bench
+# A build of `serve` alone has no benchmarks.
+"$kvasir" bench --help >/dev/null 2>&1 || cargo build --release --quiet -p control-node --features bench
 cargo build --release --quiet -p router-picker --example undecided
 scratch=$(mktemp -d)
 started=()

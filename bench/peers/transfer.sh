@@ -28,6 +28,10 @@ if ! "$peers/bin/python" -c 'import numpy' 2>/dev/null; then
     exit 77
 fi
 kvasir=${KVASIR:-$here/../../target/release/kvasir}
-[ ! -x "$kvasir" ] || set -- --kvasir "$kvasir" "$@"
+if "$kvasir" bench --help >/dev/null 2>&1; then
+    set -- --kvasir "$kvasir" "$@"
+else
+    echo "SKIPPED: no Kvasir with benchmarks at $kvasir (cargo build --release -p control-node --features bench)"
+fi
 # Nothing outlives this script: the processes die with their parents, and this one with its time limit.
 PYTHONDONTWRITEBYTECODE=1 exec timeout -k 10 "${TRANSFER_TIMEOUT_S:-1800}" "$peers/bin/python" "$here/transfer/compare.py" "$@"

@@ -11,7 +11,7 @@ use kvstore_catalog::{
     Catalog, CatalogConfig, PolicyKind, PoolCatalog, Registration, TenantId, TierConfig, TierIndex,
 };
 
-use crate::measure::{allocations, median, time};
+use crate::measure::{RoundsArgs, allocations, median, time};
 use crate::results::{self, Better};
 
 const CHAIN: usize = 128;
@@ -27,10 +27,10 @@ struct Spent {
     allocations: f64,
 }
 
-pub(crate) fn run(smoke: bool) -> Result<()> {
+pub(crate) fn run(smoke: bool, rounds: RoundsArgs) -> Result<()> {
     let sizes: &[(usize, usize)] = if smoke { &[(4, 3)] } else { &[(256, 21), (4096, 7)] };
-    for &(chains, rounds) in sizes {
-        compare(chains, rounds)?;
+    for &(chains, default) in sizes {
+        compare(chains, rounds.or(default))?;
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tools_mocker::{Mock, MockConfig};
 
 use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
+use crate::results::{self, Better};
 use crate::soak::{Answer, PROMPTS, Way, body, exchange, expected_answers, footprint, mix, settled};
 
 /// Most mock workers in the roster.
@@ -110,6 +111,13 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     let after = footprint()?;
     let ChangeCounts { added, drained, removed, replaced, killed } = changes;
     let total = added + drained + removed + replaced + killed;
+    results::add("churn", "requests", ("1/s", Better::Higher), &[served as f64 / time.as_secs_f64()]);
+    results::add(
+        "churn",
+        "changes of the roster",
+        ("1/s", Better::Higher),
+        &[total as f64 / time.as_secs_f64()],
+    );
     println!(
         "{served} requests answered rightly, 0 failed; {total} changes: {added} added, {drained} drained or put back, {removed} \
          removed, {replaced} replaced at the same address, {killed} killed and started again"

@@ -5,14 +5,14 @@ use dataplane_memory::PageSize;
 use tools_engine::KvPool;
 use tools_engine::model::{Item, Model, Rows};
 
-use crate::measure::{median, time};
+use crate::measure::{RoundsArgs, median, time};
 use crate::results::{self, Better};
 
 const BLOCK_TOKENS: usize = 16;
 const CHUNK: usize = 512;
 
-pub(crate) fn run(smoke: bool) -> Result<()> {
-    let (prompt, rounds) = if smoke { (100, 1) } else { (2000, 5) };
+pub(crate) fn run(smoke: bool, rounds: RoundsArgs) -> Result<()> {
+    let (prompt, rounds) = if smoke { (100, rounds.or(1)) } else { (2000, rounds.or(5)) };
     println!("# engine: the built-in model, {prompt} tokens in chunks of {CHUNK}");
     let model = Model::tiny(7);
     let layout = KvPool::layout_of(model.config(), BLOCK_TOKENS)?;

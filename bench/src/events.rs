@@ -9,7 +9,7 @@ use router_events::wire::{EventBatch, KvEvent, Removed, Stored, decode, encode};
 use router_radix::{Index, IndexConfig, Tier};
 use tools_workload::Random;
 
-use crate::measure::{median, time};
+use crate::measure::{RoundsArgs, median, time};
 use crate::results::{self, Better};
 
 const BLOCK_TOKENS: usize = 16;
@@ -43,8 +43,8 @@ fn payloads(batches: usize) -> (Vec<Vec<u8>>, usize) {
     (out, batches * BATCH_EVENTS * EVENT_BLOCKS)
 }
 
-pub(crate) fn run(smoke: bool) -> Result<()> {
-    let (batches, rounds) = if smoke { (4, 1) } else { (2000, 5) };
+pub(crate) fn run(smoke: bool, rounds: RoundsArgs) -> Result<()> {
+    let (batches, rounds) = if smoke { (4, rounds.or(1)) } else { (2000, rounds.or(5)) };
     let (payloads, blocks) = payloads(batches);
     println!(
         "# events: {blocks} blocks of {BLOCK_TOKENS} tokens stored, then removed one an event; median of {rounds}"

@@ -24,6 +24,7 @@ pub mod transfer;
 mod transfer_soak;
 
 pub use gateway::GatewayArgs;
+use measure::RoundsArgs;
 use transfer::TransferArgs;
 
 use std::path::PathBuf;
@@ -67,20 +68,20 @@ enum Bench {
         grow: Option<u64>,
     },
     /// The routing decision: its parts, and the whole of it inside a live gateway under open-loop load.
-    Route,
+    Route(RoundsArgs),
     /// Scaling laws beside each other, in simulation: attainment and workers on six shapes of demand.
     Scaling,
     /// KV events from the wire to the index.
-    Events,
+    Events(RoundsArgs),
     /// Block bookkeeping: match, register, evict.
-    Catalog,
+    Catalog(RoundsArgs),
     /// Reads and writes of blocks on a disk, by size, depth and engine, beside fio on the same file.
     Disk(Box<disk::DiskArgs>),
     /// The tiers behind a worker's pool: their gain for conversations, that they are never worse than
     /// recomputing, and that no data is lost, left over or wrong after a long time.
     Tier(Box<tier::TierArgs>),
     /// Prefill and decode of the built-in model.
-    Engine,
+    Engine(RoundsArgs),
     /// Overhead that a gateway adds to chats with a mock engine.
     Gateway(GatewayArgs),
     /// Copies to, from and on a GPU, and the layout kernels, beside plain copies of the same bytes.
@@ -150,6 +151,9 @@ const CHURN_SMOKE_SECONDS: u64 = 5;
 /// Runs a benchmark, writes its results, and compares them with those of an earlier run.
 pub fn run(args: BenchArgs) -> anyhow::Result<()> {
     args.output.check()?;
+    if !matches!(args.command, Bench::Report(_) | Bench::TransferNode { .. }) {
+        println!("{}", results::Header::of_this_machine().line());
+    }
     let measured = measure_all(args.command, args.smoke);
     // A benchmark that fails loses no results of those before it.
     let written = args.output.finish();
@@ -163,13 +167,13 @@ fn measure_all(command: Bench, smoke: bool) -> anyhow::Result<()> {
         Bench::Index { workload: Some(file), .. } => index::run_file(&file),
         Bench::Index { grow: Some(pairs), .. } => index::grow(pairs),
         Bench::Index { workload: None, trace, .. } => index::run(smoke, trace.as_deref()),
-        Bench::Route => route::run(smoke),
-        Bench::Events => events::run(smoke),
+        Bench::Route(rounds) => route::run(smoke, rounds),
+        Bench::Events(rounds) => events::run(smoke, rounds),
         Bench::Scaling => scaling::run(smoke),
-        Bench::Catalog => catalog::run(smoke),
+        Bench::Catalog(rounds) => catalog::run(smoke, rounds),
         Bench::Disk(args) => disk::run(&args, smoke),
         Bench::Tier(args) => tier::run(smoke, &args),
-        Bench::Engine => engine::run(smoke),
+        Bench::Engine(rounds) => engine::run(smoke, rounds),
         Bench::Soak { requests, seed } => soak::run(if smoke { 2000 } else { requests }, seed),
         Bench::Churn { seconds, changes, rate, seed } => {
             churn::run(if smoke { CHURN_SMOKE_SECONDS } else { seconds }, changes, rate, seed)
@@ -188,12 +192,12 @@ fn measure_all(command: Bench, smoke: bool) -> anyhow::Result<()> {
             run_transfer(&TransferArgs::with_defaults(), smoke)?;
             hand_off::run(&hand_off::HandOffArgs::with_defaults(), smoke)?;
             index::run(smoke, None)?;
-            route::run(smoke)?;
+            route::run(smoke, RoundsArgs::default())?;
             scaling::run(smoke)?;
-            events::run(smoke)?;
-            catalog::run(smoke)?;
+            events::run(smoke, RoundsArgs::default())?;
+            catalog::run(smoke, RoundsArgs::default())?;
             disk::run(&disk::DiskArgs::with_defaults(), smoke)?;
-            engine::run(smoke)?;
+            engine::run(smoke, RoundsArgs::default())?;
             tier::run(smoke, &tier::TierArgs::default())?;
             gateway::run(smoke, &GatewayArgs::with_defaults())?;
             gpu::run_if_present(smoke)?;

@@ -2,7 +2,22 @@
 
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use hdrhistogram::Histogram;
+
+/// Number of rounds of a benchmark that has one.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct RoundsArgs {
+    /// Rounds of each measurement, of which the median is reported; each benchmark has a default of its own.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rounds: Option<u32>,
+}
+
+impl RoundsArgs {
+    pub(crate) fn or(self, default: usize) -> usize {
+        self.rounds.map_or(default, |rounds| rounds as usize)
+    }
+}
 
 /// Times one call.
 pub(crate) fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {

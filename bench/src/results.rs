@@ -70,6 +70,12 @@ impl Header {
             date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
         }
     }
+
+    /// The first line of a run's output.
+    pub(crate) fn line(&self) -> String {
+        let Self { machine, cores, kernel, version, date } = self;
+        format!("# {machine}, {cores} cores, Linux {kernel}, kvasir {version}, {date}")
+    }
 }
 
 /// One quantity.

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tools_workload::{Operation, tree};
 
 use crate::gateway::{MODEL, gateway_over, listen, mock_worker};
-use crate::measure::{Latencies, time};
+use crate::measure::{Latencies, RoundsArgs, time};
 use crate::results;
 
 const BLOCK_TOKENS: usize = 16;
@@ -25,9 +25,9 @@ const PROMPT_TOKENS: usize = 2048;
 const PROMPTS: usize = 200;
 const PARTS: [&str; 4] = ["hash", "look up", "choose, book", "whole"];
 
-pub(crate) fn run(smoke: bool) -> Result<()> {
+pub(crate) fn run(smoke: bool, rounds: RoundsArgs) -> Result<()> {
     println!("# route: prompts of {PROMPT_TOKENS} tokens in blocks of {BLOCK_TOKENS}; p50 / p99 / p99.9");
-    let rounds = if smoke { 100 } else { 50_000 };
+    let rounds = rounds.or(if smoke { 100 } else { 50_000 });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let inside = runtime.enter();
     for workers in [8, 64, 512, 4096] {

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tools_mocker::{Fault, FaultKind, Mock, MockConfig};
 
 use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
+use crate::results::{self, Better};
 
 const WORKERS: usize = 8;
 const CLIENTS: u64 = 64;
@@ -186,13 +187,18 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     // Growth of a warm-up (connections, memory of allocators) is not a leak: the first tenth is not compared.
     drive(&address, requests / 10, seed, &expected, &tally).await?;
     let before = footprint()?;
+    let started = Instant::now();
     drive(&address, requests - requests / 10, seed ^ 1, &expected, &tally).await?;
+    let rate = (requests - requests / 10) as f64 / started.elapsed().as_secs_f64();
     mocks.iter().for_each(Mock::heal);
     settled(&gateway, &mocks.iter().collect::<Vec<_>>()).await?;
     let after = footprint()?;
     let refused = tally.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let clean = refused.values().sum::<u64>() + get(&tally.broken);
+    let failed = 100.0 * clean as f64 / requests as f64;
+    results::add("soak", "requests", ("1/s", Better::Higher), &[rate]);
+    results::add("soak", "requests that failed cleanly", ("%", Better::Lower), &[failed]);
     println!(
         "answered rightly {}, cleanly failed {clean} (streams that ended with an error {}, by status {refused:?}), \
          left by the client {}",

@@ -22,6 +22,8 @@ use malicious_peer::{Liar, Lies};
 pub(crate) use node::run as run_node;
 use work::Worker;
 
+use crate::results::{self, Better};
+
 /// Transports of the peers that run at a time: one over both transports, one over each alone.
 pub(crate) const PEERS: &str = "shm,tcp;shm;tcp";
 /// Allowed growth of open descriptors and resident memory between a time shortly after the start and the end:
@@ -193,6 +195,10 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         resident_mib()
     );
     println!("{} · {killed} peers killed", worker.tally.render());
+    let per_second = |count: u64| count as f64 / seconds as f64;
+    let (whole, bytes) = (per_second(worker.tally.whole), per_second(worker.tally.bytes_compared));
+    results::add("transfer-soak", "whole hand-offs", ("1/s", Better::Higher), &[whole]);
+    results::add("transfer-soak", "bytes compared", ("MB/s", Better::Higher), &[bytes / 1e6]);
     println!(
         "at rest after {:.1} s: no slot and no transfer held; memory {memory} MiB before, {} after; descriptors {open} before, {} after",
         rest.elapsed().as_secs_f64(),

@@ -22,6 +22,7 @@ use kvstore_io::testing::Random;
 use kvstore_io::uring::{self, RingConfig};
 
 use super::{Against, DiskArgs, Engine, Mode, Point, Target, fio, table};
+use crate::results::{self, Better};
 use crate::size;
 
 const PAGE_BYTES: usize = 4096;
@@ -77,13 +78,12 @@ fn compare(args: &DiskArgs, point: Point) -> Result<()> {
         }
     }
     let gb = |rate: f64| rate / 1e9;
-    let mut line = format!(
-        "{:?} {} {}: {:.3}",
-        point.mode,
-        size::render(point.size),
-        point.depth,
-        gb(table::median(ours))
-    );
+    let name = format!("{:?} {} {}", point.mode, size::render(point.size), point.depth);
+    let values: Vec<f64> = ours.iter().copied().map(gb).collect();
+    let row = format!("log over {} folders, {name}", args.folders.len());
+    results::add("disk", &row, ("GB/s", Better::Higher), &values);
+    results::add("disk", &format!("{row}: over fio's"), ("ratio", Better::Higher), &ratios);
+    let mut line = format!("{name}: {:.3}", gb(table::median(ours)));
     if args.against == Against::Fio {
         let parts: Vec<String> = each.iter().map(|rate| format!("{:.3}", gb(*rate))).collect();
         let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);

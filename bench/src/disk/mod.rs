@@ -218,5 +218,6 @@ fn compare(args: &DiskArgs, target: &Target, point: Point) -> Result<Row> {
             ours.push(measure(args, target, point, seed)?);
         }
     }
+    table::add_results(point, &ours, &fios);
     Ok(Row::new(point, &ours, &fios))
 }

@@ -1,6 +1,7 @@
 //! Measurements as lines, and as a table that can be pasted.
 
 use super::{Mode, Point};
+use crate::results::{self, Better};
 use crate::size;
 
 /// Legend of [`Row::line`].
@@ -75,12 +76,7 @@ impl Row {
     }
 
     fn name(&self) -> String {
-        let mode = match self.point.mode {
-            Mode::Read => "read",
-            Mode::Write => "write",
-            Mode::Mixed => "mixed",
-        };
-        format!("{mode} {}", size::render(self.point.size))
+        name(self.point)
     }
 
     pub(super) fn line(&self) -> String {
@@ -91,6 +87,32 @@ impl Row {
         }
         line
     }
+}
+
+fn name(point: Point) -> String {
+    let mode = match point.mode {
+        Mode::Read => "read",
+        Mode::Write => "write",
+        Mode::Mixed => "mixed",
+    };
+    format!("{mode} {}", size::render(point.size))
+}
+
+/// Adds the rounds of a point to the results. `fios` has the same rounds as `ours`, or is empty.
+pub(super) fn add_results(point: Point, ours: &[Measured], fios: &[Measured]) {
+    let name = format!("{}, depth {}", name(point), point.depth);
+    let add = |what: &str, unit, of: fn(&Measured) -> f64| {
+        let values: Vec<f64> = ours.iter().map(of).collect();
+        results::add("disk", &format!("{name}: {what}"), unit, &values);
+    };
+    add("throughput", ("GB/s", Better::Higher), |m| m.bytes_per_s / 1e9);
+    add("processor time", ("s/GiB", Better::Lower), |m| m.cpu_s_per_gib);
+    add("p50", ("us", Better::Lower), |m| m.p50_us);
+    add("p99", ("us", Better::Lower), |m| m.p99_us);
+    add("p99.9", ("us", Better::Lower), |m| m.p99_9_us);
+    let ratios: Vec<f64> =
+        ours.iter().zip(fios).map(|(ours, fio)| ours.bytes_per_s / fio.bytes_per_s).collect();
+    results::add("disk", &format!("{name}: throughput over fio's"), ("ratio", Better::Higher), &ratios);
 }
 
 /// Renders the rows with a peer as Markdown.

@@ -9,6 +9,7 @@ use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use super::Effort;
 use super::rig::{Copies, beside, piece, singles, slab};
+use crate::results::{self, Better};
 use crate::size;
 
 const BLOCKS: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
@@ -54,6 +55,9 @@ fn compare(
     let result =
         beside(effort, |is_limit, passes| copies.passes(if is_limit { &whole } else { &blocks }, passes))?;
     let alone = singles(effort, || copies.passes(&blocks[..1], 1))?;
+    let row = format!("{name} {}", size::render(block as u64));
+    results::add("gpu", &row, ("share of one copy", Better::Higher), &result.ratios);
+    results::add_latencies("gpu", &format!("{row}: a block alone"), &alone);
     println!(
         "{name} {:>8}: {:7.2} GB/s = {:.3} ({:.3}-{:.3}), {calls} calls; {}",
         size::render(block as u64),

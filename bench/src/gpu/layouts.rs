@@ -11,6 +11,7 @@ use dataplane_kernels::{EngineTensors, HeadRange, InnerOrder, KeyValueLayout, Sl
 
 use super::Effort;
 use super::rig::{Beside, Copies, beside, blocks_that_fit, piece, singles, slab};
+use crate::results::{self, Better};
 
 const TOKENS: u32 = 16;
 const BATCHES_MAX: u32 = 8;
@@ -176,11 +177,14 @@ impl Rig {
     fn beside_a_copy(&mut self, effort: &Effort, name: &str) -> Result<()> {
         for (work, word) in [(Work::Gather, "gather"), (Work::Scatter, "scatter")] {
             let whole = [self.whole];
-            let Beside { ours, ratio, range } = beside(effort, |is_limit, passes| {
+            let Beside { ours, ratio, range, ratios } = beside(effort, |is_limit, passes| {
                 if is_limit { self.copies.passes(&whole, passes) } else { self.passes(work, passes) }
             })?;
             let few = self.alone(effort);
             let alone = singles(&few, || self.passes(work, 1))?;
+            let row = format!("{word} {name}");
+            results::add("gpu", &row, ("share of one copy", Better::Higher), &ratios);
+            results::add_latencies("gpu", &format!("{row}: a batch alone"), &alone);
             println!(
                 "{word} {name}: {:.1} GB/s = {ratio:.3} ({:.3}-{:.3}); {} of {}",
                 2.0 * self.bytes as f64 / ours / 1e9,
@@ -199,8 +203,9 @@ impl Rig {
             (Work::GatherSummed, Work::Gather, "checksum in gather, over gather"),
             (Work::ScatterSummed, Work::Scatter, "checksum in scatter, over scatter"),
         ] {
-            let Beside { ratio, range, .. } =
+            let Beside { ratio, range, ratios, .. } =
                 beside(effort, |is_limit, passes| self.passes(if is_limit { over } else { work }, passes))?;
+            results::add("gpu", &format!("{word}, {name}"), ("ratio", Better::Higher), &ratios);
             let extra = |ratio: f64| (1.0 / ratio - 1.0) * 100.0;
             println!(
                 "{word}, {name}: {:+.1} % ({:+.1} to {:+.1})",

@@ -88,6 +88,8 @@ pub(super) struct Beside {
     /// Rate of our side relative to the limit's: the limit's seconds over ours, so that 1 is as fast as the limit.
     pub(super) ratio: f64,
     pub(super) range: (f64, f64),
+    /// The ratio of each round.
+    pub(super) ratios: Vec<f64>,
 }
 
 /// Runs a given number of passes.
@@ -114,7 +116,7 @@ pub(super) fn beside(effort: &Effort, mut side: impl FnMut(bool, u32) -> Result<
     }
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
-    Ok(Beside { ours: median(ours), ratio: median(ratios), range: (least, most) })
+    Ok(Beside { ours: median(ours), ratio: median(ratios.clone()), range: (least, most), ratios })
 }
 
 /// Returns the number of passes that take long enough to be timed.

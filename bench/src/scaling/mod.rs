@@ -12,6 +12,7 @@ use control_planner::{
     Request, Setup, StepTime, WorkerCounts, choose_headroom, simulate,
 };
 
+use crate::results::{self, Better};
 use shapes::{SHAPES, Shape};
 
 /// Repetitions of each shape with seeds of their own.
@@ -48,6 +49,16 @@ impl Row {
             self.mean(|outcome| outcome.ttft_p99),
             self.mean(|outcome| f64::from(outcome.reversals)),
         );
+    }
+
+    /// Adds the seeds of this law on a shape of demand to the results.
+    fn add_results(&self, shape: &str) {
+        let values = |of: fn(&Outcome) -> f64| self.outcomes.iter().map(of).collect::<Vec<f64>>();
+        let name = |what: &str| format!("{shape}, {}: {what}", self.name);
+        let (attained, workers) =
+            (values(|outcome| 100.0 * outcome.attained), values(|outcome| outcome.mean_workers));
+        results::add("scaling", &name("requests in time"), ("%", Better::Higher), &attained);
+        results::add("scaling", &name("mean workers"), ("workers", Better::Lower), &workers);
     }
 }
 
@@ -130,6 +141,8 @@ fn decisions() {
         took.push(started.elapsed());
     }
     took.sort();
+    let micros: Vec<f64> = took.iter().map(|took| took.as_secs_f64() * 1e6).collect();
+    results::add("scaling", &format!("a decision for {WORKERS} workers"), ("us", Better::Lower), &micros);
     println!(
         "a decision for {WORKERS} workers: p50 {:.0} us, p99 {:.0} us, at most {:.1} ms (a new mix of lengths is simulated)",
         took[took.len() / 2].as_secs_f64() * 1e6,
@@ -244,6 +257,7 @@ fn compare_on(shape: &Shape, smoke: bool) {
     let tuned = row("Kvasir, one repetition recorded", &setup, &demands, || PlannerLaw::new(&setup, chosen));
     for row in peers.iter().chain([&clairvoyant, &cold, &tuned]) {
         row.print();
+        row.add_results(shape.name);
     }
     println!("  headroom chosen: {:.0} % of the capacity is used", 100.0 * chosen.utilisation);
     let cheapest =

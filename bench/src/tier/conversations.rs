@@ -24,6 +24,7 @@ use tools_engine::{Engine, EngineConfig, EngineHandle, KvPool, Request, Services
 
 use super::files::{Scratch, disk};
 use crate::measure::Latencies;
+use crate::results::{self, Better};
 
 const BLOCK_TOKENS: usize = 16;
 const VOCABULARY: u64 = 256;
@@ -115,6 +116,10 @@ pub(crate) fn run(smoke: bool, args: &ConversationArgs) -> Result<()> {
             outcome.cached * 100.0,
             outcome.line
         );
+        let row = |what: &str| format!("conversations, {}: {what}", tiers.name());
+        results::add_latencies("tier", &row("time to first token"), &outcome.first_token);
+        results::add("tier", &row("output"), ("tokens/s", Better::Higher), &[outcome.tokens_per_s]);
+        results::add("tier", &row("prompt from a cache"), ("share", Better::Higher), &[outcome.cached]);
         let expected = *answers.get_or_insert(outcome.answers);
         ensure!(
             outcome.answers == expected,

@@ -74,7 +74,7 @@ pub(super) fn read(slab: &Slab, slot: u32, offset: usize, bytes: &mut [u8]) -> R
     match slab.device() {
         None => slab.read(slot, offset, bytes),
         Some(device) => {
-            device.settle()?;
+            device.flush_nic_writes()?;
             device.read(start(slab, device.address(), (slot, offset), bytes.len()), bytes)?;
         }
     }

@@ -31,7 +31,7 @@ pub(crate) struct Tally {
     refused: u64,
     /// Largest limit of hand-offs in progress that was reached.
     at_once_most: usize,
-    bytes_compared: u64,
+    pub(crate) bytes_compared: u64,
 }
 
 impl Tally {

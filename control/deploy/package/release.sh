@@ -28,7 +28,7 @@ build() { # options of cargo
     (cd "$place/tree" && CARGO_TARGET_DIR=$place/target \
         RUSTFLAGS="--remap-path-prefix=$place/tree=/kvasir --remap-path-prefix=$place/target=/target --remap-path-prefix=$cargo_home=/cargo" \
         CFLAGS="-ffile-prefix-map=$place/tree=/kvasir -ffile-prefix-map=$place/target=/target -ffile-prefix-map=$cargo_home=/cargo" \
-        cargo build --quiet --release --locked -p control-node --features bench,kubernetes "$@") >&2
+        cargo build --quiet --release --locked -p control-node --all-features "$@") >&2
 }
 
 build "$@"

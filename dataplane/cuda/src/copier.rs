@@ -48,31 +48,31 @@ struct InFlightSlots {
 
 /// The copies of one direction.
 #[derive(Debug)]
-struct Lane {
+struct CopyDirection {
     queue: CopyQueue,
     held: Vec<Option<InFlightSlots>>,
     free: Vec<usize>,
 }
 
-impl Drop for Lane {
+impl Drop for CopyDirection {
     /// When copies may still be running on the device, their slots are leaked instead of freed.
     fn drop(&mut self) {
-        if !self.queue.settle() {
+        if !self.queue.wait_idle() {
             std::mem::forget(std::mem::take(&mut self.held));
         }
     }
 }
 
-/// Index of the lane for copies to the device.
+/// Index of the direction of copies to the device.
 const UP: usize = 0;
-/// Index of the lane for all other copies.
+/// Index of the direction of all other copies.
 const DOWN: usize = 1;
 
 /// Copies slots between host and device memory over two [`CopyQueue`]s.
 #[derive(Debug)]
 pub struct SlotCopier {
     /// Dropped first: the drop of a queue waits for the device.
-    lanes: [Lane; 2],
+    directions: [CopyDirection; 2],
     slabs: Vec<RegisteredSlab>,
     ranges: Vec<Range>,
     completions: Vec<Completion>,
@@ -82,15 +82,15 @@ impl SlotCopier {
     /// Creates a copier with streams of its own. Each direction accepts as many copies as `config` has
     /// tokens.
     pub fn new(device: &Device, priority: Priority, config: CopyQueueConfig) -> Result<Self, CudaError> {
-        let lane = || -> Result<Lane, CudaError> {
+        let direction = || -> Result<CopyDirection, CudaError> {
             let queue = CopyQueue::new(Stream::new(device, priority)?, config)?;
             let count = config.tokens_max.max(1);
             let held = std::iter::repeat_with(|| None).take(count).collect();
-            Ok(Lane { queue, held, free: (0..count).rev().collect() })
+            Ok(CopyDirection { queue, held, free: (0..count).rev().collect() })
         };
-        let lanes = [lane()?, lane()?];
+        let directions = [direction()?, direction()?];
         Ok(Self {
-            lanes,
+            directions,
             slabs: Vec::new(),
             ranges: Vec::new(),
             completions: Vec::with_capacity(config.tokens_max),
@@ -131,7 +131,7 @@ impl SlotCopier {
     }
 
     fn regions(&mut self, region: &Region) -> Option<[RegionId; 2]> {
-        let [up, down] = &mut self.lanes;
+        let [up, down] = &mut self.directions;
         Some([up.queue.add_region(region.clone())?, down.queue.add_region(region.clone())?])
     }
 
@@ -162,8 +162,8 @@ impl Copier for SlotCopier {
         }
         let is_up = copy.to.slab().device().is_some() && copy.from.slab().device().is_none();
         let at = if is_up { UP } else { DOWN };
-        let lane = &mut self.lanes[at];
-        let Some(&place) = lane.free.last() else { return Err(CopyRefused::Full(copy)) };
+        let direction = &mut self.directions[at];
+        let Some(&place) = direction.free.last() else { return Err(CopyRefused::Full(copy)) };
         let place_of = |found: SlotLocation, offset: u32| Place {
             region: found.regions[at],
             slot: found.slot,
@@ -171,36 +171,37 @@ impl Copier for SlotCopier {
         };
         let (from, to) = (place_of(from, copy.from_offset), place_of(to, copy.to_offset));
         let request = CopyRequest::contiguous(from, to, copy.len as usize);
-        match lane.queue.submit(&request, place as u64) {
+        match direction.queue.submit(&request, place as u64) {
             Ok(()) => {
-                lane.free.pop();
-                lane.held[place] = Some(InFlightSlots { token: copy.token, _from: copy.from, _to: copy.to });
+                direction.free.pop();
+                direction.held[place] =
+                    Some(InFlightSlots { token: copy.token, _from: copy.from, _to: copy.to });
                 Ok(())
             }
             Err(SubmitError::Outside { .. }) => Err(CopyRefused::Outside(copy)),
             Err(SubmitError::Full | SubmitError::TooMany { .. }) => {
                 // The flush starts the submitted copies, which makes room later.
-                lane.queue.flush();
+                direction.queue.flush();
                 Err(CopyRefused::Full(copy))
             }
         }
     }
 
     fn flush(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.queue.flush());
+        self.directions.iter_mut().for_each(|direction| direction.queue.flush());
     }
 
     fn poll(&mut self, done: &mut Vec<CopyDone>) -> usize {
         let before = done.len();
-        for lane in &mut self.lanes {
-            if lane.queue.in_flight() == 0 {
+        for direction in &mut self.directions {
+            if direction.queue.in_flight() == 0 {
                 continue;
             }
-            lane.queue.poll(lane.held.len(), &mut self.completions);
+            direction.queue.poll(direction.held.len(), &mut self.completions);
             for Completion { token: place, result } in self.completions.drain(..) {
                 let place = place as usize;
-                let Some(InFlightSlots { token, .. }) = lane.held[place].take() else { continue };
-                lane.free.push(place);
+                let Some(InFlightSlots { token, .. }) = direction.held[place].take() else { continue };
+                direction.free.push(place);
                 let result = result.map_err(|error| -> DeviceError { failed(error) });
                 done.push(CopyDone { token, result });
             }
@@ -209,10 +210,10 @@ impl Copier for SlotCopier {
     }
 
     fn in_flight(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.queue.in_flight()).sum()
+        self.directions.iter().map(|direction| direction.queue.in_flight()).sum()
     }
 
     fn is_lost(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.queue.dead().is_some())
+        self.directions.iter().any(|direction| direction.queue.dead().is_some())
     }
 }

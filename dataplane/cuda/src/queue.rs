@@ -254,7 +254,7 @@ impl CopyQueue {
         if self.is_flush_due || self.is_record_due {
             self.flush();
         }
-        if self.dead.is_some() && self.settle() {
+        if self.dead.is_some() && self.wait_idle() {
             let end = self.first_place + self.accepted.len() as u64;
             done += self.complete(end, budget - done, completions);
         }
@@ -300,13 +300,13 @@ impl CopyQueue {
         self.is_record_due = false;
         self.flights.clear();
         self.plan.clear();
-        self.settle();
+        self.wait_idle();
     }
 
     /// Blocks until no work of the stream is running, and returns whether that is certain. If it is not, all
     /// memory that the work names must be kept. Code that puts work of its own on the stream calls this
     /// before it frees memory.
-    pub fn settle(&mut self) -> bool {
+    pub fn wait_idle(&mut self) -> bool {
         if !self.is_idle {
             let waited = self.stream.synchronise();
             let is_idle = waited.map_or_else(|error| error.is_final(), |()| true);
@@ -321,7 +321,7 @@ impl CopyQueue {
 impl Drop for CopyQueue {
     fn drop(&mut self) {
         // The regions are freed after this: no copy may be running in them.
-        if !self.settle() {
+        if !self.wait_idle() {
             std::mem::forget(std::mem::take(&mut self.regions));
             return;
         }

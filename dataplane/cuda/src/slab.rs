@@ -267,7 +267,7 @@ impl DeviceMemory for DeviceSlab {
         self.copy(to, bytes.to_vec(), false).map(|_| ())
     }
 
-    fn settle(&self) -> Result<(), DeviceError> {
+    fn flush_nic_writes(&self) -> Result<(), DeviceError> {
         let operation = "cuFlushGPUDirectRDMAWrites";
         let (context, description) = (self.device.context(), self.device.description());
         if description.orders_direct_writes {

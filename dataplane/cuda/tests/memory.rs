@@ -204,8 +204,8 @@ fn what_a_nic_has_written_is_flushed_where_it_is_not_ordered() {
         double.set("flush_options", options);
         double.set("writes_ordering", ordering);
         let slab = slab(&device(0), 4096, 1);
-        let settle = || assert_eq!(slab.settle().is_ok(), is_ok, "{options} {ordering}");
-        assert_eq!(double.growth("direct_flushes", settle), flushes, "{options} {ordering}");
+        let flush = || assert_eq!(slab.flush_nic_writes().is_ok(), is_ok, "{options} {ordering}");
+        assert_eq!(double.growth("direct_flushes", flush), flushes, "{options} {ordering}");
     }
 }
 

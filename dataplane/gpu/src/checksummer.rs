@@ -76,7 +76,7 @@ pub struct SlotChecksummer {
 impl Drop for SlotChecksummer {
     /// When sums may still be running on the device, their slots are leaked instead of freed.
     fn drop(&mut self) {
-        if !self.queue.settle() {
+        if !self.queue.wait_idle() {
             std::mem::forget(std::mem::take(&mut self.batches));
         }
     }

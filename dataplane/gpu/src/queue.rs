@@ -37,7 +37,7 @@ pub struct KernelQueue {
 impl Drop for KernelQueue {
     /// When kernels may still be running, their memory is leaked instead of freed.
     fn drop(&mut self) {
-        if !self.ring.copies.settle() {
+        if !self.ring.copies.wait_idle() {
             std::mem::forget((std::mem::take(&mut self.flights), Arc::clone(&self.kernels)));
         }
     }
@@ -78,8 +78,8 @@ impl KernelQueue {
     }
 
     /// Waits for the device; false when kernels may still be running.
-    pub(crate) fn settle(&mut self) -> bool {
-        self.ring.copies.settle()
+    pub(crate) fn wait_idle(&mut self) -> bool {
+        self.ring.copies.wait_idle()
     }
 
     /// Returns the number of batches that were accepted and have not completed.

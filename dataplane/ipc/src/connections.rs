@@ -141,8 +141,16 @@ impl IpcFabric {
         let now = Instant::now();
         let late =
             self.peers.iter().filter(|(_, peer)| peer.deadline.is_some_and(|deadline| deadline <= now));
-        let late: Vec<PeerId> = late.map(|(&id, _)| id).collect();
-        late.into_iter().for_each(|id| self.leave(id, "the peer did not attach memory in time"));
+        let late: Vec<(PeerId, Stage)> = late.map(|(&id, peer)| (id, peer.stage)).collect();
+        for (id, stage) in late {
+            self.leave(
+                id,
+                match stage {
+                    Stage::Connecting => "no connection over shared memory in time",
+                    _ => "the peer did not attach memory in time",
+                },
+            );
+        }
     }
 
     /// Starts to end a connection: no further copy is started. The end of a connection that was never open is

@@ -3,8 +3,7 @@
 use crate::error::PlanError;
 use crate::parameters::{ChecksumParameters, CopyParameters, SumParameters};
 
-/// A kernel launch. One launch works on a whole batch, waits for nothing on the host and can be captured in a
-/// graph.
+/// A kernel launch. One launch works on a whole batch and waits for nothing on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// Name of the kernel.

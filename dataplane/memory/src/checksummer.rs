@@ -12,7 +12,7 @@
 //! 4. No call blocks, and none allocates once `poll`'s vector has its capacity.
 //! 5. Dropping a checksummer waits for the device's remaining work, or leaks the slots.
 //! 6. A checksummer does not wait for other work. The writes of the bytes must be over when the sum is submitted: a
-//!    kernel's event has passed; after a NIC's completion [`DeviceMemory::settle`](crate::DeviceMemory::settle) has
+//!    kernel's event has passed; after a NIC's completion [`DeviceMemory::flush_nic_writes`](crate::DeviceMemory::flush_nic_writes) has
 //!    returned. The sum of bytes that are written meanwhile is undefined.
 
 use std::sync::Arc;

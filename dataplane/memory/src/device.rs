@@ -30,7 +30,7 @@ pub trait DeviceMemory: Send + Sync + std::fmt::Debug {
     /// Makes bytes that a NIC has written visible to kernels started after it has returned `Ok`. Called
     /// after the NIC's completion and before the bytes are reported. On devices that reorder such writes it
     /// waits for the device, some microseconds; on all others it does nothing.
-    fn settle(&self) -> Result<(), DeviceError> {
+    fn flush_nic_writes(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 }

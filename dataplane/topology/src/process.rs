@@ -63,7 +63,8 @@ impl Topology {
 
     /// Returns the memory that is nearest to this process: that of its only GPU, or of the first GPU that
     /// `cuda_visible_devices` names; else host memory of its NUMA node, or of any node when the process may
-    /// run on several.
+    /// run on several. Which GPU a part of one (MIG) belongs to is known only if its name says so, or if there
+    /// is one GPU.
     #[must_use]
     pub fn memory_of_process(&self, cuda_visible_devices: Option<&str>) -> Memory {
         let is_there = |address: &PciAddress| self.gpu(*address).is_some();
@@ -74,12 +75,13 @@ impl Topology {
         };
         let gpu = match cuda_visible_devices.map(|list| list.split(',').next().unwrap_or("").trim()) {
             // A part of a GPU (MIG): drivers before 470 name it after the GPU, later ones by a UUID of its own.
-            Some(name) if name.starts_with("GPU-") || name.starts_with("MIG-GPU-") => {
-                let name = name.trim_start_matches("MIG-").split('/').next().unwrap_or("");
-                let is_it = |uuid: &str| uuid.starts_with(name);
-                shown.iter().find(|(_, uuid)| uuid.is_some_and(is_it)).map(|(address, _)| *address)
+            Some(name) if name.starts_with("GPU-") || name.starts_with("MIG-") => {
+                let of_gpu = name.trim_start_matches("MIG-").split('/').next().unwrap_or("");
+                let is_it = |uuid: &str| of_gpu.len() > "GPU-".len() && uuid.starts_with(of_gpu);
+                let named =
+                    shown.iter().find(|(_, uuid)| uuid.is_some_and(is_it)).map(|(address, _)| *address);
+                named.or_else(|| only(&shown).filter(|_| name.starts_with("MIG-")))
             }
-            Some(name) if name.starts_with("MIG-") => only(&shown),
             Some(name) => {
                 name.parse().ok().and_then(|number: usize| shown.get(number)).map(|(address, _)| *address)
             }

@@ -5,7 +5,7 @@
 //! sender                                      receiver
 //! Push(device slots) ─▶ sums, by the device   Expect(device slots) ─▶ Reserve(their names)
 //!   one-sided writes from device slots ══════▶ imm
-//!   Announce(sums) ──────────────────────────▶ with imm: settle, sums by the device, compared ─▶ Arrived
+//!   Announce(sums) ──────────────────────────▶ with imm: flush, sums by the device, compared ─▶ Arrived
 //! ```
 //!
 //! The sums of a push begin at once, before the receiver is known, so they add to the latency of a hand-off
@@ -21,7 +21,7 @@
 //!
 //! Invariants: a sum holds its slot until the device is done with it ([`Checksummer`]), also when its
 //! transfer has ended; the result of such a sum is dropped, by a number that no two transfers share. Bytes
-//! are checksummed only after [`settle`](dataplane_memory::DeviceMemory::settle). A failed sum ends its
+//! are checksummed only after [`flush_nic_writes`](dataplane_memory::DeviceMemory::flush_nic_writes). A failed sum ends its
 //! transfer.
 //!
 //! Direct hand-offs are part of the node, unlike staging, which wraps it: verification lies between the

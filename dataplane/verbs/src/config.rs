@@ -125,7 +125,7 @@ pub struct VerbsConfig {
     /// Whether the device may reorder its writes to memory (PCIe relaxed ordering). For host memory,
     /// completions still follow the bytes. For an accelerator's memory a completion guarantees nothing to
     /// the accelerator's kernels, relaxed or not, until
-    /// [`DeviceMemory::settle`](dataplane_memory::DeviceMemory::settle) was called.
+    /// [`DeviceMemory::flush_nic_writes`](dataplane_memory::DeviceMemory::flush_nic_writes) was called.
     pub relaxed_ordering: bool,
     /// Interrupt vector of the completion channel, from 0; taken modulo the number that the device has.
     pub completion_vector: u32,

@@ -53,7 +53,7 @@ impl VerbsFabric {
         if events {
             self.take_async_events();
         }
-        if self.unsettled > 0 {
+        if self.establishing > 0 {
             self.look_at_deadlines();
         }
     }
@@ -117,7 +117,7 @@ impl VerbsFabric {
     /// Sets the timer to the next deadline, so that a sleeping thread wakes for it. Returns whether a
     /// deadline has passed.
     pub(crate) fn set_timer(&mut self) -> bool {
-        if self.unsettled == 0 {
+        if self.establishing == 0 {
             return false;
         }
         let next = self.connections.values().filter_map(|connection| connection.next_look()).min();
@@ -220,7 +220,7 @@ impl VerbsFabric {
 
     fn insert(&mut self, connection: Connection) {
         self.connections.insert(connection.peer.0, Box::new(connection));
-        self.unsettled += 1;
+        self.establishing += 1;
     }
 
     /// Sends a frame with its proof.
@@ -371,7 +371,7 @@ impl VerbsFabric {
         connection.phase = Phase::Established;
         connection.deadline = None;
         connection.is_announced = true;
-        self.unsettled -= 1;
+        self.establishing -= 1;
         let peer = connection.peer;
         let is_initiator = connection.is_initiator;
         self.events.push_back(if is_initiator {

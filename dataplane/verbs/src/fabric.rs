@@ -71,7 +71,7 @@ pub struct VerbsFabric {
     counters: Arc<VerbsCounters>,
     pub(crate) random: u64,
     /// Number of connections that are not established: only these have deadlines to check.
-    pub(crate) unsettled: usize,
+    pub(crate) establishing: usize,
     /// The error that made the device unusable; every later call returns it.
     pub(crate) fatal: Option<String>,
     pub(crate) polls_until_control: u32,
@@ -129,7 +129,7 @@ impl VerbsFabric {
             metrics: Metrics::default(),
             counters: Arc::default(),
             random: RandomState::new().hash_one(1) | 1,
-            unsettled: 0,
+            establishing: 0,
             fatal: None,
             polls_until_control: 0,
             is_armed: false,

@@ -30,7 +30,7 @@ pub struct Access {
     /// Access of peers to the region; local work requests have full access.
     pub remote: PeerAccess,
     /// Whether the device may reorder its writes to the region (PCIe relaxed ordering). Ignored where
-    /// unsupported. An accelerator's memory needs [`DeviceMemory::settle`] after the completion in either
+    /// unsupported. An accelerator's memory needs [`DeviceMemory::flush_nic_writes`] after the completion in either
     /// case.
     pub relaxed_ordering: bool,
 }

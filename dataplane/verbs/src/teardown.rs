@@ -32,7 +32,7 @@ impl VerbsFabric {
             return;
         }
         if connection.phase == Phase::Established {
-            self.unsettled += 1;
+            self.establishing += 1;
         } else {
             self.metrics.handshakes_failed += 1;
         }
@@ -106,7 +106,7 @@ impl VerbsFabric {
     /// Reports the end of a connection without pairs.
     pub(crate) fn finish_teardown(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
-        self.unsettled -= 1;
+        self.establishing -= 1;
         let leaked = connection.lanes.iter().filter(|lane| lane.is_leaked()).count();
         self.metrics.queue_pairs_leaked += leaked as u64;
         for lane in &mut connection.lanes {

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use kvstore_remote::RemoteCounters;
 
-use crate::device::Lanes;
+use crate::device::CopyThreads;
 use crate::events::Events;
 use crate::fetch::Fetches;
 use crate::handoff::HandOffs;
@@ -26,7 +26,7 @@ pub(crate) struct Opened {
     pub(crate) events: Arc<Events>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) tensors: Arc<Registry>,
-    pub(crate) device: Option<Arc<Lanes>>,
+    pub(crate) device: Option<Arc<CopyThreads>>,
     pub(crate) handoffs: Option<Arc<HandOffs>>,
     /// Counters of the remote tier; `None` without `[remote_tier]`.
     pub(crate) remote_counters: Option<Arc<RemoteCounters>>,

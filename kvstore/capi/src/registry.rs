@@ -38,7 +38,7 @@ struct Registered {
 /// Places and routes of tensors in a device's memory.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    /// Places of the lanes for saves and loads.
+    /// Places of the threads for saves and loads.
     pub(crate) places: [Places; 2],
     /// `None`: the layers of these tensors do not fit hand-offs, or there are no hand-offs.
     pub(crate) handoff: Option<HandOffRoutes>,
@@ -111,7 +111,7 @@ impl TensorsGuard {
         self.registered.id
     }
 
-    /// Places of the tensors in each lane of a device; `None` for tensors in host memory.
+    /// Places of the tensors in each thread of a device; `None` for tensors in host memory.
     pub(crate) fn places(&self) -> Option<&[Places; 2]> {
         self.registered.on_device.as_ref().map(|on_device| &on_device.places)
     }

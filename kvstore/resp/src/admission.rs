@@ -9,9 +9,9 @@
 //! older or whose answer is on its way to the client, and no cycle of waits exists; reservations and unsent
 //! answers together stay within `bytes_max`, apart from a single read that is larger than that.
 //!
-//! The order comes from the order in which [`Lanes`](crate::lanes::Lanes) polls: a read that was not admitted
+//! The order comes from the order in which [`RunningCommands`](crate::running_commands::RunningCommands) polls: a read that was not admitted
 //! sets `behind` for the pass, and the reads after it wait. No waker is kept, because each pass polls all
-//! lanes, and a pass follows every event that frees bytes. Only the connection's task uses this; atomics are
+//! running commands, and a pass follows every event that frees bytes. Only the connection's task uses this; atomics are
 //! needed because its future is `Send`.
 
 use std::future::poll_fn;
@@ -69,7 +69,7 @@ impl Admission {
         self.unsent.store(bytes, Relaxed);
     }
 
-    /// Starts a pass: all lanes are about to be polled, the oldest first.
+    /// Starts a pass: all running commands are about to be polled, the oldest first.
     pub(crate) fn begin_pass(&self) {
         self.behind.store(false, Relaxed);
     }

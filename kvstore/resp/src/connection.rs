@@ -27,10 +27,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::admission::{Admission, Size};
 use crate::execute::execute;
-use crate::lanes::{Claims, Lanes};
 use crate::metrics::RespCounters;
 use crate::output::Output;
 use crate::reply::Reply;
+use crate::running_commands::{Claims, RunningCommands};
 use crate::server::{CHARGE_BYTES, Shared};
 use crate::session::{Dispatch, Session};
 use crate::stall_detector::StallDetector;
@@ -74,7 +74,7 @@ pub(crate) async fn serve<V: Values>(
     let mut input = Input::new(reader, RequestParser::new(session.limits(config.limits())));
     let mut output = Output::default();
     let admission = Admission::new(config.buffered_bytes_max);
-    let mut lanes = Lanes::new(config.pipeline_max);
+    let mut running_commands = RunningCommands::new(config.pipeline_max);
     let mut quiet = StallDetector::default();
     // Bytes of the arguments of running commands.
     let mut held = 0;
@@ -96,7 +96,7 @@ pub(crate) async fn serve<V: Values>(
 
     loop {
         loop {
-            while let Some(((reply, size), (bytes, paid))) = lanes.pop() {
+            while let Some(((reply, size), (bytes, paid))) = running_commands.pop() {
                 held -= bytes;
                 admission.release(size);
                 drop::<Charge<'_>>(paid);
@@ -118,10 +118,11 @@ pub(crate) async fn serve<V: Values>(
             }
             // An answer may be longer than its reservation.
             let beyond = |(reply, size): &(Reply, Size)| reply.bytes().saturating_sub(size.bytes);
-            let finished = lanes.finished().map(beyond).sum::<usize>();
+            let finished = running_commands.finished().map(beyond).sum::<usize>();
             let buffered = held + output.remaining() + admission.reserved() + finished;
             admission.unsent(output.remaining());
-            let full = (!lanes.is_empty() || output.has_remaining()) && buffered >= config.buffered_bytes_max;
+            let full = (!running_commands.is_empty() || output.has_remaining())
+                && buffered >= config.buffered_bytes_max;
             match waiting.take() {
                 None => break,
                 // The lines that follow are the HTTP request's too and must not be carried out.
@@ -131,7 +132,7 @@ pub(crate) async fn serve<V: Values>(
                 }
                 Some(Dispatch::Stored(specification, command)) => {
                     let claims = Claims::of(specification, &command.arguments, &shared.hasher);
-                    if full || !lanes.admits(&claims) {
+                    if full || !running_commands.admits(&claims) {
                         waiting = Some(Dispatch::Stored(specification, command));
                         break;
                     }
@@ -141,13 +142,13 @@ pub(crate) async fn serve<V: Values>(
                     let mut start = Some((future, claims, (bytes, std::mem::take(&mut charge))));
                     poll_fn(|context| {
                         if let Some((future, claims, tag)) = start.take() {
-                            lanes.start(context, future, claims, tag);
+                            running_commands.start(context, future, claims, tag);
                         }
                         Poll::Ready(())
                     })
                     .await;
                 }
-                Some(next) if !lanes.is_empty() || full => {
+                Some(next) if !running_commands.is_empty() || full => {
                     waiting = Some(next);
                     break;
                 }
@@ -166,13 +167,13 @@ pub(crate) async fn serve<V: Values>(
         }
 
         if let Some(error) = fault
-            && lanes.is_empty()
+            && running_commands.is_empty()
             && !session.closing
         {
             answer(shared, &session, &mut output, &Reply::error(format!("ERR {error}")));
             session.closing = true;
         }
-        if session.closing && waiting.is_none() && lanes.is_empty() && !output.has_remaining() {
+        if session.closing && waiting.is_none() && running_commands.is_empty() && !output.has_remaining() {
             return writer.shutdown().await.map(|()| ConnectionEnd::Closed);
         }
 
@@ -197,8 +198,8 @@ pub(crate) async fn serve<V: Values>(
             biased;
             () = poll_fn(|context| {
                 admission.begin_pass();
-                lanes.poll(context)
-            }), if !lanes.is_empty() => {}
+                running_commands.poll(context)
+            }), if !running_commands.is_empty() => {}
             written = writer.write_buf(&mut output), if output.has_remaining() => {
                 let written = written?;
                 if written == 0 {
@@ -236,7 +237,7 @@ pub(crate) async fn serve<V: Values>(
                 let owing = output.has_remaining() || (reading && input.parser.inside());
                 let limit = match owing {
                     true => config.stall_timeout,
-                    false if lanes.is_empty() => config.idle_timeout,
+                    false if running_commands.is_empty() => config.idle_timeout,
                     // The store is slow; the client is not to blame.
                     false => Duration::ZERO,
                 };

@@ -3,7 +3,7 @@
 //!
 //! In reading order: [`values`] is the interface to a store; [`wire`] parses commands and [`reply`] encodes
 //! answers; `commands` lists the supported commands; `execute` carries them out; `session` holds the state of
-//! one connection; `lanes`, `admission` and `connection` run commands side by side, bounded, and keep answers
+//! one connection; `running_commands`, `admission` and `connection` run commands side by side, bounded, and keep answers
 //! in order; [`server`] listens.
 //!
 //! Invariants: answers come in the order of the commands; a command that reads or writes a key sees what
@@ -35,8 +35,8 @@ mod session;
 
 mod admission;
 mod connection;
-mod lanes;
 mod output;
+mod running_commands;
 mod stall_detector;
 
 mod config;

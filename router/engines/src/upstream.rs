@@ -446,6 +446,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_sweep_closes_expired_connections_behind_young_ones() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let upstream = Upstream::with_key(&listener.local_addr().expect("bound").to_string(), None, None);
+        let now = Instant::now();
+        let expired = now.checked_sub(2 * IDLE_FOR).expect("the machine has run for that long");
+        for since in [now, expired, now, expired] {
+            let connection = upstream.connect().await.expect("a connection");
+            assert!(upstream.idle().push(Idle { connection, since }).is_ok());
+        }
+        upstream.sweep();
+        let left: Vec<Instant> =
+            std::iter::from_fn(|| upstream.idle().pop()).map(|idle| idle.since).collect();
+        assert_eq!(left, [now, now]);
+    }
+
+    #[tokio::test]
     async fn an_engine_is_shown_its_own_key_and_no_other() {
         for own in [Some("engine-key"), None] {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -114,7 +114,7 @@ impl RetryBudget {
         false
     }
 
-    /// Returns a retry that was taken and not made.
+    /// Returns a retry that was taken for a hedge and not made.
     pub fn refund(&self) {
         self.balance.fetch_add(100, Ordering::Relaxed);
     }
@@ -163,5 +163,13 @@ mod tests {
         assert_eq!((0..2000).filter(|_| budget.spend()).count(), 1000);
         (0..10_000).for_each(|_| budget.earn(3));
         assert_eq!((0..2000).filter(|_| budget.spend()).count(), 100);
+    }
+
+    #[test]
+    fn a_refund_gives_one_retry_back() {
+        let budget = RetryBudget::default();
+        while budget.spend() {}
+        budget.refund();
+        assert_eq!([budget.spend(), budget.spend()], [true, false]);
     }
 }

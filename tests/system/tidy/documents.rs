@@ -184,10 +184,15 @@ fn fault_of_cargo(
             return Some(format!("there is no target {target}"));
         }
     }
-    let is_kvasir = own.first() == Some(&"run")
-        && after("-p").is_none_or(|package| package == "control-node")
-        && after("--example").is_none();
-    if is_kvasir && others.len() > 1 { helps.fault(&others[1..]) } else { None }
+    if own.first() != Some(&"run") || after("--example").is_some() || others.len() < 2 {
+        return None;
+    }
+    match after("-p").unwrap_or("control-node") {
+        "control-node" => helps.fault(&others[1..]),
+        // The same commands as those of `kvasir bench`.
+        "bench" => helps.fault(&[&["bench"], &others[1..]].concat()),
+        _ => None,
+    }
 }
 
 #[test]
@@ -227,9 +232,13 @@ fn commands_exist_with_their_options() {
     assert!(faults.is_empty(), "{faults:#?}");
     assert!(count > 100, "{count} commands were found");
     // The check itself.
-    for wrong in
-        ["kvasir serv", "kvasir gateway --no-such-option", "cargo test -p no-such-crate", "tests/no-such.sh"]
-    {
+    for wrong in [
+        "kvasir serv",
+        "kvasir gateway --no-such-option",
+        "cargo test -p no-such-crate",
+        "cargo run --release -p bench -- no-such-benchmark",
+        "tests/no-such.sh",
+    ] {
         assert!(fault_of(wrong).is_some(), "{wrong}");
     }
 }

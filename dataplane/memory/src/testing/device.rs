@@ -36,9 +36,9 @@ pub struct DeviceDouble {
     is_dead: AtomicBool,
     /// Whether the export through the bus window is refused.
     refuses_bar: AtomicBool,
-    settled: AtomicU64,
-    /// Writes that are not settled yet; `None`: writes take effect at once.
-    unsettled: Mutex<Option<Vec<Write>>>,
+    flushed: AtomicU64,
+    /// Writes that are not flushed yet; `None`: writes take effect at once.
+    unflushed: Mutex<Option<Vec<Write>>>,
 }
 
 /// Offset and bytes of a write.
@@ -59,18 +59,18 @@ impl DeviceDouble {
         let face = map(&memory, bytes, ProtFlags::empty());
         let alias = Mutex::new(map(&memory, bytes, ProtFlags::READ | ProtFlags::WRITE));
         let (is_dead, refuses_bar) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (settled, unsettled) = (AtomicU64::new(0), Mutex::new(None));
-        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead, refuses_bar, settled, unsettled })
+        let (flushed, unflushed) = (AtomicU64::new(0), Mutex::new(None));
+        Arc::new(Self { memory, face, alias, bytes, abilities, is_dead, refuses_bar, flushed, unflushed })
     }
 
-    /// From now on written bytes can be read only after [`DeviceMemory::settle`], like a NIC's writes to a
+    /// From now on written bytes can be read only after [`DeviceMemory::flush_nic_writes`], like a NIC's writes to a
     /// device that reorders them.
     pub fn reorder_writes(&self) {
-        self.unsettled().get_or_insert_default();
+        self.unflushed().get_or_insert_default();
     }
 
-    fn unsettled(&self) -> MutexGuard<'_, Option<Vec<Write>>> {
-        self.unsettled.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unflushed(&self) -> MutexGuard<'_, Option<Vec<Write>>> {
+        self.unflushed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, offset: usize, bytes: &[u8]) {
@@ -88,8 +88,8 @@ impl DeviceDouble {
 
     /// Returns the number of times that written bytes were made visible.
     #[must_use]
-    pub fn settled_count(&self) -> u64 {
-        self.settled.load(Ordering::Relaxed)
+    pub fn flush_count(&self) -> u64 {
+        self.flushed.load(Ordering::Relaxed)
     }
 
     /// Removes the device from the bus: from now on every access fails.
@@ -148,17 +148,17 @@ impl DeviceMemory for DeviceDouble {
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check("write of the double", offset, bytes.len())?;
-        match self.unsettled().as_mut() {
+        match self.unflushed().as_mut() {
             Some(kept) => kept.push((offset, bytes.into())),
             None => self.put(offset, bytes),
         }
         Ok(())
     }
 
-    fn settle(&self) -> Result<(), DeviceError> {
-        self.check("settling of the double", 0, 0)?;
-        self.settled.fetch_add(1, Ordering::Relaxed);
-        let kept = self.unsettled().as_mut().map(std::mem::take).unwrap_or_default();
+    fn flush_nic_writes(&self) -> Result<(), DeviceError> {
+        self.check("a flush of the double", 0, 0)?;
+        self.flushed.fetch_add(1, Ordering::Relaxed);
+        let kept = self.unflushed().as_mut().map(std::mem::take).unwrap_or_default();
         kept.iter().for_each(|(offset, bytes)| self.put(*offset, bytes));
         Ok(())
     }
@@ -201,17 +201,17 @@ mod tests {
             exported.refuse_bar();
             assert_eq!(exported.dma_buf(mapping).is_ok(), mapping == DmaBufMapping::Automatic);
         }
-        double.settle().expect("alive");
+        double.flush_nic_writes().expect("alive");
         double.reorder_writes();
         double.write(4996, b"later").expect_err("outside all the same");
         double.write(4996, b"late").expect("inside");
         double.read(4996, &mut bytes).expect("inside");
-        assert_eq!(&bytes, b"6789", "not settled");
-        double.settle().expect("alive");
+        assert_eq!(&bytes, b"6789", "not flushed");
+        double.flush_nic_writes().expect("alive");
         double.read(4996, &mut bytes).expect("inside");
         assert_eq!(&bytes, b"late");
         double.kill();
-        assert!(double.settle().is_err());
+        assert!(double.flush_nic_writes().is_err());
         assert!(double.read(0, &mut bytes).expect_err("dead").reason.contains("gone"));
     }
 

@@ -190,6 +190,8 @@ fn a_process_works_beside_its_gpu_or_its_processors() {
         (Some("GPU-aaaa-6"), gpu(6)),
         (Some("MIG-GPU-aaaa-6/1/0"), gpu(6)),
         (Some("MIG-2b5c9a48-4dd2-5b5c-a1f8-6e8a2ff3a9a1"), Memory::Host { numa: None }),
+        (Some("MIG-GPU-/1/0"), Memory::Host { numa: None }),
+        (Some("GPU-"), Memory::Host { numa: None }),
     ] {
         assert_eq!(topology.memory_of_process(variable), memory, "{variable:?}");
     }

@@ -221,21 +221,21 @@ impl<F: Fabric> TransferNode<F> {
     /// Makes landed bytes visible to their device, and starts the waiting sums.
     pub(super) fn start_sums(&mut self) {
         let mut landed = std::mem::take(&mut self.landed);
-        let mut settled: Option<(Arc<Slab>, Result<(), DeviceError>)> = None;
+        let mut flushed: Option<(Arc<Slab>, Result<(), DeviceError>)> = None;
         for wanted in landed.drain(..) {
             // The transfer may have ended because another piece failed.
             if !self.is_open(&wanted.purpose) {
                 continue;
             }
             let slab = wanted.slot.slab();
-            if settled.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, slab)) {
-                let result = slab.device().map_or(Ok(()), |device| device.settle());
+            if flushed.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, slab)) {
+                let result = slab.device().map_or(Ok(()), |device| device.flush_nic_writes());
                 if let Err(error) = &result {
                     tracing::warn!(%error, "transfer: what has landed cannot be read by its device");
                 }
-                settled = Some((Arc::clone(slab), result));
+                flushed = Some((Arc::clone(slab), result));
             }
-            let is_readable = settled.as_ref().is_none_or(|(_, result)| result.is_ok());
+            let is_readable = flushed.as_ref().is_none_or(|(_, result)| result.is_ok());
             match self.summing.as_mut().filter(|_| is_readable) {
                 Some(summing) => summing.want(wanted),
                 None => self.sum_failed(wanted.purpose),

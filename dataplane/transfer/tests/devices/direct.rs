@@ -18,7 +18,7 @@ fn without_faults_everything_arrives_without_a_copy() {
         let (mut world, _) = simulated(&Shape::direct(seed, sums), faults);
         let sum = transfers(&mut world, &mut Random(seed), 30, 0, |_, _, _| ());
         assert_eq!((sum.of(Outcome::Complete), sum.pushed_whole), (30, 30), "{sum:?}");
-        world.settle();
+        world.run_until_idle();
         let [sender, receiver] = &mut world.sides;
         assert_eq!((sender.counter("sent_directly"), receiver.counter("received_directly")), (30, 30));
         assert_eq!((sender.counter("sent_staged"), receiver.counter("received_staged")), (0, 0));
@@ -53,7 +53,7 @@ fn troubled(seed: u64) -> Sum {
     });
     println!("{sum:?}");
     network.set_faults(Faults::default());
-    world.settle();
+    world.run_until_idle();
     sum
 }
 
@@ -90,6 +90,6 @@ fn damage_on_the_way_is_refused() {
         assert_eq!(sum.of(Outcome::Corrupted) + sum.of(Outcome::Complete), 40, "{sum:?}");
         assert!(world.sides[RECEIVER].counter("checksum_failures") >= sum.of(Outcome::Corrupted));
         assert_eq!(world.sides[SENDER].counter("checksum_failures"), 0);
-        world.settle();
+        world.run_until_idle();
     }
 }

@@ -40,7 +40,7 @@ fn each_side_is_direct_or_staged_on_its_own() {
         assert_eq!(sum.of(Outcome::Complete) + refused, 20, "{sum:?}");
         let is_shown = matches!(receiver, Reach::Device | Reach::Both);
         assert!(refused == 0 || !is_shown, "only staging slots can be too few");
-        world.settle();
+        world.run_until_idle();
         let of = |side: usize, name: &str| world.sides[side].counter(name);
         let is_direct = u64::from(sender != Reach::Host);
         let (direct, staged) = (of(SENDER, "sent_directly"), of(SENDER, "sent_staged"));
@@ -158,7 +158,7 @@ fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
             assert!(world.sides[RECEIVER].bytes_of(slot) == heads_of(&shard(2, 2)), "transfer {transfer}");
         }
     }
-    world.settle();
+    world.run_until_idle();
     let of = |side: usize, name: &str| world.sides[side].counter(name);
     assert_eq!((of(RECEIVER, "received_directly"), of(SENDER, "sent_directly")), (0, 0));
     assert_eq!(of(RECEIVER, "received_staged"), 6, "all but those that were cancelled before");
@@ -186,7 +186,7 @@ fn a_receiver_with_too_few_staging_slots_refuses_what_it_cannot_receive_directly
         let count = if expected == Outcome::Complete { blocks } else { 0 };
         assert_eq!((slots.len(), outcome), (count, expected), "transfer {transfer}");
         drop((slots, sources));
-        world.settle();
+        world.run_until_idle();
     }
 }
 
@@ -235,7 +235,7 @@ fn device_slots_that_nobody_verifies_are_refused() {
     world.push_whole(2, 2);
     world.run(3);
     assert_eq!(world.sides[SENDER].counter("sent_staged"), 1, "what is sent can be staged all the same");
-    world.settle();
+    world.run_until_idle();
 }
 
 /// Peers write to one slab of a kind, by slot numbers: slots of another slab of that kind would be taken
@@ -284,7 +284,7 @@ fn a_refused_push_is_never_complete() {
         }
         world.sides[SENDER].node.handle(Command::PushEnd { transfer }, now);
         assert!(matches!(world.wait(), (slots, Outcome::SenderStopped) if slots.is_empty()));
-        world.settle();
+        world.run_until_idle();
         let told = std::mem::take(&mut world.sides[SENDER].notices);
         let is_refusal = |notice: &Notice| matches!(notice, Notice::Pushed { complete: false, .. });
         assert!(!told.is_empty() && told.iter().all(is_refusal), "{told:?}");
@@ -312,7 +312,7 @@ fn late_sums_of_a_returned_push_do_not_end_it() {
     let (slots, outcome) = world.wait();
     assert_eq!((slots.len(), outcome), (3, Outcome::Complete));
     drop(slots);
-    world.settle();
+    world.run_until_idle();
     let told = std::mem::take(&mut world.sides[SENDER].notices);
     assert!(matches!(told[..], [Notice::Pushed { complete: true, .. }]), "{told:?}");
 }
@@ -377,5 +377,5 @@ fn greetings_that_do_not_go_together_end_the_connection() {
 fn a_planted_leak_is_found() {
     let (mut world, _) = simulated(&Shape::direct(1, SumFaults::default()), Faults::default());
     std::mem::forget(world.sides[SENDER].device.acquire());
-    world.settle();
+    world.run_until_idle();
 }

@@ -94,7 +94,7 @@ fn slices_of_both_rails_are_verified_together() {
         println!("{sum:?}");
         assert_eq!(world.sides[RECEIVER].counter("received_directly"), 30);
         assert!(sum.of(Outcome::Complete) == 30 || seed % 2 == 0 && sum.of(Outcome::Complete) > 15);
-        world.settle();
+        world.run_until_idle();
     }
 }
 
@@ -131,7 +131,7 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
             (10, 20),
             "{sum:?}"
         );
-        world.settle();
+        world.run_until_idle();
     }
 }
 
@@ -153,7 +153,7 @@ fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
         complete += sum.of(Outcome::Complete);
         staged += world.sides[RECEIVER].counter("received_staged");
         direct += world.sides[RECEIVER].counter("received_directly");
-        world.settle();
+        world.run_until_idle();
     }
     assert!(complete > 600 && staged > 10 && direct > 600, "{complete} {staged} {direct}");
 }
@@ -192,7 +192,7 @@ fn a_transfer_whose_way_is_gone_ends_alone() {
     let sum = transfers(&mut world, &mut Random(3), 5, 0, |_, _, _| ());
     assert_eq!(sum.of(Outcome::Complete), 5, "{sum:?}");
     assert_eq!(world.sides[SENDER].counter("peers_lost"), 0);
-    world.settle();
+    world.run_until_idle();
 }
 
 /// The better rail reaches devices only, and the sender has other heads: everything takes the other rail.
@@ -230,7 +230,7 @@ fn slices_take_a_worse_rail_where_the_better_one_does_not_reach_their_memory() {
     let targets = world.sides[RECEIVER].slots(3);
     world.expect(7, 0, targets);
     assert!(matches!(world.wait(), (slots, Outcome::Refused) if slots.is_empty()));
-    world.settle();
+    world.run_until_idle();
 }
 
 /// A first link that fails while the second is still being made leaves no peer waiting for ever.
@@ -249,7 +249,7 @@ fn a_first_link_that_fails_before_the_second_is_there_ends_the_peer() {
         assert!(next.is_none_or(|at| at >= world.now), "a deadline that is over and stays");
     }
     networks[0].set_faults(FAULTS);
-    world.settle();
+    world.run_until_idle();
 }
 
 /// Slices for a device's slots cannot go over the remaining rail: the peer is given up after a second, long
@@ -276,7 +276,7 @@ fn slices_that_no_rail_reaches_end_their_peer() {
     let sum = transfers(&mut world, &mut Random(3), 5, 0, |_, _, _| ());
     assert_eq!(sum.of(Outcome::Complete), 5, "{sum:?}");
     assert_eq!(world.sides[RECEIVER].counter("received_staged"), 5);
-    world.settle();
+    world.run_until_idle();
 }
 
 /// A first hand-off waits a moment for the better rail, and no longer.
@@ -297,7 +297,7 @@ fn a_connection_is_told_once_its_links_reach_all_memory_or_a_moment_has_passed()
             assert_eq!(world.sides[RECEIVER].counter("received_directly") == 1, is_direct, "seed {seed}");
             let waited = world.now - before;
             assert!(is_direct || (450..600).contains(&waited.as_millis()), "{waited:?}");
-            world.settle();
+            world.run_until_idle();
         }
     }
 }

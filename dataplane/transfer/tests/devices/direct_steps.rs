@@ -33,7 +33,7 @@ fn nothing_travels_before_its_sums_are_there() {
     assert_eq!((slots.len(), outcome), (8, Outcome::Complete));
     world.check(&slots, 1, 0);
     drop(slots);
-    world.settle();
+    world.run_until_idle();
 }
 
 /// Layers are verified as they arrive, before the next are computed; each batch of them is settled once.
@@ -53,11 +53,7 @@ fn layers_are_verified_as_they_land() {
             world.sides[RECEIVER].summer().doorbells() > summed_before,
             "layer {layer} is summed at once"
         );
-        assert_eq!(
-            world.sides[RECEIVER].memory.settled_count(),
-            u64::from(layer) + 1,
-            "once for three blocks"
-        );
+        assert_eq!(world.sides[RECEIVER].memory.flush_count(), u64::from(layer) + 1, "once for three blocks");
         let end = LAYOUT.layer_bytes() as usize * (usize::from(layer) + 1);
         for (block, slot) in targets.iter().enumerate() {
             assert!(world.sides[RECEIVER].bytes_of(slot)[..end] == content(1, block)[..end], "layer {layer}");
@@ -143,7 +139,7 @@ fn a_device_that_fails_at_the_receiver_ends_the_transfer() {
     world.check(&slots, 1, 0);
     assert_eq!(world.sides[RECEIVER].device.used_count(), 3, "the last one waits for the sender's answer");
     drop((slots, sources));
-    world.settle();
+    world.run_until_idle();
     let told = std::mem::take(&mut world.sides[SENDER].notices);
     assert!(matches!(told[..], [Notice::Pushed { transfer: 1, complete: false }]), "{told:?}");
 }
@@ -158,7 +154,7 @@ fn a_device_that_cannot_settle_verifies_nothing() {
     world.push_whole(1, 2);
     world.run(60);
     assert!(matches!(world.arrival(), Some((slots, Outcome::DeviceFailed)) if slots.is_empty()));
-    world.settle();
+    world.run_until_idle();
 }
 
 /// Sums that fail at the sender: the receiver is told of the end, and keeps the blocks received so far.
@@ -184,7 +180,7 @@ fn a_device_that_fails_at_the_sender_stops_the_transfer() {
     let told = std::mem::take(&mut world.sides[SENDER].notices);
     assert!(told.iter().all(|notice| matches!(notice, Notice::Pushed { transfer: 1, complete: false })));
     assert!(!told.is_empty());
-    world.settle();
+    world.run_until_idle();
 }
 
 /// The sender dies when everything is written and not yet verified: the written blocks are verified.
@@ -228,6 +224,6 @@ fn late_sums_of_an_earlier_transfer_verify_nothing() {
     });
     let (slots, outcome) = told.expect("told");
     assert_eq!((slots.len(), outcome), (0, Outcome::Deadline));
-    world.settle();
+    world.run_until_idle();
     assert!(under_way.contains(&4), "{under_way:?}");
 }

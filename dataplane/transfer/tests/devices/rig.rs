@@ -230,7 +230,7 @@ impl<F: Fabric> World<F> {
     }
 
     /// Lets time pass until no node holds a slot.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn run_until_idle(&mut self) {
         // A peer whose answer was lost is given up after five seconds; until then the slots that it was
         // told of are held.
         for _ in 0..PATIENCE_STEPS {
@@ -269,7 +269,7 @@ pub(crate) fn simulated_side(shape: &Shape, reach: Reach, network: &SimNetwork) 
 pub(crate) fn simulated(shape: &Shape, faults: Faults) -> (World<SimFabric>, SimNetwork) {
     let network = SimNetwork::new(shape.seed, faults);
     let sides = shape.reach.map(|reach| simulated_side(shape, reach, &network));
-    // Writes of a NIC to the receiver's device become visible only after `settle`.
+    // Writes of a NIC to the receiver's device become visible only after `flush_nic_writes`.
     if matches!(shape.reach[RECEIVER], Reach::Device | Reach::Both) {
         sides[RECEIVER].memory.reorder_writes();
     }

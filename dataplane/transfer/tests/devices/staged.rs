@@ -21,7 +21,7 @@ fn without_faults_everything_arrives() {
         // Some are expected while too many slots wait for peers: they are refused, and no other transfer fails.
         assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
         assert!(sum.of(Outcome::Complete) >= 10);
-        world.settle();
+        world.run_until_idle();
     }
 }
 
@@ -49,7 +49,7 @@ fn whatever_goes_wrong_what_arrives_is_right_and_nothing_is_left() {
         println!("{sum:?}");
         sum.outcomes.into_iter().for_each(|(outcome, count)| *outcomes.entry(outcome).or_default() += count);
         network.set_faults(Faults::default());
-        world.settle();
+        world.run_until_idle();
     }
     println!("{outcomes:?}");
     for outcome in ["Complete", "Corrupted", "SenderStopped", "Deadline", "DeviceFailed", "PeerDown"] {
@@ -72,7 +72,7 @@ fn over_shared_memory_with_corruption_failed_copies_and_cancellations() {
             assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
         }
         complete += sum.of(Outcome::Complete);
-        world.settle();
+        world.run_until_idle();
     }
     assert!(complete > 100, "{complete} of 480");
 }

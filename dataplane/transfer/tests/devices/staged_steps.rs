@@ -35,7 +35,7 @@ fn pieces_travel_while_others_are_copied() {
     assert!(doorbells < blocks as u64, "{doorbells} doorbells for {blocks} copies");
     drop(slots);
     world.sides[SENDER].notices.clear();
-    world.settle();
+    world.run_until_idle();
 }
 
 /// Layers that have arrived are in device memory before the next are computed.
@@ -89,7 +89,7 @@ fn cancelled_transfers_wait_for_their_copies() {
         assert!(steps > 1, "the copies took a while");
         let told = std::mem::take(&mut world.sides[SENDER].notices);
         assert!(matches!(told[..], [Notice::Pushed { transfer: 1, complete: false }]), "{told:?}");
-        world.settle();
+        world.run_until_idle();
     }
 }
 
@@ -118,7 +118,7 @@ fn transfers_that_nobody_asks_for_keep_nobody_waiting() {
     assert!(world.now - begun < shape.lease / 4, "{:?}", world.now - begun);
     world.check(&slots, 99, 0);
     drop(slots);
-    world.settle();
+    world.run_until_idle();
     let told = std::mem::take(&mut world.sides[SENDER].notices);
     let incomplete =
         told.iter().filter(|notice| matches!(notice, Notice::Pushed { complete: false, .. })).count();
@@ -171,7 +171,7 @@ fn what_the_receiver_has_is_not_copied() {
         assert_eq!((slots.len(), outcome), (3, Outcome::Complete));
         world.check(&slots, 1, 9);
         drop(slots);
-        world.settle();
+        world.run_until_idle();
         // Pieces of three blocks, of which the last is reserved.
         assert_eq!(world.sides[SENDER].staging.copier_mut().copied(), 3, "early {is_early}");
     }
@@ -201,7 +201,7 @@ fn failed_copies_and_a_dead_device_end_transfers() {
     assert!(matches!(world.arrival(), Some((slots, Outcome::SenderStopped)) if slots.is_empty()));
     let told = std::mem::take(&mut world.sides[SENDER].notices);
     assert!(matches!(told[..], [Notice::Pushed { transfer: 2, complete: false }]), "{told:?}");
-    world.settle();
+    world.run_until_idle();
 }
 
 #[test]
@@ -222,5 +222,5 @@ fn more_than_the_staging_slots_for_peers_is_refused_at_once() {
     world.push_whole(3, 16);
     world.run(60);
     assert!(matches!(world.arrival(), Some((slots, Outcome::Complete)) if slots.len() == 16), "free again");
-    world.settle();
+    world.run_until_idle();
 }

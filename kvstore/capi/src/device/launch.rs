@@ -54,7 +54,7 @@ pub(crate) fn launch(
 }
 
 /// Waits for work that a panic has left on the stream, and releases the memory given to it.
-pub(crate) fn settle(queue: &mut KernelQueue) {
+pub(crate) fn wait_after_panic(queue: &mut KernelQueue) {
     // An error means that the device is lost and runs no more work.
     let _lost = queue.stream().synchronise();
     // All batches have ended, so one poll finds them. The bug that caused the panic may be in `poll` too.

@@ -14,7 +14,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_store::{HostBlock, Onboard, StoreEvent, Throttled};
 
 use super::Places;
-use super::lane::Lane;
+use super::copy_thread::CopyThread;
 use super::launch::{SUMS, launch};
 use crate::backend::{Backend, LoadReport, Loaded};
 use crate::format::HEAD_BYTES_MIN;
@@ -57,7 +57,7 @@ struct Ended {
     is_damaged: bool,
 }
 
-impl Lane {
+impl CopyThread {
     /// Loads blocks. Returns the number of leading blocks that are in the tensors.
     pub(super) fn load(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
         let mut rounds = Rounds::default();

@@ -8,26 +8,26 @@
 //! A staging slot has a block in the form in which the store keeps it: the head of `format`, without meta, then
 //! the planes. The store's thread starts the copies; it can do so because the staging memory is created before
 //! the store. The device computes the checksum of a staging slot and compares it there with the store's,
-//! because one processor thread sums at a third of the bus bandwidth at best. Saves and loads have a lane each:
+//! because one processor thread sums at a third of the bus bandwidth at best. Saves and loads have a thread each:
 //! a thread, a stream and half of the staging memory, so that a load, which a request waits for, never queues
-//! behind a save, which no request waits for. A lane carries out one transfer after the other, in rounds: of as
+//! behind a save, which no request waits for. A thread carries out one transfer after the other, in rounds: of as
 //! many blocks as it has slots (a save: kernels, then the copies), or of half as many, two at a time (a load:
 //! the copies, then kernels). A kernel moves bytes within the device's memory tens of times faster than the
 //! bus.
 //!
 //! A failure of the device is permanent: later transfers fail, and blocks in the store are unchanged.
 
-mod lane;
-mod lanes;
+mod copy_thread;
+mod copy_threads;
 mod launch;
 mod load;
 mod places;
 mod prepared;
 mod save;
 
-pub(crate) use lane::Job;
-pub(crate) use lanes::Lanes;
-pub(crate) use launch::{launch, settle};
+pub(crate) use copy_thread::Job;
+pub(crate) use copy_threads::CopyThreads;
+pub(crate) use launch::{launch, wait_after_panic};
 pub(crate) use places::{GROUPS_MAX, Group, ITEMS_MAX, Places};
 pub(crate) use prepared::{MakeKernels, Prepared, Reports, open_device, place_of};
 

@@ -1,4 +1,4 @@
-//! The places of registered tensors on a device: their planes, the staging slots of each lane, and the routes between them.
+//! The places of registered tensors on a device: their planes, the staging slots of each thread, and the routes between them.
 //!
 //! A kernel handles planes of one shape. Planes are cut into groups of neighbours of equal shape; each group
 //! has its own route and launch. Most engines have one group.
@@ -20,7 +20,7 @@ pub(crate) const GROUPS_MAX: usize = 16;
 /// Most blocks of a round.
 pub(crate) const ITEMS_MAX: usize = 1024;
 
-/// Staging slots of one lane for blocks of certain tensors, and the routes between tensors and slots.
+/// Staging slots of one thread for blocks of certain tensors, and the routes between tensors and slots.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) routes: Vec<CopyRoute>,
@@ -62,7 +62,7 @@ pub(crate) struct Group {
 }
 
 impl Places {
-    /// Creates the places of both lanes.
+    /// Creates the places of both threads.
     ///
     /// # Safety
     /// The planes must be memory that the device's primary context may use, mapped until the places are dropped.

@@ -18,7 +18,7 @@ use crate::status::Failure;
 /// Loads the layout kernels for a device.
 pub(crate) type MakeKernels<'a> = &'a dyn Fn(&Device) -> Result<LayoutKernels, KernelsError>;
 
-/// Resources from which [`Lanes`](super::Lanes) are started.
+/// Resources from which [`CopyThreads`](super::CopyThreads) are started.
 pub(crate) struct Prepared {
     pub(crate) device: Device,
     pub(crate) kernels: Arc<LayoutKernels>,
@@ -26,30 +26,30 @@ pub(crate) struct Prepared {
     pub(crate) handoff_capacity: Size,
     /// Whether hand-offs bypass host memory.
     pub(crate) is_direct: bool,
-    pub(crate) lanes: [LaneResources; 2],
+    pub(crate) copy_threads: [CopyThreadResources; 2],
     pub(super) listening: StoredReportFlag,
 }
 
-pub(crate) struct LaneResources {
+pub(crate) struct CopyThreadResources {
     pub(crate) queue: KernelQueue,
     pub(crate) staging: Arc<DeviceSlab>,
-    /// Reports of the store's thread for this lane.
+    /// Reports of the store's thread for this thread.
     pub(crate) moved: Receiver<StoreEvent>,
 }
 
-/// Sends the store's reports to the lanes.
+/// Sends the store's reports to the threads.
 pub(crate) struct Reports {
-    lanes: [Sender<StoreEvent>; 2],
+    copy_threads: [Sender<StoreEvent>; 2],
     listening: StoredReportFlag,
 }
 
-/// Whether the save lane wants `StoreEvent::Stored` reports, which the store sends for every block.
+/// Whether the save thread wants `StoreEvent::Stored` reports, which the store sends for every block.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StoredReportFlag(Arc<AtomicBool>);
 
 impl StoredReportFlag {
     /// Requests `StoreEvent::Stored` reports until the returned guard is dropped. Relaxed is enough: the store
-    /// learns of the lane's blocks through a channel afterwards.
+    /// learns of the thread's blocks through a channel afterwards.
     pub(super) fn begin(&self) -> impl Drop {
         struct End<'a>(&'a AtomicBool);
         impl Drop for End<'_> {
@@ -68,9 +68,9 @@ pub(crate) fn place_of(device: &Device) -> Option<Place> {
 }
 
 impl Reports {
-    /// Sends a report to the lane that waits for it, if any.
+    /// Sends a report to the thread that waits for it, if any.
     pub(crate) fn send(&self, moved: StoreEvent) {
-        let lane = match moved {
+        let copy_thread = match moved {
             StoreEvent::Offloaded { .. } => SAVE,
             StoreEvent::Onboarded { .. } => LOAD,
             StoreEvent::Stored { medium: Medium::Host, .. } if self.listening.0.load(Ordering::Relaxed) => {
@@ -78,8 +78,8 @@ impl Reports {
             }
             StoreEvent::Stored { .. } | StoreEvent::Removed { .. } | StoreEvent::Prepared { .. } => return,
         };
-        // A lane that has ended expects no reports.
-        let _ended = self.lanes[lane].send(moved);
+        // A thread that has ended expects no reports.
+        let _ended = self.copy_threads[copy_thread].send(moved);
     }
 }
 
@@ -118,7 +118,7 @@ impl Prepared {
             .ok_or_else(|| failed(&name, &"the copier takes no memory"))?;
         let (save, saved) = channel();
         let (load, loaded) = channel();
-        let lane = |offset, priority, moved| -> Result<LaneResources, Failure> {
+        let copy_thread = |offset, priority, moved| -> Result<CopyThreadResources, Failure> {
             let failed = |error: &dyn std::fmt::Display| failed(&name, error);
             let stream = Stream::new(&device, priority).map_err(|error| failed(&error))?;
             // One launch for each group of planes, and one for the checksums.
@@ -127,14 +127,15 @@ impl Prepared {
             let queue =
                 KernelQueue::new(Arc::clone(&kernels), stream, config).map_err(|error| failed(&error))?;
             let staging = DeviceSlab::part(&staging, offset, one(bytes)).map_err(|error| failed(&error))?;
-            Ok(LaneResources { queue, staging: Arc::new(staging), moved })
+            Ok(CopyThreadResources { queue, staging: Arc::new(staging), moved })
         };
-        let lanes = [lane(0, Priority::Background, saved)?, lane(bytes, Priority::Urgent, loaded)?];
+        let copy_threads =
+            [copy_thread(0, Priority::Background, saved)?, copy_thread(bytes, Priority::Urgent, loaded)?];
         let listening = StoredReportFlag::default();
-        let reports = Reports { lanes: [save, load], listening: listening.clone() };
+        let reports = Reports { copy_threads: [save, load], listening: listening.clone() };
         let (handoff_capacity, is_direct) = (settings.handoff_capacity, settings.direct);
         Ok((
-            Self { device, kernels, handoff_capacity, is_direct, lanes, listening },
+            Self { device, kernels, handoff_capacity, is_direct, copy_threads, listening },
             reports,
             builder.copier(Box::new(copier)),
         ))

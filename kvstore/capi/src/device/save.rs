@@ -8,14 +8,14 @@ use kvstore_block::BlockIdentity;
 use kvstore_store::{Offload, StoreEvent, Throttled};
 
 use super::Places;
-use super::lane::Lane;
+use super::copy_thread::CopyThread;
 use super::launch::{SUMS, launch};
 use crate::backend::{ChainPlace, Identity};
 use crate::status::{Failure, Status};
 use crate::store::QUEUE_PAUSE;
 use crate::transfer::Blocks;
 
-impl Lane {
+impl CopyThread {
     /// Saves blocks. Returns the number of blocks that the store took or already had.
     pub(super) fn save(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
         let mut count = 0;

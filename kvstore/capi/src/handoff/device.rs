@@ -29,7 +29,7 @@ use dataplane_transfer::{Staging, StagingLimits};
 use super::copy::BlockCopier;
 use super::{CopyTask, Shape};
 use crate::config::Size;
-use crate::device::{DeviceEvent, GROUPS_MAX, Group, ITEMS_MAX, failed, launch, place_of, settle};
+use crate::device::{DeviceEvent, GROUPS_MAX, Group, ITEMS_MAX, failed, launch, place_of, wait_after_panic};
 use crate::lock::lock;
 use crate::queue::Completions;
 use crate::registry::TensorsGuard;
@@ -289,7 +289,7 @@ impl DeviceCopier {
         launched.unwrap_or_else(|_| {
             // Done while slots and tensors are still held: kernels may be on the stream.
             self.is_broken = true;
-            settle(&mut self.queue);
+            wait_after_panic(&mut self.queue);
             Err(panicked())
         })
     }

@@ -10,7 +10,7 @@ use dataplane_verbs::Library;
 use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
 use crate::backend::Backend;
 use crate::compose::{self, StoreParts};
-use crate::device::{Lanes, MakeKernels};
+use crate::device::{CopyThreads, MakeKernels};
 use crate::handles::{self, Opened};
 use crate::handoff::{self, DeviceParts, HandOffs};
 use crate::queue::Queue;
@@ -41,7 +41,8 @@ pub(crate) fn open_with(
         capacity: prepared.handoff_capacity,
         is_direct: prepared.is_direct,
     });
-    let device = device.map(|prepared| Lanes::start(prepared, &backend, &queue.completions())).transpose()?;
+    let device =
+        device.map(|prepared| CopyThreads::start(prepared, &backend, &queue.completions())).transpose()?;
     let (device, tensors) = (device.map(Arc::new), Arc::new(Registry::new()));
     let handoffs = transfer
         .map(|transfer| {

@@ -45,7 +45,7 @@ fn long_payloads_are_cut_to_what_the_engine_takes() {
             .write(slot.into(), block_of(slot, SLOT_BYTES as usize), memory, SLOT_BYTES, 0)
             .expect("queued, though the engine is full");
     }
-    assert_eq!(bench.settle().len(), 8);
+    assert_eq!(bench.run_until_idle().len(), 8);
     for slot in 0..8 {
         assert_eq!(bench.read(slot.into(), slot), ReadOutcome::Verified { bytes: SLOT_BYTES });
     }
@@ -71,7 +71,7 @@ fn a_slot_that_is_written_or_forgotten_meanwhile() {
     assert_eq!(refused.reason, RefusedReason::SlotBusy);
     assert!(bench.log.forget(0) && !bench.log.forget(0));
     bench.disk.with(|disk| disk.is_silent = false);
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     assert!(matches!(done[..], [Done::Written { outcome: WriteOutcome::Superseded, memory: Some(_), .. }]));
     assert_eq!(bench.read(0, 1), miss(MissReason::Stale));
 
@@ -81,7 +81,7 @@ fn a_slot_that_is_written_or_forgotten_meanwhile() {
     bench.log.read(0, identity(3), target, ReadCheck::Log, 1).expect("accepted");
     bench.log.write(0, block(4), memory, 5000, 2).expect("accepted");
     bench.disk.with(|disk| disk.is_silent = false);
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     let is_stale =
         |done: &Done| matches!(done, Done::Read { outcome: ReadOutcome::Miss(MissReason::Stale), .. });
     assert!(done.len() == 2 && done.iter().any(is_stale), "{done:?}");
@@ -115,10 +115,10 @@ fn a_flush_carries_all_records_and_syncs() {
         let memory = bench.memory(slot as u8);
         bench.log.write(slot, block(slot as u8), memory, 5000, 1).expect("accepted");
     }
-    assert_eq!(bench.settle().len(), 60);
+    assert_eq!(bench.run_until_idle().len(), 60);
     assert_eq!(bench.count("table_writes"), 0, "records wait for each other");
     assert!(bench.log.flush(7, true));
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     assert!(matches!(done[..], [Done::Flushed { token: 7, failed_pages: 0, is_synced: true }]), "{done:?}");
     assert_eq!(bench.count("table_writes"), u64::from(layout().pages.min(2)), "one write for many records");
     bench.disk.with(crate::testing::Disk::cut_power);

@@ -81,7 +81,7 @@ fn a_salvaged_record_is_a_tombstone_if_there_is_one_of_its_generation() {
         let mut bench = Bench::on(SharedDisk::new(DISK_BYTES, seed), config());
         bench.write(30, 2);
         assert!(bench.log.forget(30));
-        bench.settle();
+        bench.run_until_idle();
         for copy in [PageCopy::A, PageCopy::B] {
             bench.damage(layout().table_offset(copy, 0) + (layout().record_range(0).start + 10) as u64, 2);
         }
@@ -140,7 +140,7 @@ fn pages_made_in_bad_faith_neither_panic_nor_verify() {
             bench.log.read(block.slot, block.identity, memory, ReadCheck::Log, 0).expect("accepted");
             reads += 1;
         }
-        for done in bench.settle() {
+        for done in bench.run_until_idle() {
             if let Done::Read { outcome: ReadOutcome::Verified { bytes }, memory: Some(memory), .. } = done {
                 let mut found = vec![0; bytes as usize];
                 memory.slab().read(memory.slot(), 0, &mut found);

@@ -71,7 +71,7 @@ fn a_log_that_idled_does_not_take_its_own_sleep_for_the_device_s() {
     bench.ms += 60_000;
     assert!(bench.poll(0).is_empty() && bench.poll(5_000).is_empty() && bench.log.is_available());
     bench.disk.with(|disk| disk.is_silent = false);
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     assert!(matches!(done[..], [Done::Read { outcome: GOOD, .. }]), "{done:?}");
 }
 
@@ -83,17 +83,17 @@ fn table_writes_that_fail_are_tried_again_then_given_up() {
     while bench.poll(0).is_empty() {}
     bench.disk.with(|disk| disk.faults = Faults { media: 1000, ..Faults::default() });
     assert!(bench.log.flush(7, false) && !bench.log.flush(8, false), "one flush at a time");
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     assert!(matches!(done[..], [Done::Flushed { token: 7, failed_pages: 1, is_synced: false }]), "{done:?}");
     assert_eq!(bench.count("table_write_failures"), 1);
     assert!(!bench.log.tables.is_clean(0), "the disk has not got it");
     assert!(bench.log.flush(8, false));
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     assert!(matches!(done[..], [Done::Flushed { failed_pages: 1, .. }]), "no flush forgets it: {done:?}");
     bench.disk.with(|disk| disk.faults = Faults::default());
     assert_eq!(bench.read(0, 1), GOOD);
     assert!(bench.log.flush(9, true));
-    let done = bench.settle();
+    let done = bench.run_until_idle();
     assert!(matches!(done[..], [Done::Flushed { failed_pages: 0, is_synced: true, .. }]), "{done:?}");
     assert!(bench.log.tables.is_clean(0));
     bench.write(1, 2);
@@ -107,7 +107,7 @@ fn a_log_whose_tables_could_not_be_written_is_not_closed_cleanly() {
     bench.log.write(0, block(1), memory, 5000, 1).expect("accepted");
     while bench.poll(0).is_empty() {}
     bench.disk.with(|disk| disk.failing = Some((Operation::Write, IoErrorKind::Media)));
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(bench.count("table_write_failures"), 1, "given up before it is closed");
     let Bench { log, .. } = bench;
     assert!(!log.close(TIMEOUT).is_clean);

@@ -90,14 +90,14 @@ impl Bench {
         done
     }
 
-    fn settle(&mut self) -> Vec<Done> {
+    fn run_until_idle(&mut self) -> Vec<Done> {
         (0..500).flat_map(|_| self.poll(1)).collect()
     }
 
     fn write(&mut self, slot: u32, id: u8) {
         let memory = self.memory(id);
         self.log.write(slot, block(id), memory, 5000, id.into()).expect("accepted");
-        let done = self.settle();
+        let done = self.run_until_idle();
         assert!(
             matches!(done[..], [Done::Written { outcome: WriteOutcome::Stored, .. }]),
             "slot {slot}: {done:?}"
@@ -107,7 +107,7 @@ impl Bench {
     fn read(&mut self, slot: u32, id: u8) -> ReadOutcome {
         let memory = self.memory(0xEE);
         self.log.read(slot, identity(id), memory, ReadCheck::Log, 99).expect("accepted");
-        let done = self.settle();
+        let done = self.run_until_idle();
         let [Done::Read { outcome, memory: Some(memory), token: 99, .. }] = &done[..] else {
             panic!("one read: {done:?}")
         };

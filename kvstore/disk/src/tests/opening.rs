@@ -18,7 +18,7 @@ fn of_two_records_of_a_block_the_newer_wins() {
     let (mut bench, recovered, report) = bench.reopen();
     assert_eq!((recovered.len(), recovered[0].slot, report.duplicates), (1, 2, 1));
     assert_eq!(bench.read(2, 9), GOOD);
-    bench.settle();
+    bench.run_until_idle();
     assert_eq!(bench.reopen().2.duplicates, 0, "the older one has its tombstone");
 }
 
@@ -145,7 +145,7 @@ fn inspection_says_what_is_there() {
     let mut bench = Bench::new(config());
     (0..5).for_each(|slot| bench.write(slot, slot as u8));
     bench.log.forget(4);
-    bench.settle();
+    bench.run_until_idle();
     bench.damage(layout().header_offset(PageCopy::B), 9);
     bench.damage(layout().table_offset(PageCopy::B, 1), 9);
     let blank = Area { offset: AREA.offset + AREA.bytes, bytes: 64 << 10, ..AREA };

@@ -69,18 +69,14 @@ impl Files {
         self.files.get(file as usize).map(|file| file.path.as_path())
     }
 
-    fn stored(&self, engine: &'static str, file: u32, operation: &str) -> Result<&StoredFile, IoError> {
-        self.files.get(file as usize).ok_or_else(|| IoError {
-            engine,
-            operation: format!("{operation} of file {file}"),
-            kind: IoErrorKind::Invalid,
-            reason: format!("there are {}", self.files.len()),
-        })
-    }
-
     /// Puts completed writes on stable storage (fdatasync(2)). Blocks.
     pub fn sync(&self, engine: &'static str, file: u32) -> Result<(), IoError> {
-        let stored = self.stored(engine, file, "sync")?;
+        let stored = self.files.get(file as usize).ok_or_else(|| IoError {
+            engine,
+            operation: format!("sync of file {file}"),
+            kind: IoErrorKind::Invalid,
+            reason: format!("there are {}", self.files.len()),
+        })?;
         loop {
             match rustix::fs::fdatasync(&stored.file) {
                 Ok(()) => return Ok(()),

@@ -100,7 +100,7 @@ impl<K: Commands> RingEngine<K> {
 
 /// Handles one completion of the ring; `Some` when the request is over. `again` collects requests to be queued
 /// again.
-fn settle<K: Commands>(
+fn handle_completion<K: Commands>(
     commands: &K,
     pending: &mut PendingTable,
     again: &mut VecDeque<u64>,
@@ -150,7 +150,7 @@ impl<K: Commands> RingEngine<K> {
         let Self { ring, commands, pending, again, .. } = self;
         let mut count = 0;
         ring.reap(|number, completion| {
-            if let Some(completion) = settle(&*commands, pending, again, number, completion) {
+            if let Some(completion) = handle_completion(&*commands, pending, again, number, completion) {
                 deliver(completion);
                 count += 1;
             }
@@ -166,7 +166,7 @@ impl<K: Commands> RingEngine<K> {
     }
 
     /// Completes the requests that the kernel has not got, once another thread has used the ring.
-    fn settle_misdriven(&mut self) {
+    fn fail_misdriven(&mut self) {
         if self.ring.is_misdriven() {
             // The queue will not be handed over any more, so the kernel does not use these buffers.
             while let Some(pending) = self.pending.take_from(self.ring.handed_over()) {
@@ -227,7 +227,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
 
     fn flush(&mut self) -> Result<(), IoError> {
         let flushed = self.ring.submit();
-        self.settle_misdriven();
+        self.fail_misdriven();
         flushed
     }
 
@@ -238,7 +238,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         if refused < budget && self.pending.used() > 0 {
             // An error of continuing occurs again at the next flush, which reports it.
             let _ = self.take(budget - refused, |completion| completions.push(completion));
-            self.settle_misdriven();
+            self.fail_misdriven();
         }
         refused + completions.len() - before
     }
@@ -249,7 +249,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         } else {
             self.ring.submit()
         };
-        self.settle_misdriven();
+        self.fail_misdriven();
         waited
     }
 

@@ -118,6 +118,13 @@ pub(super) enum Operation {
     Store(Store),
 }
 
+impl Operation {
+    /// Whether this writes a second home of the group.
+    pub(super) fn copies(&self, group: &BlockIdentity) -> bool {
+        matches!(self, Self::Store(store) if store.replicates.as_ref() == Some(group))
+    }
+}
+
 /// A request to a node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {

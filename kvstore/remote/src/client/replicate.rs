@@ -103,7 +103,8 @@ impl<F: Fabric> RemotePool<F> {
         for group in fetch.groups.iter().filter(|group| is_read(group.blocks.start)) {
             let is_hot = self.replication.sketch.estimate(&group.name) >= self.config.hot_count;
             let is_known = self.replication.done.contains(&group.name)
-                || self.replication.waiting.iter().any(|waiting| waiting.group == group.name);
+                || self.replication.waiting.iter().any(|waiting| waiting.group == group.name)
+                || self.operations.values().any(|operation| operation.copies(&group.name));
             if !is_hot || is_known {
                 continue;
             }

@@ -146,6 +146,9 @@ impl WriteBacklog {
         let count: usize = self.children.values().map(|children| children.blocks.len()).sum();
         assert_eq!(self.children_count, count, "children");
         assert_eq!(self.children.len(), self.parents.len(), "parents");
+        for (parent, children) in &self.children {
+            assert_eq!(self.parents.get(&children.parent), Some(parent), "the key of a parent");
+        }
     }
 
     /// These blocks are not going to be written.

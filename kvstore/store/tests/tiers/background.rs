@@ -44,7 +44,7 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
         let others = chain(turn, 24);
         (0..24).for_each(|position| rig.offload(&others, position));
         at_disk += 30;
-        rig.settle(at_disk.min(rig.store.slots()[1]));
+        rig.wait_until_on_disk(at_disk.min(rig.store.slots()[1]));
         assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
         rig.store.mark_conversation_idle(&talk);
         std::thread::sleep(gap);
@@ -72,7 +72,7 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     let fill = |rig: &mut Rig, seed: u64, at_disk: u64| {
         let others = chain(seed, 24);
         (0..24).for_each(|position| rig.offload(&others, position));
-        rig.settle(at_disk);
+        rig.wait_until_on_disk(at_disk);
     };
     fill(&mut rig, 1, 30);
     assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
@@ -103,7 +103,7 @@ fn what_is_fetched_in_vain_is_bounded_and_counted() {
         let talk = chain(seed, 8);
         (0..8).for_each(|position| rig.offload(&talk, position));
     }
-    rig.settle(48);
+    rig.wait_until_on_disk(48);
     for seed in 0..3 {
         rig.store.mark_conversation_idle(&chain(seed, 8));
     }
@@ -121,7 +121,7 @@ fn a_disk_that_does_not_pay_is_probed() {
     let mut rig = Rig::new(with_disk(8, &disk, WriteMode::Through));
     let talk = chain(3, 40);
     (0..40).for_each(|position| rig.offload(&talk, position));
-    rig.settle(40);
+    rig.wait_until_on_disk(40);
     // Computing is so cheap that no tier is.
     (0..200).for_each(|_| rig.store.observe_prefill(10_000, 0, Duration::from_micros(1)));
     let prompt = Prompt {
@@ -159,7 +159,7 @@ fn writes_wait_for_bandwidth_and_reads_do_not() {
     let started = Instant::now();
     (0..24).for_each(|position| rig.offload(&talk, position));
     assert!(started.elapsed() < Duration::from_millis(400), "offloading does not wait for the disk");
-    rig.settle(24);
+    rig.wait_until_on_disk(24);
     let took = started.elapsed();
     // Twenty blocks beyond the burst at forty a second.
     assert!(took >= Duration::from_millis(450), "{took:?}");

@@ -61,7 +61,7 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
     }
     println!("{copied} copied by the caller, {refused} by the store");
     assert!(copied >= 200, "{copied} of 240");
-    rig.settle(240);
+    rig.wait_until_on_disk(240);
     assert!(rig.store.blocks()[0] > 120, "at most four are free ahead: {:?}", rig.store.blocks());
     // Not used, too long, there already.
     drop(rig.store.reserve(TenantId(0)));
@@ -127,7 +127,7 @@ fn memory_that_is_full_of_unwritten_blocks_waits_for_the_disk() {
         for _ in &blocks {
             assert_eq!(is_stored.recv_timeout(PATIENCE), Ok(true));
         }
-        rig.settle(64 * round);
+        rig.wait_until_on_disk(64 * round);
         assert_eq!((rig.store.look_up(&blocks), rig.counter("disk_gone_blocks")), (64, 0));
     }
     rig.events_are_true(&all);
@@ -143,7 +143,7 @@ fn blocks_that_come_before_their_parents_are_written_through_too() {
     for position in [3, 1, 2, 7, 0, 11, 5, 4, 6, 10, 9, 8] {
         rig.offload(&blocks, position);
     }
-    rig.settle(12);
+    rig.wait_until_on_disk(12);
     rig.events_are_true(&blocks);
     drop(rig);
     let rig = Rig::new(with_disk(16, &files, WriteMode::Through));
@@ -175,10 +175,10 @@ fn what_host_memory_has_no_room_for_comes_back_from_the_disk_and_outlives_the_pr
         let mut rig = Rig::new(with_disk(4, &files, write));
         (0..16).for_each(|position| rig.offload(&blocks, position));
         let written = if write == WriteMode::Through { 16 } else { rig.store.blocks()[1] };
-        rig.settle(written);
+        rig.wait_until_on_disk(written);
         assert!(written >= 12, "{write:?}: {written}");
         assert_eq!(rig.onboard(&blocks, PATIENCE), 16, "{write:?}");
-        rig.settle(rig.store.blocks()[1]);
+        rig.wait_until_on_disk(rig.store.blocks()[1]);
         rig.events_are_true(&blocks);
         assert_eq!(rig.counter("checksum_failures"), 0);
         let on_disk = rig.store.blocks()[1] as usize;
@@ -205,7 +205,7 @@ fn a_damaged_block_on_the_disk_is_a_miss_and_is_thrown_away() {
     let blocks = chain(4, 8);
     let mut rig = Rig::new(with_disk(2, &files, WriteMode::Through));
     (0..8).for_each(|position| rig.offload(&blocks, position));
-    rig.settle(8);
+    rig.wait_until_on_disk(8);
     // Every block's first bytes, wherever they are.
     let mut bytes = files.bytes();
     for identity in &blocks[..6] {
@@ -231,7 +231,7 @@ fn an_old_read_never_lands_in_a_new_load_with_the_same_number() {
     let blocks = chain(9, 12);
     let mut rig = Rig::new(with_disk(16, &files, WriteMode::Through));
     (0..12).for_each(|position| rig.offload(&blocks, position));
-    rig.settle(12);
+    rig.wait_until_on_disk(12);
     drop(rig);
     let slow = Faults { delay: 0.7, delay_polls_max: 40, ..Faults::default() };
     let mut rig = Rig::new(Behind { host_slots: 16, disk: Some((files, slow)), write: WriteMode::Through });
@@ -258,7 +258,7 @@ fn what_is_forgotten_on_its_way_stays_forgotten() {
         rig.offload(of, 1);
         rig.store.forget(of.clone());
     }
-    rig.settle(0);
+    rig.wait_until_on_disk(0);
     assert_eq!(rig.store.blocks(), [0, 0]);
     rig.events_are_true(&chains.concat());
     drop(rig);
@@ -274,7 +274,7 @@ fn what_is_forgotten_just_before_the_end_stays_forgotten() {
         let blocks = chain(300, 4);
         (0..4).for_each(|position| rig.offload(&blocks, position));
         if is_written {
-            rig.settle(4);
+            rig.wait_until_on_disk(4);
             assert_eq!(rig.store.blocks()[1], 4);
         }
         rig.store.forget(blocks);

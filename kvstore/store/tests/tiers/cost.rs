@@ -17,7 +17,7 @@ fn blocks_read_from_a_prompts_end_outlive_those_of_a_start() {
     let mut rig = Rig::new(with_disk(48, &disk, WriteMode::Through));
     (0..40).for_each(|position| rig.offload(&long, position));
     (0..3).for_each(|position| rig.offload(&short, position));
-    rig.settle(43);
+    rig.wait_until_on_disk(43);
     drop(rig);
 
     let host = HostTier { slots: 4, pages: PageSize::Standard, eviction: PolicyKind::Cost };

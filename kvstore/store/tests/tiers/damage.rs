@@ -30,7 +30,7 @@ fn a_deadline_ends_a_load_with_what_has_come() {
     let slow = Faults { delay: 1.0, delay_polls_max: 1 << 20, ..Faults::default() };
     let mut rig = Rig::new(with_disk(8, &files, WriteMode::Through));
     (0..6).for_each(|position| rig.offload(&blocks, position));
-    rig.settle(6);
+    rig.wait_until_on_disk(6);
     drop(rig);
     let mut rig = Rig::new(Behind { host_slots: 8, disk: None, write: WriteMode::Through });
     assert_eq!(rig.onboard(&blocks, PATIENCE), 0, "nothing is there");
@@ -217,7 +217,7 @@ fn blocks_come_back_from_files_over_io_uring() {
     let mut rig = Rig { store, moved, survivors, ..Rig::new(no_disk(1)) };
     let blocks = chain(8, 16);
     (0..16).for_each(|position| rig.offload(&blocks, position));
-    rig.settle(16);
+    rig.wait_until_on_disk(16);
     assert_eq!(rig.onboard(&blocks, PATIENCE), 16);
     assert!(rig.counter("disk_read_blocks") >= 12);
     rig.events_are_true(&blocks);
@@ -241,7 +241,7 @@ fn what_is_damaged_in_host_memory_alone_comes_back_from_the_disk() {
     let (store, survivors) = builder.start(notify).expect("threads");
     let mut rig = Rig { store, moved, survivors, ..Rig::new(no_disk(1)) };
     (0..2).for_each(|position| rig.offload(&blocks, position));
-    rig.settle(2);
+    rig.wait_until_on_disk(2);
     for slot in 0..2 {
         let mut byte = [0];
         memory.read(slot, 500, &mut byte);
@@ -265,7 +265,7 @@ fn writes_that_fail_are_tried_again_until_the_disk_has_every_block() {
     let mut rig = over_disk(Rig::new(no_disk(1)), disk, 64);
     let blocks = chain(9, 32);
     (0..32).for_each(|position| rig.offload(&blocks, position));
-    rig.settle(32);
+    rig.wait_until_on_disk(32);
     rig.events_are_true(&blocks);
     let failures = rig.counter("disk_write_failures");
     assert!(failures > 4, "{failures} of writes have failed");
@@ -296,7 +296,7 @@ fn rot_in_host_memory_does_not_become_a_good_block_on_the_disk() {
         memory.read(slot, 500, &mut byte);
         memory.write(slot, 500, &[byte[0] ^ 1]);
     }
-    rig.settle(1);
+    rig.wait_until_on_disk(1);
     // A block written before the damage may come back; every byte of it is compared.
     rig.onboard(&blocks, PATIENCE);
     assert!(rig.counter("checksum_failures") >= 1);

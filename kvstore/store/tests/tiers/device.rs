@@ -39,7 +39,7 @@ fn blocks_go_from_the_device_to_host_and_disk_and_come_back_as_they_were() {
     let mut rig = Rig::on_device(with_disk(8, &disk, WriteMode::Through), memory(), copier);
     let talk = chain(1, 24);
     (0..24).for_each(|position| rig.offload(&talk, position));
-    rig.settle(24);
+    rig.wait_until_on_disk(24);
     assert_eq!(rig.onboard(&talk[16..], PATIENCE), 8);
     // Three times as many as host memory holds at a time, and more than the copier takes at once.
     assert_eq!(rig.onboard(&talk, PATIENCE), 24);

@@ -265,7 +265,7 @@ fn a_chain_that_began_on_another_node_is_persisted_with_its_new_blocks() {
     let talk = chain(1, 8);
     assert_eq!(prepare(&mut rig, TenantId(3), &talk[..6]), 6);
     (6..8).for_each(|position| rig.offload_for(TenantId(3), &talk, position));
-    rig.settle(8);
+    rig.wait_until_on_disk(8);
     drop(rig);
 
     let mut rig = Rig::new(with_disk(32, &disk, WriteMode::Through));
@@ -373,7 +373,7 @@ fn blocks_that_came_back_are_offered_on_with_the_new_blocks_of_their_chain() {
     let mut rig = Rig::new(with_disk(32, &disk, WriteMode::Through));
     let talk = chain(1, 8);
     (0..4).for_each(|position| rig.offload(&talk, position));
-    rig.settle(4);
+    rig.wait_until_on_disk(4);
     drop(rig);
 
     let host = HostTier { slots: 32, pages: PageSize::Standard, eviction: PolicyKind::Lru };

@@ -262,7 +262,7 @@ fn listeners_are_told_nothing_of_blocks_of_pools() {
     }
     // A block of its own memory is told of.
     rig.offload(&talk, 0);
-    rig.settle(0);
+    rig.wait_until_on_disk(0);
     rig.events_are_true(&talk);
     assert_eq!(rig.told.len(), 1);
     drop(given);

@@ -55,12 +55,12 @@ fn the_disk_keeps_retained_blocks_if_there_is_one() {
     let most = on_disk as usize / 4;
     let talk = chain(1, most + 2);
     offload_all(&mut rig, &talk);
-    rig.settle(talk.len() as u64);
+    rig.wait_until_on_disk(talk.len() as u64);
     rig.store.retain(&talk, HOUR).expect("few are inside");
     wait_for(&mut rig, "kept", |rig| rig.counter("retention_pinned_blocks") == most as u64);
     for seed in 0..6 {
         flood(&mut rig, seed, 32);
-        rig.settle(on_disk.min(talk.len() as u64 + 32 * (seed + 1)));
+        rig.wait_until_on_disk(on_disk.min(talk.len() as u64 + 32 * (seed + 1)));
     }
     assert_eq!(rig.store.look_up(&talk), most, "of {on_disk} slots");
     assert!(talk[..most].iter().all(|identity| !rig.store.is_on_host(identity)), "host memory is for others");

@@ -188,7 +188,7 @@ impl Rig {
     }
 
     /// Waits until the disk holds so many blocks.
-    pub(crate) fn settle(&mut self, on_disk: u64) {
+    pub(crate) fn wait_until_on_disk(&mut self, on_disk: u64) {
         let started = Instant::now();
         while self.store.blocks()[1] != on_disk || self.store.leased_slots() > 0 {
             assert!(

@@ -21,7 +21,8 @@ const EVENT_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct EventBatch {
     /// Events for the client; empty when none is complete yet.
     pub(crate) out: Bytes,
-    /// Number of events with data, without `[DONE]` and the usage at the end; about as many as tokens.
+    /// Number of events with data, without `[DONE]`, and for relayed events without the usage at the end; about as
+    /// many as tokens.
     pub(crate) events: usize,
     pub(crate) usage: Option<Usage>,
     /// `usage` came in an event of its own, so it is that of the whole answer; engines report one choice's
@@ -213,6 +214,15 @@ mod tests {
             all.3 = all.3.or(batch.failure);
         }
         all
+    }
+
+    #[test]
+    fn a_usage_alone_and_the_end_are_no_tokens() {
+        for hides in [false, true] {
+            let mut scanner = Scanner::passing_on(hides);
+            let batch = scanner.push(Bytes::from_static(STREAM.as_bytes())).expect("not too large");
+            assert_eq!(batch.events, 2, "hides: {hides}");
+        }
     }
 
     #[test]

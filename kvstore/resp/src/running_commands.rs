@@ -7,7 +7,7 @@
 //! one of the same keys with either of them writing. Commands that concern all keys run alone. Claims are
 //! compared by 64-bit hashes of the keys: equal hashes of different keys only make a command wait.
 //!
-//! A lane's future lives in a box that is reused, so a command costs no allocation here. On each wake all
+//! The future of a command lives in a box that is reused, so a command costs no allocation here. On each wake all
 //! running futures are polled: their number is small and bounded, and one waker serves all.
 
 use std::collections::VecDeque;
@@ -51,7 +51,7 @@ impl Claims {
     }
 }
 
-struct Lane<F: Future, T> {
+struct RunningCommand<F: Future, T> {
     future: Pin<Box<Option<F>>>,
     done: Option<F::Output>,
     claims: Claims,
@@ -59,15 +59,15 @@ struct Lane<F: Future, T> {
 }
 
 /// The running commands of a connection; each carries a tag of the caller's.
-pub(crate) struct Lanes<F: Future, T> {
-    running: VecDeque<Lane<F, T>>,
+pub(crate) struct RunningCommands<F: Future, T> {
+    running: VecDeque<RunningCommand<F, T>>,
     free: Vec<Pin<Box<Option<F>>>>,
-    lanes_max: usize,
+    commands_max: usize,
 }
 
-impl<F: Future, T> Lanes<F, T> {
-    pub(crate) fn new(lanes_max: usize) -> Self {
-        Self { running: VecDeque::new(), free: Vec::new(), lanes_max }
+impl<F: Future, T> RunningCommands<F, T> {
+    pub(crate) fn new(commands_max: usize) -> Self {
+        Self { running: VecDeque::new(), free: Vec::new(), commands_max }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -76,48 +76,49 @@ impl<F: Future, T> Lanes<F, T> {
 
     /// Whether a command with these claims may start now.
     pub(crate) fn admits(&self, claims: &Claims) -> bool {
-        self.running.len() < self.lanes_max && !self.running.iter().any(|lane| lane.claims.meets(claims))
+        self.running.len() < self.commands_max
+            && !self.running.iter().any(|command| command.claims.meets(claims))
     }
 
-    /// Starts a command and polls it once. The caller has checked [`Lanes::admits`].
+    /// Starts a command and polls it once. The caller has checked [`RunningCommands::admits`].
     pub(crate) fn start(&mut self, context: &mut Context<'_>, future: F, claims: Claims, tag: T) {
-        debug_assert!(self.running.len() < self.lanes_max, "a lane more than there are");
+        debug_assert!(self.running.len() < self.commands_max, "more commands than may run");
         let mut place = self.free.pop().unwrap_or_else(|| Box::pin(None));
         place.as_mut().set(Some(future));
-        let mut lane = Lane { future: place, done: None, claims, tag };
-        lane.poll(context);
-        self.running.push_back(lane);
+        let mut command = RunningCommand { future: place, done: None, claims, tag };
+        command.poll(context);
+        self.running.push_back(command);
     }
 
     /// Returns the output of the oldest command, if it is finished.
     pub(crate) fn pop(&mut self) -> Option<(F::Output, T)> {
         self.running.front()?.done.as_ref()?;
-        let lane = self.running.pop_front()?;
-        self.free.push(lane.future);
-        lane.done.map(|output| (output, lane.tag))
+        let command = self.running.pop_front()?;
+        self.free.push(command.future);
+        command.done.map(|output| (output, command.tag))
     }
 
     /// Outputs of finished commands that wait for an older command.
     pub(crate) fn finished(&self) -> impl Iterator<Item = &F::Output> {
-        self.running.iter().filter_map(|lane| lane.done.as_ref())
+        self.running.iter().filter_map(|command| command.done.as_ref())
     }
 
-    /// Polls all commands; ready when [`Lanes::pop`] would return one, or when a finished command has released
+    /// Polls all commands; ready when [`RunningCommands::pop`] would return one, or when a finished command has released
     /// its claims.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut finished = false;
-        for lane in &mut self.running {
-            if lane.done.is_none() {
-                lane.poll(context);
-                finished |= lane.done.is_some();
+        for command in &mut self.running {
+            if command.done.is_none() {
+                command.poll(context);
+                finished |= command.done.is_some();
             }
         }
-        let first = self.running.front().is_some_and(|lane| lane.done.is_some());
+        let first = self.running.front().is_some_and(|command| command.done.is_some());
         if first || finished { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-impl<F: Future, T> Lane<F, T> {
+impl<F: Future, T> RunningCommand<F, T> {
     fn poll(&mut self, context: &mut Context<'_>) {
         let Some(future) = self.future.as_mut().as_pin_mut() else { return };
         if let Poll::Ready(output) = future.poll(context) {
@@ -158,25 +159,30 @@ mod tests {
             let ready = &ready;
             poll_fn(move |_| if ready[at].get() { Poll::Ready(at) } else { Poll::Pending })
         };
-        let mut lanes = Lanes::new(3);
+        let mut running_commands = RunningCommands::new(3);
         for at in 0..3 {
             let claims = claims(at == 1, &[at as u64 + 1]);
-            assert!(lanes.admits(&claims));
-            lanes.start(context, wait(at), claims, at * 10);
+            assert!(running_commands.admits(&claims));
+            running_commands.start(context, wait(at), claims, at * 10);
         }
-        assert!(!lanes.admits(&claims(false, &[9])), "all lanes are taken");
+        assert!(!running_commands.admits(&claims(false, &[9])), "as many commands run as may");
         ready[1].set(true);
-        assert!(lanes.poll(context).is_ready());
-        assert_eq!(lanes.pop(), None);
-        assert!(lanes.poll(context).is_pending(), "told once");
+        assert!(running_commands.poll(context).is_ready());
+        assert_eq!(running_commands.pop(), None);
+        assert!(running_commands.poll(context).is_pending(), "told once");
         ready[0].set(true);
-        assert!(lanes.poll(context).is_ready());
-        assert_eq!((lanes.pop(), lanes.pop(), lanes.pop()), (Some((0, 0)), Some((1, 10)), None));
-        assert!(!lanes.admits(&claims(true, &[3])) && lanes.admits(&claims(true, &[2])));
+        assert!(running_commands.poll(context).is_ready());
+        assert_eq!(
+            (running_commands.pop(), running_commands.pop(), running_commands.pop()),
+            (Some((0, 0)), Some((1, 10)), None)
+        );
+        assert!(
+            !running_commands.admits(&claims(true, &[3])) && running_commands.admits(&claims(true, &[2]))
+        );
         ready[2].set(true);
-        assert!(lanes.poll(context).is_ready());
-        assert_eq!(lanes.pop(), Some((2, 20)));
-        assert!(lanes.is_empty());
-        assert_eq!(lanes.free.len(), 3, "places are used again");
+        assert!(running_commands.poll(context).is_ready());
+        assert_eq!(running_commands.pop(), Some((2, 20)));
+        assert!(running_commands.is_empty());
+        assert_eq!(running_commands.free.len(), 3, "places are used again");
     }
 }

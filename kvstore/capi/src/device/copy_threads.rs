@@ -1,4 +1,4 @@
-//! [`Lanes`]: the load and save directions of a device.
+//! [`CopyThreads`]: the load and save directions of a device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use dataplane_cuda::{Device, DeviceSlab};
 
-use super::lane::{Job, Lane};
+use super::copy_thread::{CopyThread, Job};
 use super::prepared::Prepared;
 use super::{LOAD, Places, SAVE, failed};
 use crate::lock::lock;
@@ -18,7 +18,7 @@ use crate::tensors::{Memory, PagedTensors};
 use crate::transfer::Direction;
 
 /// Both directions of a device.
-pub(crate) struct Lanes {
+pub(crate) struct CopyThreads {
     device: Device,
     staging: [Arc<DeviceSlab>; 2],
     jobs: Mutex<Option<[Sender<Job>; 2]>>,
@@ -26,15 +26,15 @@ pub(crate) struct Lanes {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Lanes {
+impl CopyThreads {
     /// Starts a thread for each direction.
     pub(crate) fn start(
         prepared: Prepared,
         store: &Arc<StoreBackend>,
         completions: &Completions,
     ) -> Result<Self, Failure> {
-        let Prepared { device, lanes, listening, .. } = prepared;
-        let staging = lanes.each_ref().map(|lane| Arc::clone(&lane.staging));
+        let Prepared { device, copy_threads, listening, .. } = prepared;
+        let staging = copy_threads.each_ref().map(|copy_thread| Arc::clone(&copy_thread.staging));
         let ((save, saves), (load, loads)) = (channel(), channel());
         let is_closing = Arc::new(AtomicBool::new(false));
         // If starting a thread fails, dropping this ends the threads that were started.
@@ -45,18 +45,25 @@ impl Lanes {
             is_closing: Arc::clone(&is_closing),
             threads: Mutex::default(),
         };
-        for ((direction, jobs), lane) in [(SAVE, saves), (LOAD, loads)].into_iter().zip(lanes) {
+        for ((direction, jobs), copy_thread) in [(SAVE, saves), (LOAD, loads)].into_iter().zip(copy_threads) {
             let (completions, is_closing) = (completions.clone(), Arc::clone(&is_closing));
-            let mut lane =
-                Lane::new(direction, lane, listening.clone(), Arc::clone(store), completions, is_closing);
+            let mut copy_thread = CopyThread::new(
+                direction,
+                copy_thread,
+                listening.clone(),
+                Arc::clone(store),
+                completions,
+                is_closing,
+            );
             let name = ["kvasir-kv-save", "kvasir-kv-load"][direction];
-            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || lane.work(&jobs));
+            let thread =
+                std::thread::Builder::new().name(name.to_owned()).spawn(move || copy_thread.work(&jobs));
             lock(&started.threads).push(thread.map_err(|error| failed("start a thread", &error))?);
         }
         Ok(started)
     }
 
-    /// Creates the places of tensors in both lanes.
+    /// Creates the places of tensors in both threads.
     ///
     /// # Safety
     /// As for [`Places::new`].
@@ -71,16 +78,16 @@ impl Lanes {
         unsafe { Places::new(&self.device, [save, load], tensors) }
     }
 
-    /// Submits a transfer. Its completion follows, unless the lanes are closed before.
+    /// Submits a transfer. Its completion follows, unless the threads are closed before.
     ///
     /// # Safety
     /// The blocks and the event must be usable as the header says until the transfer's completion is polled or
     /// [`Self::close`] returns.
     pub(crate) unsafe fn submit(&self, job: Job) {
-        let lane = if job.what.direction == Direction::Save { SAVE } else { LOAD };
+        let copy_thread = if job.what.direction == Direction::Save { SAVE } else { LOAD };
         if let Some(jobs) = &*lock(&self.jobs) {
-            // A thread ends only when the lanes are closed.
-            let _closed = jobs[lane].send(job);
+            // A thread ends only when the threads are closed.
+            let _closed = jobs[copy_thread].send(job);
         }
     }
 
@@ -96,7 +103,7 @@ impl Lanes {
     }
 }
 
-impl Drop for Lanes {
+impl Drop for CopyThreads {
     fn drop(&mut self) {
         self.close();
     }

@@ -1,7 +1,7 @@
-//! One direction of a device: a thread that carries out transfers, one after the other.
+//! The thread of one direction of a device, which carries out transfers, one after the other.
 //!
-//! Between two transfers all staging slots of the lane are free and none of its requests is in flight in the
-//! store. If the store has stopped or the thread has panicked within a transfer, the lane is broken and later
+//! Between two transfers all its staging slots are free and none of its requests is in flight in the
+//! store. If the store has stopped or the thread has panicked within a transfer, the thread is broken and later
 //! transfers fail.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +14,8 @@ use dataplane_gpu::KernelQueue;
 use dataplane_memory::SlotRef;
 use kvstore_store::StoreEvent;
 
-use super::launch::settle;
-use super::prepared::{LaneResources, StoredReportFlag};
+use super::launch::wait_after_panic;
+use super::prepared::{CopyThreadResources, StoredReportFlag};
 use super::{DeviceEvent, Places, failed};
 use crate::operation::Outcome;
 use crate::queue::Completions;
@@ -30,8 +30,8 @@ pub(crate) struct Job {
     pub(crate) event: DeviceEvent,
 }
 
-/// State of a lane's thread.
-pub(super) struct Lane {
+/// State of a copy thread.
+pub(super) struct CopyThread {
     pub(super) direction: usize,
     pub(super) queue: KernelQueue,
     staging: Arc<DeviceSlab>,
@@ -48,16 +48,16 @@ pub(super) struct Lane {
     pub(super) next_request: u64,
 }
 
-impl Lane {
+impl CopyThread {
     pub(super) fn new(
         direction: usize,
-        prepared: LaneResources,
+        prepared: CopyThreadResources,
         listening: StoredReportFlag,
         store: Arc<StoreBackend>,
         completions: Completions,
         is_closing: Arc<AtomicBool>,
     ) -> Self {
-        let LaneResources { queue, staging, moved } = prepared;
+        let CopyThreadResources { queue, staging, moved } = prepared;
         Self {
             direction,
             queue,
@@ -84,7 +84,7 @@ impl Lane {
             let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job)));
             let outcome = done.unwrap_or_else(|_| {
                 self.is_broken = true;
-                settle(&mut self.queue);
+                wait_after_panic(&mut self.queue);
                 Err(Failure::new(Status::Panicked, "a bug in a device's transfer"))
             });
             // Releases the tensors, so that a waiting unregistration can proceed.
@@ -130,13 +130,13 @@ impl Lane {
         Ok(slots)
     }
 
-    /// Waits for the next report of the store's thread to this lane.
+    /// Waits for the next report of the store's thread to this thread.
     pub(super) fn next_report(&mut self) -> Result<StoreEvent, Failure> {
         let moved = self.store.answer("transfer", &self.moved);
         moved.map_err(|_| self.stopped())
     }
 
-    /// Marks the lane broken: the store no longer answers, and may still use slots of this lane.
+    /// Marks the thread broken: the store no longer answers, and may still use its slots.
     pub(super) fn stopped(&mut self) -> Failure {
         self.is_broken = true;
         Failure::new(Status::Failed, "the store has stopped")
