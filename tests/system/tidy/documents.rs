@@ -115,18 +115,19 @@ impl Helps {
         while let Some((word, others)) = rest.split_first()
             && word.chars().all(|letter| letter.is_ascii_lowercase() || letter == '-')
             && !word.starts_with('-')
-            && help.lines().any(|line| line.trim_start().split(' ').next() == Some(word))
+            && names(&help, word)
         {
             path.push((*word).to_owned());
             help = self.of(&path)?;
             rest = others;
         }
         let name = path.join(" ");
-        if let Some(word) = words.first()
-            && path.is_empty()
-            && !word.starts_with(['-', '…', '<', '['])
+        if let Some(word) = rest.first()
+            && help.contains("\nCommands:")
+            && word.starts_with(|letter: char| letter.is_ascii_lowercase())
+            && let Some(unknown) = word.split('|').find(|command| !names(&help, command))
         {
-            return Some(format!("kvasir has no command {word}"));
+            return Some(format!("kvasir {name} has no command {unknown}"));
         }
         let clean = |word: &str| -> String {
             let word = word.trim_matches(|letter: char| "[]()…,;:.".contains(letter));
@@ -143,6 +144,11 @@ impl Helps {
             .find(unknown)
             .map(|option| format!("kvasir {name} has no option {option}"))
     }
+}
+
+/// Whether a help text has a line of this command.
+fn names(help: &str, command: &str) -> bool {
+    help.lines().any(|line| line.trim_start().split(' ').next() == Some(command))
 }
 
 /// Packages with the names of their targets.
