@@ -270,6 +270,8 @@ fn a_killed_writer_is_noticed_and_leaves_nothing() {
                 named.expect("fdinfo").lines().any(|found| found == line),
                 "the descriptor is the writer's"
             );
+        } else {
+            eprintln!("SKIPPED: whose process a descriptor names: this kernel gives no pidfd of a peer");
         }
         assert!(held().0 >= before.0 + 5, "the count sees a connection");
         writer.kill().expect("kill");

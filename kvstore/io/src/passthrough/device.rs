@@ -1,4 +1,4 @@
-//! One namespace of an NVMe device: opened, measured, and locked. For start-up and sync: all calls block.
+//! The namespace of an NVMe device: opened, measured, and locked. For start-up and sync: all calls block.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
