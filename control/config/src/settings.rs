@@ -327,7 +327,7 @@ section! {
         tool_parser: String = "auto".to_owned(), one_of &["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "openai", "kimi_k2", "glm45", "pythonic"];
         /// Format of the model's reasoning, if the gateway makes the text.
         reasoning_parser: String = "auto".to_owned(), one_of &["auto", "none", "deepseek_r1", "qwen3", "glm45", "kimi_k2", "mistral", "openai_gptoss"];
-        /// Memory for the cache of tokenised pieces of conversations.
+        /// Memory for the cache of tokenised pieces of conversations, of each model.
         token_cache: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(1 << 40);
         /// Longest time to the first token of a stream, or to the end of an answer that is not streamed.
         /// After it, a request goes to another worker only if its engine reports that it has no requests;

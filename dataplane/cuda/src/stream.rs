@@ -102,22 +102,6 @@ impl Stream {
         context.library.check("cuLaunchKernel", launched)
     }
 
-    /// Makes all later work of this stream wait for the current work of `other`. The device waits, not the
-    /// thread. Creates an event: not for hot paths.
-    pub fn wait_for(&self, other: &Self) -> Result<(), CudaError> {
-        let event = create_event(other.context())?;
-        let recorded = record(other, event).and_then(|()| {
-            let context = self.context();
-            let _entered = context.enter()?;
-            // SAFETY: stream and event live; the flags must be zero.
-            context
-                .library
-                .check("cuStreamWaitEvent", unsafe { (context.library.wait_event)(self.raw, event, 0) })
-        });
-        destroy_event(other.context(), event);
-        recorded
-    }
-
     /// Blocks until the stream is empty. For start-up, shut-down and tests.
     pub fn synchronise(&self) -> Result<(), CudaError> {
         self.context().synchronise(self.raw)
@@ -141,13 +125,6 @@ pub(crate) fn create_event(context: &Context) -> Result<cudarc::driver::sys::CUe
     // SAFETY: writes one handle.
     context.library.check("cuEventCreate", unsafe { (context.library.create_event)(&mut event, flags) })?;
     Ok(event)
-}
-
-fn record(stream: &Stream, event: cudarc::driver::sys::CUevent) -> Result<(), CudaError> {
-    let context = stream.context();
-    let _entered = context.enter()?;
-    // SAFETY: event and stream live, and are of one context.
-    context.library.check("cuEventRecord", unsafe { (context.library.record_event)(event, stream.raw) })
 }
 
 /// Destroys an event. The driver keeps an event that has not passed until it passes.

@@ -44,5 +44,5 @@ pub(crate) struct InFlightBatch {
     /// Error of the launch; `None`: the kernel was launched.
     pub(crate) failure: Option<CudaError>,
     /// Memory of the batch, which must stay allocated while the batch is in flight.
-    pub(crate) _ends: RouteMemory,
+    pub(crate) _memory: RouteMemory,
 }

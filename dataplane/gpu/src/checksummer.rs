@@ -51,7 +51,7 @@ struct Accepted {
 #[derive(Debug)]
 struct RegisteredSlab {
     slab: Arc<Slab>,
-    ends: RouteMemory,
+    memory: RouteMemory,
 }
 
 /// Computes checksums of slots over a [`KernelQueue`].
@@ -113,8 +113,10 @@ impl SlotChecksummer {
         if !lies_there || !is_same || slab.layout() != memory.layout() {
             return None;
         }
-        let ends = RouteMemory { tensors: None, slots: Arc::clone(memory) };
-        self.slabs.push(RegisteredSlab { slab: Arc::clone(slab), ends });
+        let slots = Arc::clone(memory);
+        let registered =
+            RegisteredSlab { slab: Arc::clone(slab), memory: RouteMemory { tensors: None, slots } };
+        self.slabs.push(registered);
         Some(())
     }
 
@@ -131,10 +133,9 @@ impl SlotChecksummer {
         let alike = self.waiting.extract_if(.., |waiting| waiting.kind == kind);
         batch.extend(alike.take(self.items_max));
         let addresses = batch.iter().map(|accepted| accepted.address);
-        let launched = kind
-            .plan()
-            .map_err(SubmitError::from)
-            .and_then(|plan| self.queue.sum_at(&self.slabs[kind.slab].ends, addresses, &plan, place as u64));
+        let launched = kind.plan().map_err(SubmitError::from).and_then(|plan| {
+            self.queue.sum_at(&self.slabs[kind.slab].memory, addresses, &plan, place as u64)
+        });
         match launched {
             Ok(()) => _ = self.free.pop(),
             Err(refusal) => {

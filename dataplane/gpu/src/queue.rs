@@ -128,38 +128,38 @@ impl KernelQueue {
 
     fn start<P: Plan>(
         &mut self,
-        Route { ends, plan }: &Route<P>,
+        Route { memory, plan }: &Route<P>,
         way: P::Way,
         pairs: impl ExactSizeIterator<Item = Pair>,
         sums: Sums,
         token: u64,
     ) -> Result<(), SubmitError> {
         let count = pairs.len();
-        self.admit(ends, count, sums)?;
-        self.collect(ends, pairs)?;
-        self.begin(ends, plan, way, count, sums, token)
+        self.admit(memory, count, sums)?;
+        self.collect(memory, pairs)?;
+        self.begin(memory, plan, way, count, sums, token)
     }
 
     /// Takes the checksum of the bytes at each of these addresses, in the length of the plan. The caller has
-    /// checked that they lie in the slots of `ends`.
+    /// checked that they lie in the slots of `memory`.
     pub(crate) fn sum_at(
         &mut self,
-        ends: &RouteMemory,
+        memory: &RouteMemory,
         addresses: impl ExactSizeIterator<Item = u64>,
         plan: &ChecksumPlan,
         token: u64,
     ) -> Result<(), SubmitError> {
         let count = addresses.len();
-        self.admit(ends, count, Sums::Take)?;
+        self.admit(memory, count, Sums::Take)?;
         self.ring.clear();
         addresses.for_each(|slot| self.ring.add(Item { slot, block: 0 }));
-        self.begin(ends, plan, (), count, Sums::Take, token)
+        self.begin(memory, plan, (), count, Sums::Take, token)
     }
 
     /// Launches the batch of the collected items.
     fn begin<P: Plan>(
         &mut self,
-        ends: &RouteMemory,
+        memory: &RouteMemory,
         plan: &P,
         way: P::Way,
         count: usize,
@@ -170,24 +170,24 @@ impl KernelQueue {
         let parts = Parts::of(count);
         let expected = if let Sums::Expect(expected) = sums { expected } else { &[] };
         let places = (sums != Sums::None).then_some(!expected.is_empty());
-        let batch = self.ring.batch(slot, &parts, ends.planes(), places);
+        let batch = self.ring.batch(slot, &parts, memory.planes(), places);
         let launch = plan.launch(way, &batch, self.kernels.shape())?;
         self.ring.seal(slot, &parts, expected);
         let failure = self.hand_over(slot, &parts, &launch).err();
-        let (has_sums, _ends) = (places.is_some(), ends.clone());
-        self.flights.push_back(InFlightBatch { token, slot, parts, count, has_sums, failure, _ends });
+        let (has_sums, _memory) = (places.is_some(), memory.clone());
+        self.flights.push_back(InFlightBatch { token, slot, parts, count, has_sums, failure, _memory });
         self.next_slot = (slot + 1) % self.config.batches_max;
         Ok(())
     }
 
     /// Checks that the queue has room and that the batch belongs to this queue's device and limits.
-    fn admit(&self, ends: &RouteMemory, items: usize, sums: Sums) -> Result<(), SubmitError> {
+    fn admit(&self, memory: &RouteMemory, items: usize, sums: Sums) -> Result<(), SubmitError> {
         let items_max = self.config.items_max;
         if items > items_max as usize {
             return Err(SubmitError::TooMany { items, items_max });
         }
         let ordinal = |device: &dataplane_cuda::Device| device.description().ordinal;
-        let (route, queue) = (ordinal(ends.device()), ordinal(self.kernels.device()));
+        let (route, queue) = (ordinal(memory.device()), ordinal(self.kernels.device()));
         if route != queue || ordinal(self.stream().device()) != queue {
             return Err(SubmitError::Device { route, queue });
         }
@@ -201,14 +201,18 @@ impl KernelQueue {
     }
 
     /// Checks every item and builds the array of items.
-    fn collect(&mut self, ends: &RouteMemory, pairs: impl Iterator<Item = Pair>) -> Result<(), SubmitError> {
-        let (blocks, slots) = (ends.blocks(), ends.slots.layout().slot_count);
+    fn collect(
+        &mut self,
+        memory: &RouteMemory,
+        pairs: impl Iterator<Item = Pair>,
+    ) -> Result<(), SubmitError> {
+        let (blocks, slots) = (memory.blocks(), memory.slots.layout().slot_count);
         self.ring.clear();
         for (index, Pair { block, slot }) in pairs.enumerate() {
             if block >= blocks {
                 return Err(SubmitError::Block { index, block, blocks });
             }
-            let address = ends.slots.try_address(slot, 0, ends.slots.layout().slot_bytes);
+            let address = memory.slots.try_address(slot, 0, memory.slots.layout().slot_bytes);
             let address = address.ok_or(SubmitError::Slot { index, slot, slots })?;
             self.ring.add(Item { slot: address, block });
         }

@@ -104,7 +104,7 @@ impl Plan for ChecksumPlan {
 /// The memory of both ends and the plan between them.
 #[derive(Debug, Clone)]
 pub struct Route<P> {
-    pub(crate) ends: RouteMemory,
+    pub(crate) memory: RouteMemory,
     pub(crate) plan: P,
 }
 
@@ -137,19 +137,19 @@ impl CopyRoute {
         let needed = last_plane
             .and_then(|bytes| bytes.checked_add(layout.first_byte)?.checked_add(layout.plane_bytes()))
             .unwrap_or(u64::MAX);
-        let ends = RouteMemory::new(Some(tensors), slots, needed)?;
-        ends.agree(layout.planes.into())?;
-        let plan = CopyPlan::new(paged, layout, heads, ends.alignment())?;
-        Ok(Self { ends, plan })
+        let memory = RouteMemory::new(Some(tensors), slots, needed)?;
+        memory.agree(layout.planes.into())?;
+        let plan = CopyPlan::new(paged, layout, heads, memory.alignment())?;
+        Ok(Self { memory, plan })
     }
 }
 
 impl SlotRoute {
     /// Creates a route for the first `bytes` bytes of each slot.
     pub fn new(slots: Arc<DeviceSlab>, bytes: u64) -> Result<Self, RouteError> {
-        let ends = RouteMemory::new(None, slots, bytes)?;
-        let plan = ChecksumPlan::new(bytes, ends.alignment())?;
-        Ok(Self { ends, plan })
+        let memory = RouteMemory::new(None, slots, bytes)?;
+        let plan = ChecksumPlan::new(bytes, memory.alignment())?;
+        Ok(Self { memory, plan })
     }
 }
 

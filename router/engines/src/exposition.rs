@@ -135,12 +135,13 @@ pub fn classic(openmetrics: &str) -> String {
         let head = ["# TYPE ", "# HELP "].into_iter().find(|head| line.starts_with(head));
         let named = head.and_then(|head| {
             let (family, rest) = line[head.len()..].split_once(' ')?;
-            counters.contains(family).then_some((head, family, rest))
+            counters.contains(family).then_some([head, family, "_total ", rest])
         });
-        let _infallible = match named {
-            Some((head, family, rest)) => writeln!(out, "{head}{family}_total {rest}"),
-            None => writeln!(out, "{line}"),
-        };
+        match named {
+            Some(parts) => parts.iter().for_each(|part| out.push_str(part)),
+            None => out.push_str(line),
+        }
+        out.push('\n');
     }
     out
 }

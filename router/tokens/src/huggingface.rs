@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokenizers::models::bpe::PipelineBPE;
 use tokenizers::pipeline::{
@@ -14,24 +15,49 @@ use tokenizers::pipeline::{
 };
 use tokenizers::pre_tokenizers::sequence::PipelineSequence;
 use tokenizers::pre_tokenizers::split::{Search, Split};
+use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 
 use crate::TokensError;
-use crate::pieces::Pieces;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Loaded tokenizers by a hash of their file: models of one family have equal files, each of which takes tens of megabytes and up
+/// to a second to load.
+static LOADED: Mutex<Vec<(blake3::Hash, Weak<HuggingFace>)>> = Mutex::new(Vec::new());
 
 pub(crate) struct HuggingFace {
     pub(crate) pipeline: PipelineTokenizer,
     ids: HashMap<String, u32>,
     pub(crate) vocabulary: usize,
-    pieces: Option<Pieces>,
 }
 
 impl HuggingFace {
-    pub(crate) fn load(path: &Path) -> Result<Self, TokensError> {
-        let text = tokenizers::canonicalize_file(path).map_err(|error| TokensError::file(path, error))?;
-        let this = Self::from_canonical(&text).map_err(|error| TokensError::file(path, error))?;
-        this.encode("a 1", false).map_err(|error| TokensError::file(path, error))?;
+    /// Loads a file, or returns the tokenizer of an equal file that is loaded already.
+    pub(crate) fn load(path: &Path) -> Result<Arc<Self>, TokensError> {
+        let text = std::fs::read_to_string(path).map_err(|error| TokensError::file(path, error))?;
+        let hash = blake3::hash(text.as_bytes());
+        let known = |loaded: &[(blake3::Hash, Weak<Self>)]| {
+            loaded.iter().find_map(|(known, tokenizer)| (*known == hash).then(|| tokenizer.upgrade())?)
+        };
+        if let Some(tokenizer) = known(&LOADED.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(tokenizer);
+        }
+        // Not under the lock: of two threads that load one file at the same time, one's result is dropped.
+        let this = Arc::new(Self::parse(text).map_err(|error| TokensError::file(path, error))?);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tokenizer) = known(&loaded) {
+            return Ok(tokenizer);
+        }
+        loaded.retain(|(_, tokenizer)| tokenizer.strong_count() > 0);
+        loaded.push((hash, Arc::downgrade(&this)));
+        Ok(this)
+    }
+
+    fn parse(text: String) -> Result<Self, AnyError> {
+        let canonical = tokenizers::canonicalize_str(&text)?;
+        drop(text);
+        let this = Self::from_canonical(&canonical)?;
+        this.encode("a 1", false)?;
         Ok(this)
     }
 
@@ -47,45 +73,22 @@ impl HuggingFace {
             ids.insert(token.content.clone(), id);
         }
         let vocabulary = ids.values().max().map_or(0, |&id| id as usize + 1);
-        Ok(Self { pipeline, ids, vocabulary, pieces: None })
+        Ok(Self { pipeline, ids, vocabulary })
     }
 
-    /// Enables a cache of encoded pieces of conversations, of at most `bytes_max` bytes; false when this tokenizer cannot encode
-    /// pieces separately.
-    pub(crate) fn remember(&mut self, bytes_max: u64) -> bool {
+    /// Tokens that are taken out of a text before it is encoded.
+    pub(crate) fn added_tokens(&self) -> Vec<AddedToken> {
         let added = self.pipeline.get_added_vocabulary().get_added_tokens_decoder();
-        let tokens = added.into_iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
-        let pieces = Pieces::new(&tokens, bytes_max);
-        self.pieces = pieces.filter(|pieces| pieces.agrees(|text| self.encode_plain(text)));
-        self.pieces.is_some()
-    }
-
-    fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokensError> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        self.encode_into(text, false, &mut ids)?;
-        Ok(ids)
-    }
-
-    /// Number of bytes of a text that are not in the cache and that [`HuggingFace::encode`] would have to encode.
-    pub(crate) fn unknown_bytes(&self, text: &str) -> usize {
-        self.pieces.as_ref().map_or(text.len(), |pieces| pieces.unknown_bytes(text))
+        added.into_iter().map(|(_, token)| token.clone()).collect()
     }
 
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {
-        match &self.pieces {
-            // A post-processor's special tokens belong to the whole text.
-            Some(pieces) if !add_special_tokens => {
-                pieces.encode(text, |piece, ids| self.encode_into(piece, false, ids))
-            }
-            _ => {
-                let mut ids = Vec::with_capacity(text.len() / 3);
-                self.encode_into(text, add_special_tokens, &mut ids)?;
-                Ok(ids)
-            }
-        }
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.encode_into(text, add_special_tokens, &mut ids)?;
+        Ok(ids)
     }
 
-    fn encode_into(
+    pub(crate) fn encode_into(
         &self,
         text: &str,
         add_special_tokens: bool,
@@ -237,6 +240,27 @@ fn cloned_normalizer(normalizer: &PipelineNormalizer) -> Result<PipelineNormaliz
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_files_share_one_tokenizer() {
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/golden/llama/tokenizer.json");
+        let text = std::fs::read_to_string(&golden).expect("the fixture");
+        let load = |path: &Path| HuggingFace::load(path).expect("it loads");
+        let first = load(&golden);
+        let copy = std::env::temp_dir().join(format!("kvasir-tokenizer-{}.json", std::process::id()));
+        std::fs::write(&copy, &text).expect("a copy");
+        assert!(Arc::ptr_eq(&first, &load(&copy)));
+        std::fs::write(&copy, format!("{text}\n")).expect("another file in its place");
+        let other = load(&copy);
+        assert!(!Arc::ptr_eq(&first, &other));
+        let unused = Arc::downgrade(&other);
+        drop(other);
+        assert!(unused.upgrade().is_none(), "a tokenizer that nobody uses is kept");
+        std::fs::write(&copy, "{}").expect("a broken file");
+        assert!(HuggingFace::load(&copy).is_err());
+        std::fs::remove_file(&copy).expect("removed");
+    }
 
     #[test]
     fn sentence_pieces_keep_their_blanks_and_bytes() {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use memchr::memmem;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -247,9 +248,13 @@ pub(crate) const STORE_LEVELS: [&str; 3] =
 /// Returns the sum of a level over all its labels in a text of metrics; a negative value counts as far too
 /// high.
 pub(crate) fn level_of(metrics: &str, name: &str) -> Option<u64> {
-    let values = metrics.lines().filter_map(|line| {
-        let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
-        let value = rest.rsplit(' ').next()?.parse::<f64>().ok()?;
+    let values = memmem::find_iter(metrics.as_bytes(), name).filter_map(|at| {
+        let is_first = at == 0 || metrics.as_bytes()[at - 1] == b'\n';
+        let rest = &metrics[at + name.len()..];
+        if !is_first || !rest.starts_with([' ', '{']) {
+            return None;
+        }
+        let value = rest.lines().next()?.rsplit(' ').next()?.parse::<f64>().ok()?;
         Some(if value < 0.0 { u64::MAX } else { value as u64 })
     });
     values.reduce(u64::saturating_add)

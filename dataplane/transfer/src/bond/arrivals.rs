@@ -12,7 +12,7 @@ use super::wire::{LinkName, MarkerName};
 
 /// Most copies of one event, by the live connections that they depend on. A peer that sends more loses the
 /// connection, and sends the event again.
-const PROOFS_MAX: usize = 16;
+const COPIES_MAX: usize = 16;
 
 /// One received copy of an event, with the connections that carried the writes before the event.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ struct Arrived<T> {
     /// Received copies: an event is sent again when a link fails, and an old copy may arrive after a new
     /// one. Copies that depend on an ended connection are removed, since the peer may post its writes
     /// again.
-    proofs: Vec<EventDependencies>,
+    copies: Vec<EventDependencies>,
 }
 
 /// Received events, in order. At most [`UNACKNOWLEDGED_MAX`] wait, with [`UNACKNOWLEDGED_BYTES_MAX`] bytes
@@ -64,18 +64,18 @@ impl<T> Arrivals<T> {
         bytes: usize,
     ) -> bool {
         let Some(at) = sequence.checked_sub(self.delivered + 1) else { return true };
-        let (waiting, proof) = (self.waiting.len(), EventDependencies { over, behind });
+        let (waiting, copy) = (self.waiting.len(), EventDependencies { over, behind });
         match self.waiting.get_mut(at as usize) {
-            Some(known) if known.proofs.contains(&proof) => {}
-            Some(known) if known.proofs.len() >= PROOFS_MAX => return false,
-            Some(known) => known.proofs.push(proof),
+            Some(known) if known.copies.contains(&copy) => {}
+            Some(known) if known.copies.len() >= COPIES_MAX => return false,
+            Some(known) => known.copies.push(copy),
             None if at as usize != waiting => {}
             None if waiting >= UNACKNOWLEDGED_MAX || self.waiting_bytes >= UNACKNOWLEDGED_BYTES_MAX => {
                 return false;
             }
             None => {
                 self.waiting_bytes += bytes;
-                self.waiting.push_back(Arrived { event, bytes, proofs: vec![proof] });
+                self.waiting.push_back(Arrived { event, bytes, copies: vec![copy] });
             }
         }
         true
@@ -84,10 +84,10 @@ impl<T> Arrivals<T> {
     /// Handles the end of a connection: copies that depend on it are removed.
     pub(crate) fn link_down(&mut self, name: LinkName) {
         for arrived in &mut self.waiting {
-            let depends = |proof: &EventDependencies| {
-                proof.over == name || proof.behind.iter().any(|marker| marker.over == name)
+            let depends = |copy: &EventDependencies| {
+                copy.over == name || copy.behind.iter().any(|marker| marker.over == name)
             };
-            arrived.proofs.retain(|proof| !depends(proof));
+            arrived.copies.retain(|copy| !depends(copy));
         }
     }
 
@@ -97,7 +97,7 @@ impl<T> Arrivals<T> {
         let sequence = self.delivered + 1;
         let has_come = |needed: &MarkerName| marker(needed.over).is_some_and(|last| last >= needed.number);
         let may_go =
-            |arrived: &mut Arrived<T>| arrived.proofs.iter().any(|proof| proof.behind.iter().all(has_come));
+            |arrived: &mut Arrived<T>| arrived.copies.iter().any(|copy| copy.behind.iter().all(has_come));
         let next = self.waiting.pop_front_if(may_go)?;
         self.delivered = sequence;
         self.waiting_bytes -= next.bytes;
@@ -170,8 +170,8 @@ mod tests {
     fn copies_of_one_event_are_bounded() {
         let mut arrivals = Arrivals::default();
         let name = |connection| LinkName { link: 0, connection };
-        for epoch in 0..2 * PROOFS_MAX as u32 {
-            let over = name(epoch.min(PROOFS_MAX as u32 - 1));
+        for epoch in 0..2 * COPIES_MAX as u32 {
+            let over = name(epoch.min(COPIES_MAX as u32 - 1));
             assert!(
                 arrivals.take(1, over, vec![MarkerName { over: name(99), number: 1 }], (), 0),
                 "the same copy again is none"
@@ -179,7 +179,7 @@ mod tests {
         }
         assert!(!arrivals.take(
             1,
-            name(PROOFS_MAX as u32),
+            name(COPIES_MAX as u32),
             vec![MarkerName { over: name(99), number: 1 }],
             (),
             0

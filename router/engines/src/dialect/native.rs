@@ -3,7 +3,7 @@
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use super::prometheus::loads;
+use super::prometheus::Metrics;
 use super::transfers;
 use super::{Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount};
 use crate::client::{EngineClient, EngineError};
@@ -54,13 +54,14 @@ impl Dialect for Native {
 
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            let metrics = client.get("/metrics").await?;
-            let metrics = String::from_utf8_lossy(&metrics);
+            let text = client.get("/metrics").await?;
+            let text = String::from_utf8_lossy(&text);
+            let metrics = Metrics::parse(&text);
             let names = ("kvasir_engine_requests_running", "kvasir_engine_requests_waiting");
             let usage = ["kvasir_engine_kv_usage_ratio"];
             Ok(Report {
                 instance: None,
-                loads: loads(&metrics, "engine", names.0, names.1, &usage),
+                loads: metrics.loads("engine", names.0, names.1, &usage),
                 requests_max: None,
                 transfers: transfers::reports(&metrics, &transfers::NATIVE),
                 stores: Vec::new(),

@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use http::Method;
 use serde_json::Value;
 
-use super::prometheus::loads;
+use super::prometheus::Metrics;
 use super::{
     Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount, feed, hinted, host_of, json, of_rank,
 };
@@ -151,10 +151,10 @@ impl Dialect for Sglang {
         async move {
             let info = server_info(client).await?;
             // The path exists only with `--enable-metrics`.
-            let metrics = client.get("/metrics").await.unwrap_or_default();
-            let metrics = String::from_utf8_lossy(&metrics);
+            let text = client.get("/metrics").await.unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
             let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
-            let loads = loads(&metrics, "dp_rank", names.0, names.1, &["sglang:token_usage"]);
+            let loads = Metrics::parse(&text).loads("dp_rank", names.0, names.1, &["sglang:token_usage"]);
             Ok(Report {
                 instance: instance(&info),
                 loads,

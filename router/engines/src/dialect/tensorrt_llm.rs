@@ -6,7 +6,7 @@
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use super::prometheus::{first, loads};
+use super::prometheus::Metrics;
 use super::{Description, Dialect, Engine, Feed, Hints, POLLED, Report, hinted, json, json_if_present};
 use crate::client::{EngineClient, EngineError};
 
@@ -22,7 +22,7 @@ fn polled() -> Option<Feed> {
 #[derive(Debug)]
 pub(super) struct TensorRtLlm;
 
-async fn metrics(client: &EngineClient) -> String {
+async fn metrics_text(client: &EngineClient) -> String {
     // The path exists only with iteration statistics.
     client
         .get("/prometheus/metrics")
@@ -48,8 +48,9 @@ impl Dialect for TensorRtLlm {
                 return Err(client.protocol("/v1/models names no model"));
             }
             let version = json_if_present(client, "/version").await?;
-            let metrics = metrics(client).await;
-            let count = |name: &str| first(&metrics, &[name]).map(|value| value as usize);
+            let text = metrics_text(client).await;
+            let metrics = Metrics::parse(&text);
+            let count = |name: &str| metrics.first(&[name]).map(|value| value as usize);
             Ok(Description {
                 engine: Engine::TensorRtLlm,
                 version: version["version"].as_str().unwrap_or("unknown").to_owned(),
@@ -78,11 +79,12 @@ impl Dialect for TensorRtLlm {
 
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            let metrics = metrics(client).await;
+            let text = metrics_text(client).await;
+            let metrics = Metrics::parse(&text);
             let names = ("trtllm_num_requests_running", "trtllm_num_requests_waiting");
             Ok(Report {
                 instance: None,
-                loads: loads(&metrics, "rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
+                loads: metrics.loads("rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
                 requests_max: None,
                 transfers: Vec::new(),
                 stores: Vec::new(),

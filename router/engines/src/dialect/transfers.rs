@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::prometheus::{Sample, samples};
+use super::prometheus::{Metrics, Sample};
 
 /// Limits of data-parallel ranks, rails, stages, bounds and name lengths that are read: an engine's text is not trusted.
 const RANKS_MAX: usize = 1024;
@@ -101,9 +101,9 @@ type SetCount = fn(&mut TransferReport) -> &mut u64;
 type SetRail = fn(&mut RailReport, u64);
 
 /// Reports by rank, each the sum over the rank's processes; empty when the engine has no hand-offs.
-pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
+pub(super) fn reports(metrics: &Metrics<'_>, names: &Names) -> Vec<TransferReport> {
     // Fast path: most engines have no hand-offs.
-    if !text.contains(names.prefix) {
+    if !metrics.has_prefix(names.prefix) && !metrics.has_prefix(names.rail_prefix) {
         return Vec::new();
     }
     let mut reports: Vec<TransferReport> = Vec::new();
@@ -119,7 +119,7 @@ pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
         ("peers_lost", |report| &mut report.peers_lost),
     ];
     for (name, count) in counts {
-        for sample in samples(text, &format!("{}{name}{}", names.prefix, names.suffix)) {
+        for sample in metrics.samples(&format!("{}{name}{}", names.prefix, names.suffix)) {
             if let Some(report) = of_rank(&mut reports, &sample) {
                 let count = count(report);
                 *count = count.saturating_add(sample.value as u64);
@@ -137,14 +137,14 @@ pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
         ("slow", "", |rail, value| rail.is_slow |= value > 0),
     ];
     for (name, suffix, set) in rails {
-        for sample in samples(text, &format!("{}{name}{suffix}", names.rail_prefix)) {
+        for sample in metrics.samples(&format!("{}{name}{suffix}", names.rail_prefix)) {
             let Some(report) = of_rank(&mut reports, &sample) else { continue };
             if let Some(rail) = sample.label("rail").and_then(|name| of_rail(report, name)) {
                 set(rail, sample.value as u64);
             }
         }
     }
-    for (rank, stages) in stages(text, &format!("{}stage_seconds", names.prefix)) {
+    for (rank, stages) in stages(metrics, &format!("{}stage_seconds", names.prefix)) {
         if let Some(report) = reports.get_mut(rank) {
             report.stages = stages;
         }
@@ -187,11 +187,11 @@ struct Buckets {
 
 /// Histograms by rank and stage from Prometheus' cumulative buckets, each the sum over the rank's processes. A histogram
 /// whose counts do not rise, or that has no last bucket, is left out.
-fn stages(text: &str, name: &str) -> BTreeMap<usize, Vec<StageReport>> {
+fn stages(metrics: &Metrics<'_>, name: &str) -> BTreeMap<usize, Vec<StageReport>> {
     let mut found: BTreeMap<usize, Vec<(&str, Buckets)>> = BTreeMap::new();
     for (suffix, is_bucket) in [("_bucket", true), ("_sum", false)] {
         let sample_name = format!("{name}{suffix}");
-        for sample in samples(text, &sample_name) {
+        for sample in metrics.samples(&sample_name) {
             let Some((rank, stage)) = rank_of(&sample).zip(sample.label("stage")) else { continue };
             let of_rank = found.entry(rank).or_default();
             let index = of_rank.iter().position(|(known, _)| *known == stage);
@@ -255,7 +255,7 @@ mod tests {
                     kvasir_transfer_stage_seconds_bucket{stage=\"odd\",le=\"NaN\"} 0\n\
                     kvasir_transfer_stage_seconds_bucket{stage=\"broken\",le=\"0.2\"} 2\n\
                     kvasir_transfer_stage_seconds_bucket{stage=\"broken\",le=\"0.1\"} 2\n";
-        let found = reports(text, &NATIVE);
+        let found = reports(&Metrics::parse(text), &NATIVE);
         let [report] = &found[..] else { panic!("{found:?}") };
         assert_eq!((report.bytes_sent, report.completed, report.incomplete), (4096, 3, 0));
         let [tcp, rdma] = &report.rails[..] else { panic!("{:?}", report.rails) };
@@ -289,7 +289,7 @@ mod tests {
                     vllm:kvasir_handoff_stage_seconds_sum{engine=\"0\",stage=\"write\",worker=\"0\"} 0.25\n\
                     vllm:kvasir_handoff_stage_seconds_sum{engine=\"0\",stage=\"write\",worker=\"1\"} 0.5\n\
                     vllm:kvasir_handoff_stage_seconds_bucket{engine=\"1\",le=\"+Inf\",stage=\"whole\",worker=\"2\"} 1.0\n";
-        let found = reports(text, &VLLM);
+        let found = reports(&Metrics::parse(text), &VLLM);
         let [first, second] = &found[..] else { panic!("{found:?}") };
         assert_eq!((first.bytes_sent, second.bytes_sent, second.completed), (15, 7, 1));
         assert_eq!((first.rails.len(), first.rails[0].bytes), (1, 15));
@@ -297,7 +297,7 @@ mod tests {
             StageReport { stage: "write".to_owned(), le: vec![1.6e-5], counts: vec![3, 2], sum: 0.75 };
         assert_eq!(first.stages, [write]);
         assert_eq!((second.stages[0].stage.as_str(), &second.stages[0].counts[..]), ("whole", &[1][..]));
-        assert!(reports("vllm:num_requests_running 1\n", &VLLM).is_empty());
+        assert!(reports(&Metrics::parse("vllm:num_requests_running 1\n"), &VLLM).is_empty());
     }
 
     #[test]
@@ -307,7 +307,7 @@ mod tests {
             text += &format!("kvasir_rail_slow{{rail=\"{index}\"}} 1\n");
             text += &format!("kvasir_transfer_stage_seconds_bucket{{stage=\"{index}\",le=\"+Inf\"}} 1\n");
         }
-        let found = reports(&text, &NATIVE);
+        let found = reports(&Metrics::parse(&text), &NATIVE);
         assert_eq!((found[0].rails.len(), found[0].stages.len()), (RAILS_MAX, STAGES_MAX));
         assert_eq!(found[0].bytes_sent, 0);
     }

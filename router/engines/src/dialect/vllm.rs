@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use http::Method;
 use serde_json::Value;
 
-use super::prometheus::{Sample, first, loads, samples};
+use super::prometheus::{Metrics, Sample};
 use super::{
     Description, Dialect, Engine, Feed, Hints, Report, Role, SharedStores, TokenCount, feed, hinted, json,
     json_if_present, of_rank, transfers,
@@ -27,8 +27,8 @@ const BLOCK_TOKENS: usize = 16;
 pub(super) struct Vllm;
 
 /// Run number of the process: the bits of its start time in seconds.
-pub(super) fn started(metrics: &str) -> Option<u64> {
-    first(metrics, &["process_start_time_seconds"]).map(f64::to_bits)
+pub(super) fn started(metrics: &Metrics<'_>) -> Option<u64> {
+    metrics.first(&["process_start_time_seconds"]).map(f64::to_bits)
 }
 
 pub(super) fn model_names(models: &Value) -> Vec<String> {
@@ -49,11 +49,11 @@ fn release(version: &str) -> Option<(u32, u32)> {
 }
 
 /// The data plane of a vLLM with KvasirConnector: the addresses of process 0. Process n listens on the port plus n.
-fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
+fn data_plane(metrics: &Metrics<'_>) -> Option<DataPlaneAddress> {
     // A server may have only the later ranks of a larger engine: the first rank that it reports counts.
     let rank =
         |sample: &Sample<'_>| sample.label("engine").and_then(|rank| rank.parse::<u32>().ok()).unwrap_or(0);
-    let told = samples(metrics, "vllm:kvasir_data_plane").min_by_key(rank)?;
+    let told = metrics.samples("vllm:kvasir_data_plane").min_by_key(rank)?;
     let address = |name: &str| told.label(name).filter(|text| !text.is_empty()).map(str::to_owned);
     Some(DataPlaneAddress {
         host: address("host")?,
@@ -71,14 +71,14 @@ const STORES_MAX: usize = 1024;
 
 /// Whether the engine has a KvasirConnector that handles `kvasir_retain_seconds`; one without a store ignores it. The metric's
 /// type is listed from the engine's start on; where several API servers share their metrics, once it has a value.
-fn retains_blocks(metrics: &str) -> bool {
-    metrics.lines().any(|line| line.starts_with("# TYPE vllm:kvasir_store_retained "))
+fn retains_blocks(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("# TYPE vllm:kvasir_store_retained "))
 }
 
 /// The stores that a vLLM with KvasirConnector shares with others, by rank.
-fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
+fn shared_stores(metrics: &Metrics<'_>) -> Vec<Option<SharedStores>> {
     let mut ranks = Vec::new();
-    for sample in samples(metrics, "vllm:kvasir_shared_stores") {
+    for sample in metrics.samples("vllm:kvasir_shared_stores") {
         let rank = sample.label("engine").and_then(|rank| rank.parse().ok()).unwrap_or(0_usize);
         let tag = sample.label("tag").and_then(|tag| u16::from_str_radix(tag, 16).ok());
         let (Some(names), Some(tag)) = (sample.label("stores").filter(|names| !names.is_empty()), tag) else {
@@ -134,15 +134,16 @@ impl Dialect for Vllm {
                 return Err(client.protocol("/v1/models names no model"));
             }
             let version = json_if_present(client, "/version").await?;
-            let metrics = client.get("/metrics").await?;
-            let metrics = String::from_utf8_lossy(&metrics);
-            let cache = samples(&metrics, "vllm:cache_config_info").next();
-            let label =
-                |name: &str| -> Option<usize> { cache.and_then(|cache| cache.label(name)?.parse().ok()) };
+            let text = client.get("/metrics").await?;
+            let text = String::from_utf8_lossy(&text);
             // Releases before 0.31 do not have the path.
             let sources = json_if_present(client, "/kv_event_sources").await?;
+            let metrics = Metrics::parse(&text);
+            let cache = metrics.samples("vllm:cache_config_info").next();
+            let label =
+                |name: &str| -> Option<usize> { cache.and_then(|cache| cache.label(name)?.parse().ok()) };
             let mut feeds = feeds(client.base(), &sources);
-            let ranks = feeds.len().max(samples(&metrics, "vllm:cache_config_info").count()).max(1);
+            let ranks = feeds.len().max(metrics.samples("vllm:cache_config_info").count()).max(1);
             feeds.resize(ranks, None);
             if let Some(first) = hinted(client.base(), hints) {
                 feeds = (0..ranks).map(|rank| Some(of_rank(&first, rank as u16))).collect();
@@ -157,7 +158,7 @@ impl Dialect for Vllm {
                 blocks: label("num_gpu_blocks_override").or_else(|| label("num_gpu_blocks")).unwrap_or(0),
                 lower_blocks: [0; 2],
                 keeps_prefixes: true,
-                retains_blocks: retains_blocks(&metrics),
+                retains_blocks: retains_blocks(&text),
                 instance: started(&metrics),
                 feeds,
                 data_plane: data_plane(&metrics),
@@ -169,13 +170,14 @@ impl Dialect for Vllm {
 
     fn report<'a>(&'a self, client: &'a EngineClient) -> BoxFuture<'a, Result<Report, EngineError>> {
         async move {
-            let metrics = client.get("/metrics").await?;
-            let metrics = String::from_utf8_lossy(&metrics);
+            let text = client.get("/metrics").await?;
+            let text = String::from_utf8_lossy(&text);
+            let metrics = Metrics::parse(&text);
             let names = ("vllm:num_requests_running", "vllm:num_requests_waiting");
             let usage = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
             Ok(Report {
                 instance: started(&metrics),
-                loads: loads(&metrics, "engine", names.0, names.1, &usage),
+                loads: metrics.loads("engine", names.0, names.1, &usage),
                 requests_max: None,
                 transfers: transfers::reports(&metrics, &transfers::VLLM),
                 stores: shared_stores(&metrics),
@@ -299,15 +301,18 @@ mod tests {
             rdma: vec!["10.0.1.2:1".to_owned(), "10.0.2.2:2".to_owned()],
             processes: 2,
         };
-        assert_eq!(data_plane(metrics), Some(expected));
+        assert_eq!(data_plane(&Metrics::parse(metrics)), Some(expected));
         let later = metrics.replace("engine=\"0\"", "engine=\"2\"");
         assert_eq!(
-            data_plane(&later).and_then(|place| place.tcp),
+            data_plane(&Metrics::parse(&later)).and_then(|place| place.tcp),
             Some("10.0.0.2:7402".to_owned()),
             "of rank 1"
         );
-        assert_eq!(data_plane(&metrics.replace("processes=\"2\"", "processes=\"many\"")), None);
-        assert_eq!(data_plane("vllm:num_requests_running{engine=\"0\"} 0.0\n"), None);
+        assert_eq!(
+            data_plane(&Metrics::parse(&metrics.replace("processes=\"2\"", "processes=\"many\""))),
+            None
+        );
+        assert_eq!(data_plane(&Metrics::parse("vllm:num_requests_running{engine=\"0\"} 0.0\n")), None);
     }
 
     #[test]
@@ -325,7 +330,7 @@ mod tests {
         let metrics = "# TYPE vllm:kvasir_shared_stores gauge\n\
             vllm:kvasir_shared_stores{engine=\"1\",model_name=\"m\",stores=\"n1,n0\",tag=\"0a1f\"} 1.0\n";
         let expected = SharedStores { stores: vec!["n0".to_owned(), "n1".to_owned()], tag: 0x0a1f };
-        assert_eq!(shared_stores(metrics), [None, Some(expected)]);
+        assert_eq!(shared_stores(&Metrics::parse(metrics)), [None, Some(expected)]);
         for (from, to) in [
             ("} 1.0", "} 0.0"),
             ("0a1f", "10a1f"),
@@ -333,7 +338,7 @@ mod tests {
             ("n1,n0", ""),
             ("engine=\"1\"", "engine=\"9999\""),
         ] {
-            assert_eq!(shared_stores(&metrics.replace(from, to)), [], "{to}");
+            assert_eq!(shared_stores(&Metrics::parse(&metrics.replace(from, to))), [], "{to}");
         }
     }
 

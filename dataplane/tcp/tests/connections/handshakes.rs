@@ -1,6 +1,4 @@
-//! Connections of strangers: silent, invalid, incomplete, too many; and a node without free descriptors.
-
-mod nodes;
+//! Connections of strangers: silent, invalid, incomplete, too many.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +7,8 @@ use std::time::{Duration, Instant};
 use dataplane_fabric::auth::{Authentication, Dialled, PROOF_BYTES, SharedKey, Transport, Versions};
 use dataplane_fabric::{Completion, Event, Fabric, Operation, PeerAccess, Priority, SlotRange};
 use dataplane_tcp::{TcpConfig, TcpFabric};
-use nodes::{Nodes, PATIENCE, hello, listening, pool, say_hello};
+
+use crate::nodes::{self, Nodes, PATIENCE, hello, listening, pool, say_hello};
 
 fn poll_until(
     fabric: &mut TcpFabric,

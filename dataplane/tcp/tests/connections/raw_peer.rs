@@ -1,7 +1,5 @@
 //! A peer made of plain sockets, which misbehaves at moments that a real peer does not reach.
 
-mod nodes;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -9,7 +7,8 @@ use std::time::{Duration, Instant};
 use dataplane_fabric::auth::SharedKey;
 use dataplane_fabric::{Event, Fabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
-use nodes::{PATIENCE, content, header, hello, is_down, listening, pool, say_hello};
+
+use crate::nodes::{PATIENCE, content, header, hello, is_down, listening, pool, say_hello};
 
 const MESSAGE: u8 = 2;
 const WRITE: u8 = 3;

@@ -1,14 +1,13 @@
 //! The double answers misuse as the driver does: what passed over it by accident would fail on a device. And this
 //! crate's calls leave a thread's own context alone.
 
-mod double;
-
 use std::ffi::c_void;
 
 use cudarc::driver::sys::{self, CUresult};
 use dataplane_cuda::{Cuda, Device, DeviceMemory, DeviceSlab, Priority, Stream};
 use dataplane_memory::SlabLayout;
-use double::Double;
+
+use crate::double::Double;
 
 /// The device's context is current on this thread until the end.
 struct Current {

@@ -1,13 +1,11 @@
 //! Readers lease while writers register, evict and remove: what a leased slot holds is what was asked for.
-#![cfg(not(loom))]
-
-mod bed;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use bed::{ANYBODY, Random, TIER, catalog, identity, number};
 use kvstore_catalog::{Catalog, PolicyKind, Registration};
+
+use crate::bed::{ANYBODY, Random, TIER, catalog, identity, number};
 
 const SLOTS: u32 = 64;
 const CHAINS: u64 = 24;

@@ -1,12 +1,11 @@
 //! Order within a lane, also over several connections; independence of the lanes; full queues.
 
-mod nodes;
-
 use std::time::Instant;
 
 use dataplane_fabric::{Event, Fabric, Full, Operation, Priority, SlotRange, WorkRequest};
 use dataplane_tcp::TcpConfig;
-use nodes::{Nodes, PATIENCE, completed, content, fill, target, write};
+
+use crate::nodes::{Nodes, PATIENCE, completed, content, fill, target, write};
 
 const MIB: usize = 1 << 20;
 

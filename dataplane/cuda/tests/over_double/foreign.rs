@@ -1,12 +1,11 @@
 //! Memory of other allocators, and slabs that are created after the copier, over the double of the driver.
 
-mod double;
-
 use std::sync::Arc;
 
 use dataplane_cuda::{CopyQueueConfig, Cuda, Device, DeviceMemory, DeviceSlab, Pinned, Priority, SlotCopier};
 use dataplane_memory::{Copier, CopyDone, CopyRefused, PageSize, Slab, SlabLayout, SlotCopy, SlotPool};
-use double::Double;
+
+use crate::double::Double;
 
 fn rig() -> Option<(Double, Device)> {
     let double = Double::load()?;

@@ -1,12 +1,12 @@
 //! The life of a block: states that are dropped, leaf-first, leases, quotas, removal, restart.
-#![cfg(not(loom))]
 
-mod bed;
-
-use bed::{ANYBODY, Random, TIER, catalog, contents, evict, identity, number, reserve, store, store_chain};
 use kvstore_catalog::{
     Catalog, CatalogConfig, CatalogError, PolicyKind, Registered, Registration, SlotOrder, TenantId,
     TenantQuota, TierConfig, TierIndex,
+};
+
+use crate::bed::{
+    ANYBODY, Random, TIER, catalog, contents, evict, identity, number, reserve, store, store_chain,
 };
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::Cost];

@@ -1,7 +1,5 @@
 //! Copies between slots by the copier, over the double of the driver.
 
-mod double;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +8,8 @@ use dataplane_cuda::{CopyQueueConfig, Cuda, DeviceSlab, Pinned, Priority, SlotCo
 use dataplane_memory::{
     Copier, CopyDone, CopyRefused, DeviceMemory, PageSize, Slab, SlabLayout, SlotCopy, SlotPool, SlotRef,
 };
-use double::Double;
+
+use crate::double::Double;
 
 const LAYOUT: SlabLayout = SlabLayout { slot_bytes: 1000, slot_count: 12 };
 

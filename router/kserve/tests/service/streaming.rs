@@ -1,15 +1,14 @@
 //! The bidirectional stream, over a real socket.
 
-mod support;
-
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use router_kserve::Config;
 use router_kserve::proto::inference::infer_parameter::ParameterChoice::BoolParam;
 use router_kserve::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
-use support::{Asking, Rig, is_final, lengthed, rig, rig_with, typed_texts};
 use tonic::{Code, Request};
+
+use crate::support::{Asking, Rig, is_final, lengthed, rig, rig_with, typed_texts};
 
 fn streamed(model: &str) -> Asking {
     Asking::of(model).typed_flag("stream", true)

@@ -1,7 +1,5 @@
 //! Tests of the metadata of the server and its models, over a real socket.
 
-mod support;
-
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,8 +11,9 @@ use router_kserve::proto::inference::{
     ModelConfigRequest, ModelMetadataRequest, ModelReadyRequest, RepositoryIndexRequest, ServerLiveRequest,
     ServerMetadataRequest, ServerReadyRequest,
 };
-use support::rig;
 use tonic::{Code, Request};
+
+use crate::support::{self, rig};
 
 fn ready(name: &str, version: &str) -> ModelReadyRequest {
     ModelReadyRequest { name: name.to_owned(), version: version.to_owned() }

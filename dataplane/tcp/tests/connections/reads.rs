@@ -1,11 +1,10 @@
 //! Reads that must not succeed, and what a peer may ask for.
 
-mod nodes;
-
 use dataplane_fabric::{Completion, Fabric, Full, Operation, Priority, Rows, SlotRange, Target, WorkRequest};
 use dataplane_memory::SlabKind;
 use dataplane_tcp::TcpConfig;
-use nodes::{Nodes, completed, content, fill, is_down, target};
+
+use crate::nodes::{self, Nodes, completed, content, fill, is_down, target};
 
 const SLOT_BYTES: usize = 8 << 20;
 

@@ -1,7 +1,5 @@
 //! A backend whose behaviour depends on the model's name, and a client of a service in front of it.
 
-#![allow(dead_code, reason = "each test file uses a part")]
-
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,7 +1,5 @@
 //! The copy queue over the double of the driver: results, order, and the completions after failures.
 
-mod double;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +9,8 @@ use dataplane_cuda::{
     Place, Priority, Region, RegionId, Rows, Stream, SubmitError,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
-use double::Double;
+
+use crate::double::Double;
 
 const SLOT_BYTES: usize = 4096;
 const SLOTS: u32 = 8;

@@ -1,7 +1,5 @@
 //! Tests of unary requests, over a real socket.
 
-mod support;
-
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -13,8 +11,9 @@ use router_kserve::proto::inference::infer_parameter::ParameterChoice::{
     BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param,
 };
 use serde_json::json;
-use support::{Asking, lengthed, rig, rig_with, typed_texts};
 use tonic::{Code, Request};
+
+use crate::support::{self, Asking, lengthed, rig, rig_with, typed_texts};
 
 #[tokio::test]
 async fn typed_in_typed_out() {

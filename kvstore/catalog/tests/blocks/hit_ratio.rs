@@ -1,11 +1,9 @@
 //! Hit ratios of the policies: requests by Zipf's law with scans in between, where LRU evicts blocks that it
 //! needs.
-#![cfg(not(loom))]
 
-mod bed;
-
-use bed::{ANYBODY, Random, TIER, catalog, identity, store};
 use kvstore_catalog::PolicyKind;
+
+use crate::bed::{self, ANYBODY, Random, TIER, catalog, identity, store};
 
 const SLOTS: u32 = 1_000;
 const BLOCKS: usize = 20_000;

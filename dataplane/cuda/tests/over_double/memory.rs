@@ -1,7 +1,5 @@
 //! Devices and memory, over the double of the driver.
 
-mod double;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,7 +9,8 @@ use dataplane_cuda::{
     Pinned, Unavailable,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
-use double::Double;
+
+use crate::double::Double;
 
 fn device(ordinal: u32) -> Device {
     Cuda::open().expect("the double starts").device(ordinal).expect("device")
@@ -252,7 +251,7 @@ fn another_process_attaches_a_slab() {
     let handle = slab.export_ipc().expect("export");
     let digits: String = handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--ignored", "--exact", "attach_in_this_process", "--nocapture"])
+        .args(["--ignored", "--exact", "memory::attach_in_this_process", "--nocapture"])
         .env("KVASIR_TEST_IPC", digits)
         .stdin(Stdio::null())
         .output()

@@ -1,0 +1,6 @@
+//! Transfers between nodes: grants, several rails, sharded layouts, registered memory.
+
+mod bonded;
+mod grants;
+mod registered;
+mod sharded;

@@ -1,0 +1,5 @@
+//! KV events: recorded payloads, lost and repeated messages, sockets.
+
+mod captures;
+mod delivery;
+mod sockets;
