@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Plants the bugs of canaries.toml in a copy of the tree, all in one build, and has the simulator find each of them.
 
-Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then; where there is
-none, seeds are tried in turn. --record saves the plan of the first seed that fails, shrunk. That the plans pass
-without a canary is a test of the crate (tests/seeds.rs).
+Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then, with its own
+seed or, since any change of the product moves packets and turns, with another one: up to --variants are tried, and the one that
+fails must pass without the bug. Where there is no plan, seeds are tried in turn. --record saves the variant, or the plan of the first
+seed that fails, shrunk.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -84,6 +87,25 @@ def run(binary, name, *arguments):
     return (int(found[1]), found[2]) if found else None
 
 
+def vary(binary, name, variants, saves):
+    """Tries the plan of a canary with other seeds: the same steps at the same times, other delays, turns and errors of disks."""
+    plan = PLANS / f"{name}.json"
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(1, variants + 1):
+            text = json.dumps(json.loads(plan.read_text()) | {"seed": seed})
+            (Path(folder) / f"{seed:05}.json").write_text(text)
+        found = run(binary, name, "--plans", folder, "--no-shrink")
+        if not found:
+            return None
+        variant = Path(folder) / f"{found[0]:05}.json"
+        sound = run(binary, "", "--plans", variant, "--no-shrink")
+        if sound:
+            sys.exit(f"{name}: its plan with seed {found[0]} fails without the bug, too: {sound[1]}")
+        if saves:
+            plan.write_text(json.dumps(json.loads(variant.read_text()), indent=2, ensure_ascii=False))
+    return found
+
+
 def search(binary, name, seeds, saves):
     """Tries seeds in turn, from 1 on."""
     plan = PLANS / f"{name}.json"
@@ -94,6 +116,7 @@ def search(binary, name, seeds, saves):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds are tried at most")
+    parser.add_argument("--variants", type=int, default=300, help="with how many seeds a plan is tried that finds nothing with its own")
     parser.add_argument("--record", action="store_true", help="search for those that no plan finds, and save their plans")
     parser.add_argument("--built", action="store_true", help="take the simulator that the last run has built")
     parser.add_argument("--folder", type=Path, default=ROOT / "target" / "canaries", help="where it is built")
@@ -118,6 +141,9 @@ def main():
         failure, how = None, "by its plan"
         if plan.exists():
             failure = run(binary, name, "--plans", plan, "--no-shrink")
+        if failure is None and plan.exists():
+            failure = vary(binary, name, options.variants, options.record)
+            how = f"by its plan with seed {failure[0]}" if failure else ""
         if failure is None and (options.record or not plan.exists()):
             failure = search(binary, name, options.seeds, options.record)
             how = f"by seed {failure[0]}, the first that fails" if failure else ""

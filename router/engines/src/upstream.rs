@@ -211,11 +211,10 @@ impl Upstream {
     pub fn sweep(&self) {
         for idle in self.idle.iter().filter_map(OnceLock::get) {
             for _ in 0..idle.len() {
-                let Some(oldest) = idle.pop() else { break };
-                if oldest.since.elapsed() <= IDLE_FOR {
-                    // The oldest come first, except those that an earlier sweep has put back.
-                    let _closed = idle.push(oldest);
-                    break;
+                let Some(connection) = idle.pop() else { break };
+                // Put back behind the others, so the queue is not in the order of age and is walked to its end.
+                if connection.since.elapsed() <= IDLE_FOR {
+                    let _closed = idle.push(connection);
                 }
             }
         }
@@ -444,6 +443,22 @@ mod tests {
         }
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.expect("written");
         String::from_utf8(head).expect("ASCII")
+    }
+
+    #[tokio::test]
+    async fn a_sweep_closes_expired_connections_behind_young_ones() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let upstream = Upstream::with_key(&listener.local_addr().expect("bound").to_string(), None, None);
+        let now = Instant::now();
+        let expired = now.checked_sub(2 * IDLE_FOR).expect("the machine has run for that long");
+        for since in [now, expired, now, expired] {
+            let connection = upstream.connect().await.expect("a connection");
+            assert!(upstream.idle().push(Idle { connection, since }).is_ok());
+        }
+        upstream.sweep();
+        let left: Vec<Instant> =
+            std::iter::from_fn(|| upstream.idle().pop()).map(|idle| idle.since).collect();
+        assert_eq!(left, [now, now]);
     }
 
     #[tokio::test]

@@ -38,6 +38,7 @@ pub(crate) type Finding = Rc<RefCell<Option<String>>>;
 impl LevelMonitor {
     /// Reads all levels periodically. Never returns.
     pub(crate) async fn watch(self, finding: Finding) {
+        let gateway_levels: Vec<&str> = GATEWAY_LEVELS.into_iter().chain([RUNNING_MAX]).collect();
         loop {
             sleep(EVERY).await;
             for address in &self.gateways {
@@ -47,8 +48,7 @@ impl LevelMonitor {
                 self.report(&finding, *address, beyond);
             }
             let metrics = [
-                (&self.gateways, &GATEWAY_LEVELS[..], self.key),
-                (&self.gateways, &[RUNNING_MAX][..], self.key),
+                (&self.gateways, &gateway_levels[..], self.key),
                 (&self.workers, &WORKER_LEVELS[..], None),
                 (&self.stores, &STORE_LEVELS[..], None),
             ];
