@@ -108,7 +108,9 @@ const PEER: PeerId = PeerId(1);
 
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
-        if let Some(peer) = self.end.peer.lock().expect("lock").take() {
+        // The lock is released before the peer's is taken: both may be dropped at the same time.
+        let peer = self.end.peer.lock().expect("lock").take();
+        if let Some(peer) = peer {
             let down = Event::PeerDown { peer: PEER, reason: "dropped".to_owned() };
             peer.events.lock().expect("lock").push_back(down);
             peer.peer.lock().expect("lock").take();
