@@ -248,8 +248,11 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
         let config = format!("worker{number}.toml");
         loop {
             let arguments = ["kvasir", "worker", "--role", role, "--config", &config];
+            let has_faults = || kernel::disk_of(host) != DiskFaults::default();
+            // A slow operation may fail after the end of the faults in which it began.
+            let had_disk_faults = has_faults();
             let code = control_node::run_with_stop_source(arguments, handle.source());
-            let has_disk_faults = kernel::disk_of(host) != DiskFaults::default();
+            let has_disk_faults = had_disk_faults || has_faults();
             match code == ExitCode::SUCCESS {
                 true if handle.is_told() => kernel::exit(),
                 // The supervisor starts a worker again after a failure, until the worker is told to stop.
