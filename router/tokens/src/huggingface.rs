@@ -21,8 +21,7 @@ use crate::TokensError;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Loaded tokenizers by a hash of their file: models of one family have equal files, each of which takes tens of megabytes and up
-/// to a second to load.
+/// Loaded tokenizers by a hash of their file: models of one family have equal files, and need one tokenizer.
 static LOADED: Mutex<Vec<(blake3::Hash, Weak<HuggingFace>)>> = Mutex::new(Vec::new());
 
 pub(crate) struct HuggingFace {

@@ -235,6 +235,9 @@ pub(crate) fn write_kubeconfig(host: HostId) -> Result<()> {
     std::fs::write(KUBECONFIG, content).context("the kubeconfig")
 }
 
+/// Time within which a worker on a slow disk has started or failed to start.
+const STARTS_WITHIN: Duration = Duration::from_secs(60);
+
 /// Runs a worker. A worker whose start fails because of its disk is restarted, as a supervisor would do.
 fn start_worker(host: HostId, number: usize, role: Role) -> Started {
     let role = match role {
@@ -249,10 +252,11 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
         loop {
             let arguments = ["kvasir", "worker", "--role", role, "--config", &config];
             let has_faults = || kernel::disk_of(host) != DiskFaults::default();
-            // A slow operation may fail after the end of the faults in which it began.
-            let had_disk_faults = has_faults();
+            let (began, began_in_faults) = (kernel::now(), has_faults());
             let code = control_node::run_with_stop_source(arguments, handle.source());
-            let has_disk_faults = had_disk_faults || has_faults();
+            // A slow operation of the start may fail after the end of the faults in which it began.
+            let was_starting = kernel::now() - began < STARTS_WITHIN.as_nanos() as u64;
+            let has_disk_faults = has_faults() || (began_in_faults && was_starting);
             match code == ExitCode::SUCCESS {
                 true if handle.is_told() => kernel::exit(),
                 // The supervisor starts a worker again after a failure, until the worker is told to stop.

@@ -26,7 +26,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// Most runs of lines that are read: an engine's text is not trusted. vLLM's has a few hundred.
+/// Most runs of lines of one metric that are read: an engine's text is not trusted.
 const GROUPS_MAX: usize = 1 << 16;
 
 /// An engine's text, divided into metrics in one pass: a report reads twenty of its hundreds of metrics.
