@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Plants the bugs of canaries.toml in a copy of the tree, all in one build, and has the simulator find each of them.
 
-Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then, with its own
-seed or, since any change of the product moves packets and turns, with another one: up to --variants are tried, and the one that
-fails must pass without the bug. Where there is no plan, seeds are tried in turn. --record saves the variant, or the plan of the first
-seed that fails, shrunk.
+Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then by the oracle that
+canaries.toml names, with its own seed or, since any change of the product moves packets and turns, with another one: up to --variants
+are tried. What fails must pass without the bug. Where there is no plan, seeds are tried in turn. --record saves the variant, or the
+plan of the first seed that fails, shrunk. Each oracle must have a canary.
 """
 
 import argparse
@@ -22,13 +22,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIST = HERE / "canaries.toml"
 PLANS = HERE / "plans"
+# Those of src/oracle.rs, but for the simulator itself.
+ORACLES = (
+    "tokens", "one end", "service", "drain", "tenants", "scaling", "progress", "rest", "index", "bounds", "alive"
+)
 
 
 def planted(text, canary):
     """The text with the bug in it."""
     count = text.count(canary["find"])
     if count != 1:
-        sys.exit(f"canaries.toml: {canary['name']}: its `find` is {count} times in {canary['file']}")
+        sys.exit(f"canaries.toml: {canary['name']}: its `find` must occur once in {canary['file']}, and occurs {count} times")
     switch = f'std::env::var_os("KVASIR_CANARY").is_some_and(|name| name == "{canary["name"]}")'
     return text.replace(canary["find"], canary["replace"].replace("CANARY", f"({switch})"))
 
@@ -60,7 +64,8 @@ def build(canaries, folder):
     copy_tree(tree, {name: text.encode() for name, text in changed.items()})
     usual = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug"
     if not target.exists() and usual.exists():
-        # What others wrote is built already, and what is built of the copy has names of its own: files are linked, none is changed.
+        # Crates of others are built already. Those of the copy get other file names, since their path differs: no linked file is
+        # written.
         (target / "debug").mkdir(parents=True)
         for part in ("deps", "build", ".fingerprint"):
             subprocess.run(["cp", "-al", usual / part, target / "debug" / part], check=False)
@@ -74,17 +79,24 @@ def build(canaries, folder):
 
 
 def run(binary, name, *arguments):
-    """The first failing seed with its reason, or None."""
+    """The first failing seed with its oracle and its reason, or None."""
     environment = dict(os.environ, KVASIR_CANARY=name)
-    ran = subprocess.run(
-        [binary, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    found = re.search(r"^seed (\d+): (.*)$", ran.stdout, re.MULTILINE)
-    if found and "no result after a minute" in found[2]:
-        sys.exit(f"{name}: {found[2]}")
+    command = [binary, *map(str, arguments)]
+    ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    found = re.search(r"^seed (\d+): \[(.*?)\] (.*)$", ran.stdout, re.MULTILINE)
+    if found and found[2] in ("hung", "simulator"):
+        sys.exit(f"{name or 'without a bug'}: {found[0]}")
     if not found and ran.returncode != 0:
-        sys.exit(f"{binary} has failed:\n{ran.stdout}")
-    return (int(found[1]), found[2]) if found else None
+        command = " ".join(map(str, command))
+        sys.exit(f"{name or 'without a bug'}: {command} exited with {ran.returncode}:\n{ran.stdout}{ran.stderr[-4000:]}")
+    return (int(found[1]), found[2], found[3]) if found else None
+
+
+def check_sound(binary, name, *arguments):
+    """What fails with the bug must pass without it."""
+    failure = run(binary, "", *arguments)
+    if failure:
+        sys.exit(f"{name}: {' '.join(map(str, arguments))} fails without the bug, too: [{failure[1]}] {failure[2]}")
 
 
 def vary(binary, name, variants, saves):
@@ -98,9 +110,7 @@ def vary(binary, name, variants, saves):
         if not found:
             return None
         variant = Path(folder) / f"{found[0]:05}.json"
-        sound = run(binary, "", "--plans", variant, "--no-shrink")
-        if sound:
-            sys.exit(f"{name}: its plan with seed {found[0]} fails without the bug, too: {sound[1]}")
+        check_sound(binary, name, "--plans", variant, "--no-shrink")
         if saves:
             plan.write_text(json.dumps(json.loads(variant.read_text()), indent=2, ensure_ascii=False))
     return found
@@ -110,7 +120,10 @@ def search(binary, name, seeds, saves):
     """Tries seeds in turn, from 1 on."""
     plan = PLANS / f"{name}.json"
     more = ["--save", plan] if saves else ["--no-shrink"]
-    return run(binary, name, "--first", 1, "--seeds", seeds, *more)
+    found = run(binary, name, "--first", 1, "--seeds", seeds, *more)
+    if found:
+        check_sound(binary, name, "--first", found[0], "--seeds", 1, "--no-shrink")
+    return found
 
 
 def main():
@@ -126,6 +139,9 @@ def main():
     unknown = set(options.names) - {canary["name"] for canary in canaries}
     if unknown:
         sys.exit(f"canaries.toml has no {', '.join(sorted(unknown))}")
+    unwatched = set(ORACLES) - {canary["oracle"] for canary in canaries}
+    if unwatched:
+        sys.exit(f"canaries.toml has no canary for {', '.join(sorted(unwatched))}")
     began = time.monotonic()
     if options.built:
         binary = options.folder / "target" / "debug" / "kvasir-simulation"
@@ -141,6 +157,8 @@ def main():
         failure, how = None, "by its plan"
         if plan.exists():
             failure = run(binary, name, "--plans", plan, "--no-shrink")
+            if failure:
+                check_sound(binary, name, "--plans", plan, "--no-shrink")
         if failure is None and plan.exists():
             failure = vary(binary, name, options.variants, options.record)
             how = f"by its plan with seed {failure[0]}" if failure else ""
@@ -149,10 +167,14 @@ def main():
             how = f"by seed {failure[0]}, the first that fails" if failure else ""
         if failure is None:
             missed.append(name)
-            print(f"MISSED  {name} ({time.monotonic() - began:.0f} s)", flush=True)
+            print(f"MISSED  {name} ({time.monotonic() - began:.0f} s): {canary['what']}", flush=True)
+            print("        try --record; if that finds nothing either, its oracle is lost", flush=True)
+        elif failure[1] != canary["oracle"]:
+            missed.append(name)
+            print(f"MISSED  {name}: found by [{failure[1]}], not by [{canary['oracle']}]: {failure[2][:120]}", flush=True)
         else:
             found += 1
-            print(f"found   {name} {how}: {failure[1][:120]}", flush=True)
+            print(f"found   {name} {how}: [{failure[1]}] {failure[2][:120]}", flush=True)
     print(f"{found} planted bugs found, {len(missed)} missed")
     return 1 if missed else 0
 

@@ -48,6 +48,79 @@ fn vllm_engines_are_routed_by_their_events() {
     assert!(sum("kvasir_gateway_audit_reported_tokens_total") > 2000.0);
 }
 
+/// Tokens of the prompt that the engine had in its cache.
+fn cached_tokens(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn adapters_are_routed_by_name_and_have_blocks_of_their_own() {
+    let tuned = MockConfig { adapters: vec!["tuned".to_owned()], ..mock(Dialect::Vllm, Role::Both, true) };
+    let mocks = vec![tuned, mock(Dialect::Vllm, Role::Both, true)];
+    let site =
+        Site::start("adapters", mocks, &["--worker", "--worker"], "[router]\nstrategy = \"round-robin\"\n");
+    let (_, list) = get(&site.gateway.address, "/v1/models").expect("models");
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    let names: Vec<&str> =
+        list["data"].as_array().expect("a list").iter().filter_map(|model| model["id"].as_str()).collect();
+    assert_eq!(names, ["tiny", "tuned"]);
+    let ask = |model: &str| {
+        let mut body = chat(80, 3, 4);
+        body["model"] = model.into();
+        let (status, answer) = site.chat(&body);
+        // The blocks of a request are indexed before the next one.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        (status, answer)
+    };
+    // One engine has the adapter; requests for it never reach the other, though they take turns.
+    for turn in 0..6 {
+        let (status, answer) = ask("tuned");
+        assert_eq!((status, answer["model"].as_str()), (200, Some("tuned")), "{answer}");
+        assert_eq!(cached_tokens(&answer) > 64, turn > 0, "turn {turn}: {answer}");
+    }
+    let requests = || [site.mocks[0].stats().requests, site.mocks[1].stats().requests];
+    assert_eq!(requests(), [6, 0]);
+    // The same prompt for the model itself: neither engine has its blocks, and both are asked.
+    for turn in 0..4 {
+        let (status, answer) = ask("tiny");
+        assert_eq!((status, answer["model"].as_str()), (200, Some("tiny")), "{answer}");
+        assert_eq!(cached_tokens(&answer) > 64, turn > 1, "turn {turn}: {answer}");
+    }
+    assert_eq!(requests(), [8, 2]);
+    let (requests, exact) = (
+        site.gateway.metric("kvasir_gateway_audit_requests_total"),
+        site.gateway.metric("kvasir_gateway_audit_exact_total"),
+    );
+    assert_eq!((requests, exact), (10.0, 10.0), "what was predicted is what the engines reported");
+    let (status, answer) = ask("unknown");
+    assert_eq!(status, 404, "{answer}");
+}
+
+#[test]
+fn engines_without_events_are_routed_by_the_prompts_sent_to_them() {
+    let mocks = vec![mock(Dialect::Vllm, Role::Both, false), mock(Dialect::Vllm, Role::Both, false)];
+    let site =
+        Site::start("no-events", mocks, &["--worker", "--worker"], "[router]\napproximate_ttl = \"8s\"\n");
+    let indexed = || -> u64 {
+        let (_, text) = get(&site.gateway.address, "/kvasir/status").expect("a status");
+        let status: Value = serde_json::from_str(&text).expect("JSON");
+        let workers = status["workers"].as_array().expect("workers");
+        workers.iter().filter_map(|worker| worker["pools"][0]["indexed"].as_u64()).sum()
+    };
+    assert_eq!(indexed(), 0);
+    for turn in 0..3 {
+        for number in 0..6 {
+            let (status, answer) = site.chat(&chat(100, number, 2));
+            assert_eq!(status, 200, "{answer}");
+            assert_eq!(cached_tokens(&answer) > 64, turn > 0, "turn {turn} of {number}: {answer}");
+            // A prompt is recorded a few milliseconds after it was routed.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    assert!(indexed() > 6 * 6, "{}", indexed());
+    wait_for("the blocks to be forgotten", || indexed() == 0);
+}
+
 #[test]
 fn prefill_and_decode_meet_in_each_makes_way() {
     for (name, dialect, handoff, flags) in [

@@ -36,6 +36,9 @@ pub(crate) struct MockArgs {
     /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
+    /// Name of a LoRA adapter that the workers have. May be given several times
+    #[arg(long = "adapter", value_name = "NAME")]
+    adapters: Vec<String>,
     /// Hugging Face folder with a tokenizer and a chat template (default: the built-in ones).
     #[arg(long, value_name = "FOLDER")]
     model_folder: Option<PathBuf>,
@@ -90,6 +93,7 @@ fn config(args: &MockArgs, number: u16) -> Result<MockConfig> {
             DialectName::Sglang => Dialect::Sglang,
         },
         model: args.model.clone(),
+        adapters: args.adapters.clone(),
         block_tokens: args.block_tokens,
         blocks: args.blocks,
         context_tokens,

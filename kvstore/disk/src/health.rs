@@ -2,7 +2,7 @@
 //!
 //! An engine that reports a failed device, or that does not answer for `operation_timeout`, makes the log
 //! unavailable: every operation then ends at once as a miss or is refused, until a read of the first header
-//! succeeds. So do failures of reads in a row, whatever their kind: a medium does not lose everything that is
+//! of each device of the log succeeds. So do failures of reads in a row, whatever their kind: a medium does not lose everything that is
 //! read. Memory that the engine still holds is not given back, since the device may yet write into it.
 //!
 //! Writes are judged apart. A device that is full, worn out or write protected still reads: when only its
@@ -26,10 +26,11 @@ const PROBE_BACKOFF_MAX: u32 = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Available,
-    /// Time of the next probe, and the pause after it in units of the first.
+    /// Time of the next probe, the pause after it in units of the first, and the device that is probed next.
     Unavailable {
         probe_at: Instant,
         backoff: u32,
+        column: u32,
     },
 }
 
@@ -95,7 +96,7 @@ impl DiskLog {
         }
         DiskCounters::add(&self.counters.outages, 1);
         let probe_at = self.now.instant + self.config.probe_interval;
-        self.health = Health::Unavailable { probe_at, backoff: 2 };
+        self.health = Health::Unavailable { probe_at, backoff: 2, column: 0 };
         while let Some(id) = self.unsubmitted.pop_front() {
             if self.operations.get(id).is_some_and(|operation| operation.withdraw(IoErrorKind::Device)) {
                 self.end_io(id);
@@ -154,16 +155,16 @@ impl DiskLog {
         self.suspend();
     }
 
-    /// Tries an unavailable device with a read of the first header, one at a time.
+    /// Tries the devices of an unavailable log with reads of their first headers, one at a time.
     pub(crate) fn probe(&mut self) {
-        let Health::Unavailable { probe_at, backoff } = self.health else { return };
+        let Health::Unavailable { probe_at, backoff, column } = self.health else { return };
         if self.now.instant < probe_at {
             return;
         }
         let probe_at = self.now.instant + self.config.probe_interval * backoff;
-        self.health = Health::Unavailable { probe_at, backoff: (backoff * 2).min(PROBE_BACKOFF_MAX) };
+        self.health = Health::Unavailable { probe_at, backoff: (backoff * 2).min(PROBE_BACKOFF_MAX), column };
         let is_probing = self.operations.iter().any(|(_, operation)| operation.purpose == Purpose::Probe);
-        let layout = self.tables.segments[0].layout;
+        let layout = self.tables.segments[column as usize].layout;
         if !is_probing && let Some(buffer) = self.spare_pages.pop() {
             let place = (layout.area.file, layout.header_offset(PageCopy::A));
             self.start_page_operation(Purpose::Probe, place, buffer);
@@ -176,9 +177,18 @@ impl DiskLog {
         let is_answered = matches!(operation.failure, None | Some(IoErrorKind::Media));
         self.spare_pages.extend(operation.page.take());
         self.operations.end(id);
-        if is_answered {
-            self.health = Health::Available;
-            self.failures = 0;
+        if let Health::Unavailable { column, .. } = self.health
+            && is_answered
+        {
+            // A log over several devices needs all of them: with one of them alone the next read of another would wait
+            // for its timeout again.
+            let column = column + 1;
+            if column < self.config.stripes {
+                self.health = Health::Unavailable { probe_at: self.now.instant, backoff: 2, column };
+            } else {
+                self.health = Health::Available;
+                self.failures = 0;
+            }
         }
     }
 }

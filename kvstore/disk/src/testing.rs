@@ -64,6 +64,8 @@ pub(crate) struct Disk {
     pub(crate) happened: FaultCounts,
     /// Every request fails.
     pub(crate) is_gone: bool,
+    /// Every request to these bytes fails: one of several devices.
+    pub(crate) gone_bytes: std::ops::Range<usize>,
     /// Every request of this direction fails in this way.
     pub(crate) failing: Option<(Operation, IoErrorKind)>,
     /// Number of `flush` calls that will fail.
@@ -92,6 +94,7 @@ impl SharedDisk {
             faults: Faults::default(),
             happened: FaultCounts::default(),
             is_gone: false,
+            gone_bytes: 0..0,
             failing: None,
             flushes_to_fail: 0,
             flushes: 0,
@@ -156,7 +159,7 @@ impl Disk {
         if !is_valid || offset + len > self.bytes.len() || request.buffer.address().is_none() {
             return Err(IoErrorKind::Invalid);
         }
-        if self.is_gone {
+        if self.is_gone || self.gone_bytes.contains(&offset) {
             return Err(IoErrorKind::Device);
         }
         if let Some((operation, kind)) = self.failing

@@ -78,7 +78,7 @@ pub(crate) async fn keep(gateway: Weak<Gateway>) {
     loop {
         ticks.tick().await;
         let Some(gateway) = gateway.upgrade() else { return };
-        let (waiting, _) = gateway.models.gates();
+        let waiting = gateway.models.gates().waiting;
         let now = crate::service::unix_millis();
         gateway.history.record(&sample(&gateway.metrics, now, gateway.requests_inside(), waiting));
     }

@@ -29,6 +29,7 @@ pub(crate) struct Metrics {
     pub(crate) requests: RequestsBy,
     pub(crate) active: Gauge,
     pub(crate) waiting: Gauge,
+    pub(crate) running: Gauge,
     pub(crate) running_max: Gauge,
     pub(crate) request_memory: Gauge,
     pub(crate) prompt_tokens: Counter,
@@ -95,6 +96,7 @@ impl Metrics {
             requests: RequestsBy::default(),
             active: Gauge::default(),
             waiting: Gauge::default(),
+            running: Gauge::default(),
             running_max: Gauge::default(),
             request_memory: Gauge::default(),
             prompt_tokens: Counter::default(),
@@ -154,11 +156,12 @@ impl Metrics {
         };
         let registry = &mut this.registry;
         registry.register("requests", "Requests by surface and status", this.requests.clone());
-        registry.register("active_requests", "Requests inside", this.active.clone());
-        registry.register("waiting_requests", "Of those, waiting for a place", this.waiting.clone());
+        registry.register("active_requests", "Requests in flight", this.active.clone());
+        registry.register("waiting_requests", "Requests queued at the admission gates", this.waiting.clone());
+        registry.register("running_requests", "Requests admitted and not ended", this.running.clone());
         registry.register(
             "running_requests_max",
-            "Requests that are let in before others wait",
+            "Requests that the admission gates let run at a time",
             this.running_max.clone(),
         );
         registry.register(

@@ -71,6 +71,17 @@ impl Model {
     }
 }
 
+/// Numbers of requests at the admission gates of all models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GateTotals {
+    /// Requests that were admitted and have not ended.
+    pub(crate) running: u32,
+    /// Requests in the queues.
+    pub(crate) waiting: u32,
+    /// Requests that the gates admit at a time.
+    pub(crate) running_max: u32,
+}
+
 /// Model and adapter that a request is for.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
@@ -292,11 +303,15 @@ impl Models {
         self.all.iter().any(|model| model.pool.can_serve())
     }
 
-    /// Returns the requests that wait and the places, summed over all gates.
-    pub(crate) fn gates(&self) -> (u32, u32) {
+    /// Returns the sums over all admission gates.
+    pub(crate) fn gates(&self) -> GateTotals {
         let sum =
             |of: fn(&Gate) -> u32| self.all.iter().map(|model| of(&model.gate)).fold(0, u32::saturating_add);
-        (sum(|gate| gate.stats().waiting), sum(|gate| gate.running_max()))
+        GateTotals {
+            running: sum(|gate| gate.stats().running),
+            waiting: sum(|gate| gate.stats().waiting),
+            running_max: sum(|gate| gate.running_max()),
+        }
     }
 }
 

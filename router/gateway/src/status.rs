@@ -38,7 +38,7 @@ fn status_of(gateway: &Gateway) -> Value {
     let usage = gateway.fleet.index.write().usage();
     let workers: Vec<Value> =
         gateway.fleet.workers().values().flat_map(|worker| worker_status(gateway, worker)).collect();
-    let (waiting, _) = gateway.models.gates();
+    let waiting = gateway.models.gates().waiting;
     let mut status = history::sample(metrics, unix_millis(), gateway.requests_inside(), waiting);
     status["version"] = json!(env!("CARGO_PKG_VERSION"));
     let pools = gateway.fleet.pools();
@@ -186,9 +186,10 @@ pub(crate) fn metrics_text(gateway: &Gateway) -> String {
     metrics.index_bytes.set(usage.bytes as i64);
     metrics.index_nodes.set(usage.nodes as i64);
     metrics.workers_ready.set(gateway.fleet.ready_count() as i64);
-    let (waiting, places) = gateway.models.gates();
-    metrics.waiting.set(waiting.into());
-    metrics.running_max.set(places.into());
+    let gates = gateway.models.gates();
+    metrics.running.set(gates.running.into());
+    metrics.waiting.set(gates.waiting.into());
+    metrics.running_max.set(gates.running_max.into());
     metrics.request_memory.set(gateway.memory.held_bytes() as i64);
     if let Some(stored) = &gateway.stored {
         metrics.stored_bytes.set(i64::try_from(stored.database.bytes()).unwrap_or(i64::MAX));

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::catalog::Exchange;
 use crate::client::Outcome;
 use crate::model::MODEL_NAME;
+use crate::oracle::Oracle;
 
 /// An API surface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,52 +232,59 @@ impl Answer {
         }
     }
 
-    /// Returns the reason why a partial answer is no prefix of the reference, if it is none.
-    pub(crate) fn other_beginning(&self, exchange: &Exchange) -> Option<String> {
-        (!exchange.answer.starts_with(&self.text))
-            .then(|| format!("an answer begins with {:?} for {:?}", self.text, exchange.answer))
+    /// Returns what is wrong with an answer that may be a part of one, if anything is.
+    pub(crate) fn violation(&self, exchange: &Exchange) -> Option<Outcome> {
+        if !exchange.answer.starts_with(&self.text) {
+            let text = format!("an answer begins with {:?} for {:?}", self.text, exchange.answer);
+            return Some(Outcome::Wrong(Oracle::Tokens, text));
+        }
+        if let Some(malformed) = &self.malformed {
+            return Some(Outcome::Wrong(Oracle::OneEnd, format!("no JSON: {malformed}")));
+        }
+        if self.ids.len() > 1 || self.beginnings > 1 || self.finish_reasons.len() > 1 || self.is_after_end {
+            let text = format!(
+                "an answer with ids {:?}, {} beginnings, ends {:?}, events after the end: {}",
+                self.ids, self.beginnings, self.finish_reasons, self.is_after_end
+            );
+            return Some(Outcome::Wrong(Oracle::OneEnd, text));
+        }
+        if self.has_error && !self.finish_reasons.is_empty() {
+            let text = "an error after the end of the answer".to_owned();
+            return Some(Outcome::Wrong(Oracle::OneEnd, text));
+        }
+        None
     }
 
     /// Returns the outcome of an answer whose HTTP body is complete.
     pub(crate) fn judge(&self, exchange: &Exchange) -> Outcome {
-        if let Some(other) = self.other_beginning(exchange) {
-            return Outcome::Wrong(other);
-        }
-        if let Some(malformed) = &self.malformed {
-            return Outcome::Wrong(format!("no JSON: {malformed}"));
-        }
-        if self.ids.len() > 1 || self.beginnings > 1 || self.finish_reasons.len() > 1 || self.is_after_end {
-            return Outcome::Wrong(format!(
-                "an answer with ids {:?}, {} beginnings, ends {:?}, events after the end: {}",
-                self.ids, self.beginnings, self.finish_reasons, self.is_after_end
-            ));
+        if let Some(wrong) = self.violation(exchange) {
+            return wrong;
         }
         if self.has_error {
-            return match self.finish_reasons.is_empty() {
-                true => Outcome::Broken,
-                false => Outcome::Wrong("an error after the end of the answer".to_owned()),
-            };
+            return Outcome::Broken;
         }
         if !self.is_done {
-            return Outcome::Wrong("a stream that ends without its end".to_owned());
+            return Outcome::Wrong(Oracle::OneEnd, "a stream that ends without its end".to_owned());
         }
         let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
         if self.beginnings != 1 || !matches!(&self.ids[..], [Value::String(_)]) || self.has_surplus {
-            return Outcome::Wrong(format!(
+            let text = format!(
                 "a whole answer with {} beginnings, ids {:?}, more than one part: {}",
                 self.beginnings, self.ids, self.has_surplus
-            ));
+            );
+            return Outcome::Wrong(Oracle::OneEnd, text);
         }
         if self.text != exchange.answer
             || self.usage != wanted
             || self.finish_reasons != [exchange.finish_reason.as_str()]
         {
-            return Outcome::Wrong(format!(
+            let text = format!(
                 "a whole answer says {:?} for {:?}, usage {:?} for {wanted:?}, ends {:?}",
                 self.text, exchange.answer, self.usage, self.finish_reasons
-            ));
+            );
+            return Outcome::Wrong(Oracle::Tokens, text);
         }
-        Outcome::Right
+        Outcome::Correct
     }
 }
 

@@ -14,8 +14,8 @@ use crate::quiescence::{GATEWAY_LEVELS, STORE_LEVELS, WORKER_LEVELS, level_of};
 
 /// Interval between two rounds of reads.
 const EVERY: Duration = Duration::from_millis(700);
-/// Gauge of the requests that a gateway admits before further ones wait.
-const RUNNING_MAX: &str = "kvasir_gateway_running_requests_max";
+/// Gauges of the requests that a gateway's admission gate has let in, and of those that it may let in.
+const RUNNING: [&str; 2] = ["kvasir_gateway_running_requests", "kvasir_gateway_running_requests_max"];
 /// Above any count of a run: a request may be counted in several places, and be retried several times.
 const COUNT_MAX: u64 = 10_000;
 /// Above any number of tokens or bytes of a run.
@@ -38,7 +38,7 @@ pub(crate) type Finding = Rc<RefCell<Option<String>>>;
 impl LevelMonitor {
     /// Reads all levels periodically. Never returns.
     pub(crate) async fn watch(self, finding: Finding) {
-        let gateway_levels: Vec<&str> = GATEWAY_LEVELS.into_iter().chain([RUNNING_MAX]).collect();
+        let gateway_levels: Vec<&str> = GATEWAY_LEVELS.into_iter().chain(RUNNING).collect();
         loop {
             sleep(EVERY).await;
             for address in &self.gateways {
@@ -57,7 +57,7 @@ impl LevelMonitor {
                     let Some(metrics) = client::get(*address, "/metrics", key).await else { continue };
                     let beyond = levels.iter().find_map(|level| {
                         let most = match *level {
-                            RUNNING_MAX => u64::from(self.requests_max),
+                            level if RUNNING.contains(&level) => u64::from(self.requests_max),
                             level if level.ends_with("_bytes") => AMOUNT_MAX,
                             _ => COUNT_MAX,
                         };

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::answers::{Answer, Surface, is_error};
 use crate::catalog::Exchange;
 use crate::kernel::{self, Nanos};
 use crate::model::MODEL_NAME;
+use crate::oracle::Oracle;
 
 /// Behaviour of a client.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +31,7 @@ pub(crate) struct ClientBehaviour {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The answer equals the reference.
-    Right,
+    Correct,
     /// Refused with this status and a well-formed error.
     Refused(u16),
     /// A stream with a correct beginning that ended with an error event.
@@ -38,16 +39,16 @@ pub(crate) enum Outcome {
     /// The connection could not be made, or was closed before the end of the answer.
     Cut,
     /// The client disconnected.
-    Left,
+    ClientLeft,
     /// The exchange had not ended within the time that clients wait.
-    GaveUp,
-    /// An outcome that must never occur, with its description.
-    Wrong(String),
+    TimedOut,
+    /// An outcome that must never occur: the oracle that it violates, and a description.
+    Wrong(Oracle, String),
 }
 
 /// A finished exchange.
 #[derive(Debug, Clone)]
-pub(crate) struct Ended {
+pub(crate) struct ExchangeResult {
     pub(crate) surface: Surface,
     pub(crate) outcome: Outcome,
     /// End of the exchange, in simulated time.
@@ -66,12 +67,12 @@ pub(crate) async fn ask(
     exchange: &Exchange,
     behaviour: ClientBehaviour,
     id: u64,
-) -> Ended {
+) -> ExchangeResult {
     let mut bytes = Vec::with_capacity(4096);
     let talk = talk(address, exchange, behaviour, id, &mut bytes);
     let (limit, end) = match behaviour.leaves_after {
-        None => (PATIENCE, Outcome::GaveUp),
-        Some(millis) => (Duration::from_millis(millis), Outcome::Left),
+        None => (PATIENCE, Outcome::TimedOut),
+        Some(millis) => (Duration::from_millis(millis), Outcome::ClientLeft),
     };
     let mut cached = None;
     let outcome = match tokio::time::timeout(limit, talk).await {
@@ -79,7 +80,7 @@ pub(crate) async fn ask(
         Ok(false) => judge_part(&bytes, exchange, behaviour, Outcome::Cut),
         Err(_) => judge_part(&bytes, exchange, behaviour, end),
     };
-    Ended { surface: behaviour.surface, outcome, at: kernel::now(), cached }
+    ExchangeResult { surface: behaviour.surface, outcome, at: kernel::now(), cached }
 }
 
 /// Sends the request and reads to the end; returns false if there is none.
@@ -98,7 +99,7 @@ async fn talk(
         authorization(behaviour.key),
         body.len()
     );
-    let Ok(mut stream) = TcpStream::connect(address).await else { return false };
+    let Ok(mut stream) = connect(address, behaviour).await else { return false };
     if stream.write_all(request.as_bytes()).await.is_err() {
         return false;
     }
@@ -112,17 +113,29 @@ async fn talk(
     }
 }
 
+/// Receive buffer of a slow reader, in bytes: a few events of a stream, so that the gateway's writes find it full.
+const SLOW_READERS_BUFFER: u32 = 1024;
+
+async fn connect(address: SocketAddr, behaviour: ClientBehaviour) -> std::io::Result<TcpStream> {
+    if behaviour.pause == 0 {
+        return TcpStream::connect(address).await;
+    }
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(SLOW_READERS_BUFFER)?;
+    socket.connect(address).await
+}
+
 fn authorization(key: Option<&str>) -> String {
     key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"))
 }
 
-/// An incomplete answer must be a prefix of the reference.
+/// Judges an incomplete answer: the part of a stream that has arrived must be a valid beginning of the reference.
 fn judge_part(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, end: Outcome) -> Outcome {
     let Some((head, content)) = split(bytes) else { return end };
     if behaviour.streams && head.starts_with("HTTP/1.1 200") {
         let answer = Answer::of_stream(behaviour.surface, &dechunk(content).0);
-        if let Some(other) = answer.other_beginning(exchange) {
-            return Outcome::Wrong(other);
+        if let Some(wrong) = answer.violation(exchange) {
+            return wrong;
         }
     }
     end
@@ -158,7 +171,7 @@ fn dechunk(mut content: &[u8]) -> (Vec<u8>, bool) {
 fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: &mut Option<u64>) -> Outcome {
     let Some((head, content)) = split(bytes) else { return Outcome::Cut };
     let Some(status) = head.get(9..12).and_then(|status| status.parse::<u16>().ok()) else {
-        return Outcome::Wrong(format!("no status in {head:?}"));
+        return Outcome::Wrong(Oracle::OneEnd, format!("no status in {head:?}"));
     };
     let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
     let length = head
@@ -168,7 +181,9 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
     let (content, is_whole) = match (is_chunked, length) {
         (true, _) => dechunk(content),
         (false, Some(length)) => (content.to_vec(), content.len() == length),
-        (false, None) => return Outcome::Wrong(format!("neither chunks nor a length in {head:?}")),
+        (false, None) => {
+            return Outcome::Wrong(Oracle::OneEnd, format!("neither chunks nor a length in {head:?}"));
+        }
     };
     if !is_whole {
         return judge_part(bytes, exchange, behaviour, Outcome::Cut);
@@ -176,10 +191,10 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
     if status != 200 {
         return match is_error(behaviour.surface, &content) {
             true => Outcome::Refused(status),
-            false => Outcome::Wrong(format!(
-                "status {status} without an error: {}",
-                String::from_utf8_lossy(&content)
-            )),
+            false => {
+                let content = String::from_utf8_lossy(&content);
+                Outcome::Wrong(Oracle::OneEnd, format!("status {status} without an error: {content}"))
+            }
         };
     }
     let answer = match behaviour.streams {
@@ -190,8 +205,8 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
     answer.judge(exchange)
 }
 
-/// Sends a request directly to an engine and ignores the outcome.
-pub(crate) async fn nudge(address: SocketAddr, text: &str) {
+/// Sends a completion request directly to an engine and ignores the outcome.
+pub(crate) async fn post_completion(address: SocketAddr, text: &str) {
     let body = json!({"model": MODEL_NAME, "prompt": text, "max_tokens": 1}).to_string();
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\n\

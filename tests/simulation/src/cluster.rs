@@ -17,16 +17,17 @@ use crate::nodes::{
     self, ADMIN_PORT, CONTROL_PORT, DRAIN, ENGINE_PORT, GATEWAY_PORT, GatewayOptions, STORE_HTTP_PORT,
     Started, StopHandle,
 };
+use crate::oracle::{Oracle, Violation};
 use crate::plan::{EngineKind, EnginePlan, Link, Node, Plan, Role, Tiers};
 
 /// A node and its present process.
-struct Member {
+struct NodeProcess {
     host: HostId,
     process: ProcessId,
     stop: Option<StopHandle>,
     is_frozen: bool,
-    /// Whether the process was frozen for a while, or its disk had faults, since its start.
-    was_impaired: bool,
+    /// Latest time at which the process was frozen, or its disk had faults.
+    impaired_until: Nanos,
     termination: Option<Termination>,
 }
 
@@ -39,19 +40,20 @@ enum Termination {
     Ended { restart_at: Nanos },
 }
 
-/// Time beyond its drain that a process may take to end.
+/// Time beyond its drain that a process may take to end: transfers and disk operations that run then have time limits of
+/// their own, and what a tier holds is written.
 const ENDS_AFTER_DRAIN: Nanos = 20 * SECOND;
 /// Time between the end of a process and the start of the next one.
 const RESTARTS_AFTER: Nanos = SECOND / 2;
 
-impl Member {
+impl NodeProcess {
     fn new(host: HostId) -> Self {
         Self {
             host,
             process: ProcessId::NONE,
             stop: None,
             is_frozen: false,
-            was_impaired: false,
+            impaired_until: 0,
             termination: None,
         }
     }
@@ -60,10 +62,16 @@ impl Member {
         kernel::is_alive(self.process)
     }
 
-    fn adopt(&mut self, started: Started) {
+    /// Notes that the process cannot go on as usual now.
+    fn note_impairment(&mut self) {
+        if self.is_frozen || kernel::disk_of(self.host) != DiskFaults::default() {
+            self.impaired_until = kernel::now();
+        }
+    }
+
+    fn set_process(&mut self, started: Started) {
         self.process = started.process;
-        // A disk keeps its faults when a process ends.
-        (self.is_frozen, self.was_impaired) = (false, kernel::disk_of(self.host) != DiskFaults::default());
+        self.is_frozen = false;
         self.termination = None;
         // The receiver belongs to a dead process: closing the channel would wake one of its tasks.
         std::mem::forget(std::mem::replace(&mut self.stop, started.stop));
@@ -71,7 +79,7 @@ impl Member {
 }
 
 struct Gateway {
-    member: Member,
+    member: NodeProcess,
     /// State of each engine in this gateway's workers file.
     lists: Vec<Listed>,
     writes: usize,
@@ -85,7 +93,7 @@ pub(crate) enum Listed {
 }
 
 struct Engine {
-    member: Member,
+    member: NodeProcess,
     plan: EnginePlan,
     /// Set by the engine's own process when it listens.
     mock: Arc<Mutex<Option<Arc<Mock>>>>,
@@ -97,10 +105,10 @@ pub(crate) struct Cluster {
     client: HostId,
     gateways: Vec<Gateway>,
     engines: Vec<Engine>,
-    stores: Vec<Member>,
-    controls: Vec<Member>,
+    stores: Vec<NodeProcess>,
+    controls: Vec<NodeProcess>,
     /// The API server, if the engines are pods of a Deployment.
-    api: Option<Member>,
+    api: Option<NodeProcess>,
     deployment: Option<Deployment>,
     usual: LinkFaults,
     is_reference: bool,
@@ -156,14 +164,14 @@ impl Cluster {
             nodes::write_keys()?;
         }
         for number in 0..plan.tiers.stores {
-            let mut member = Member::new(kernel::add_host(&format!("store{number}")));
+            let mut member = NodeProcess::new(kernel::add_host(&format!("store{number}")));
             nodes::write_store_config(member.host, number)?;
-            member.adopt(nodes::start_store(member.host, number));
+            member.set_process(nodes::start_store(member.host, number));
             cluster.stores.push(member);
         }
         let stores: Vec<HostId> = cluster.stores.iter().map(|store| store.host).collect();
         for (number, engine) in plan.engines.iter().enumerate() {
-            let member = Member::new(kernel::add_host(&format!("engine{number}")));
+            let member = NodeProcess::new(kernel::add_host(&format!("engine{number}")));
             if engine.kind == EngineKind::Worker {
                 nodes::write_worker_config(member.host, number, engine, plan.tiers, &stores)?;
             }
@@ -190,7 +198,7 @@ impl Cluster {
         }
         for (number, host) in gateways.iter().enumerate() {
             let lists = vec![Listed::In; plan.engines.len()];
-            cluster.gateways.push(Gateway { member: Member::new(*host), lists, writes: 0 });
+            cluster.gateways.push(Gateway { member: NodeProcess::new(*host), lists, writes: 0 });
             cluster.write_list(number)?;
             let peers: Vec<HostId> =
                 gateways.iter().copied().filter(|peer| plan.peers && peer != host).collect();
@@ -200,7 +208,7 @@ impl Cluster {
                 finds_pods: plan.controls > 0,
             };
             nodes::write_gateway_config(number, &peers, &options)?;
-            cluster.gateways[number].member.adopt(nodes::start_gateway(*host, number));
+            cluster.gateways[number].member.set_process(nodes::start_gateway(*host, number));
         }
         Ok(cluster)
     }
@@ -211,13 +219,13 @@ impl Cluster {
         let addresses =
             self.engines.iter().map(|engine| kernel::host_address(engine.member.host).to_string());
         self.deployment = Some(Deployment::new(Arc::clone(&server), plan.replicas, addresses.collect()));
-        let mut api = Member::new(kernel::add_host("api"));
+        let mut api = NodeProcess::new(kernel::add_host("api"));
         nodes::write_kubeconfig(api.host)?;
-        api.adopt(nodes::start_api_server(api.host, &server));
+        api.set_process(nodes::start_api_server(api.host, &server));
         self.api = Some(api);
         self.reconcile()?;
         for number in 0..plan.controls {
-            let mut member = Member::new(kernel::add_host(&format!("control{number}")));
+            let mut member = NodeProcess::new(kernel::add_host(&format!("control{number}")));
             nodes::write_control_config(
                 member.host,
                 number,
@@ -225,7 +233,7 @@ impl Cluster {
                 gateways,
                 plan.engines.len(),
             )?;
-            member.adopt(nodes::start_control(member.host, number));
+            member.set_process(nodes::start_control(member.host, number));
             self.controls.push(member);
         }
         Ok(())
@@ -286,13 +294,14 @@ impl Cluster {
     }
 
     pub(crate) fn control_addresses(&self) -> Vec<SocketAddr> {
-        let address = |member: &Member| SocketAddr::from((kernel::host_address(member.host), CONTROL_PORT));
+        let address =
+            |member: &NodeProcess| SocketAddr::from((kernel::host_address(member.host), CONTROL_PORT));
         self.controls.iter().map(address).collect()
     }
 
     fn start_engine(&mut self, number: usize) {
         let Engine { member, plan, mock, is_other_model } = &mut self.engines[number];
-        member.adopt(nodes::start_engine(member.host, number, plan, *is_other_model, Arc::clone(mock)));
+        member.set_process(nodes::start_engine(member.host, number, plan, *is_other_model, Arc::clone(mock)));
     }
 
     /// Writes a gateway's workers file.
@@ -356,8 +365,8 @@ impl Cluster {
         self.engines[number].mock.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the addresses of everything whose levels can be read.
-    pub(crate) fn watched(&self, requests_max: u32) -> LevelMonitor {
+    /// Returns a monitor of the levels of all gateways, workers and stores.
+    pub(crate) fn level_monitor(&self, requests_max: u32) -> LevelMonitor {
         let workers = if self.is_reference { 0..self.engines.len() } else { 0..0 };
         LevelMonitor {
             gateways: (0..self.gateways.len() as u8).map(|number| self.admin_address(number)).collect(),
@@ -376,6 +385,11 @@ impl Cluster {
     /// Returns the key with which gateways return their state.
     pub(crate) fn administrators_key(&self) -> Option<&'static str> {
         self.has_keys.then(nodes::administrators_key)
+    }
+
+    /// Returns the number of times that control services raised the replicas after they had lowered them.
+    pub(crate) fn reversals(&self) -> u64 {
+        self.deployment.as_ref().map_or(0, Deployment::reversals)
     }
 
     pub(crate) fn counts(&self) -> ClusterCounts {
@@ -407,7 +421,7 @@ impl Cluster {
         self.member(node).map_or(self.client, |member| member.host)
     }
 
-    fn member(&self, node: Node) -> Option<&Member> {
+    fn member(&self, node: Node) -> Option<&NodeProcess> {
         match node {
             Node::Client => None,
             Node::Gateway(number) => self.gateways.get(usize::from(number)).map(|gateway| &gateway.member),
@@ -418,7 +432,7 @@ impl Cluster {
         }
     }
 
-    fn member_mut(&mut self, node: Node) -> Option<&mut Member> {
+    fn member_mut(&mut self, node: Node) -> Option<&mut NodeProcess> {
         match node {
             Node::Client => None,
             Node::Gateway(number) => {
@@ -475,16 +489,17 @@ impl Cluster {
         let now = kernel::now();
         for node in self.nodes() {
             let Some(member) = self.member_mut(node) else { continue };
+            member.note_impairment();
             let is_alive = member.is_alive();
             let has_handle = member.stop.is_some();
             match member.termination {
                 Some(Termination::Draining { since, kill_at }) if is_alive && now >= kill_at => {
-                    let had_time = now >= since + DRAIN.as_nanos() as u64 + ENDS_AFTER_DRAIN;
-                    ensure!(
-                        !had_time || member.was_impaired,
-                        "{node:?} is there still, {} s after it was told to stop",
-                        (now - since) / SECOND
-                    );
+                    // An impairment of an earlier time is no excuse.
+                    let waits_since = since.max(member.impaired_until);
+                    let had_time = now >= waits_since + DRAIN.as_nanos() as u64 + ENDS_AFTER_DRAIN;
+                    let what =
+                        format!("{node:?} still runs {} s after it was told to stop", (now - since) / SECOND);
+                    ensure!(!had_time, Violation::new(Oracle::Drain, what));
                     self.counts.killed_draining += 1;
                     self.kill(node, false);
                 }
@@ -524,14 +539,14 @@ impl Cluster {
 
     /// Restarts the process of a node, which has ended.
     pub(crate) fn restart(&mut self, node: Node) {
-        if self.member(node).is_none_or(Member::is_alive) {
+        if self.member(node).is_none_or(NodeProcess::is_alive) {
             return;
         }
         match node {
             Node::Client => {}
             Node::Gateway(number) => {
                 let member = &mut self.gateways[usize::from(number)].member;
-                member.adopt(nodes::start_gateway(member.host, usize::from(number)));
+                member.set_process(nodes::start_gateway(member.host, usize::from(number)));
             }
             Node::Engine(number) => {
                 let number = usize::from(number);
@@ -543,11 +558,11 @@ impl Cluster {
             }
             Node::Store(number) => {
                 let member = &mut self.stores[usize::from(number)];
-                member.adopt(nodes::start_store(member.host, number));
+                member.set_process(nodes::start_store(member.host, number));
             }
             Node::Control(number) => {
                 let member = &mut self.controls[usize::from(number)];
-                member.adopt(nodes::start_control(member.host, number));
+                member.set_process(nodes::start_control(member.host, number));
             }
             // The API server is only frozen or cut off, never stopped.
             Node::Api => {}
@@ -559,8 +574,9 @@ impl Cluster {
             && kernel::is_alive(member.process)
             && member.is_frozen != is_frozen
         {
+            member.note_impairment();
             member.is_frozen = is_frozen;
-            member.was_impaired = true;
+            member.note_impairment();
             kernel::freeze(member.process, is_frozen);
         }
     }
@@ -579,9 +595,12 @@ impl Cluster {
 
     pub(crate) fn set_disk(&mut self, node: Node, faults: DiskFaults) {
         if let Some(member) = self.member_mut(node) {
-            member.was_impaired |= faults != DiskFaults::default();
+            member.note_impairment();
         }
         kernel::set_disk(self.host(node), faults);
+        if let Some(member) = self.member_mut(node) {
+            member.note_impairment();
+        }
     }
 
     pub(crate) fn jump(&self, node: Node, millis: i64) {

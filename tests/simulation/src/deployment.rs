@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tests_apiserver::ApiServer;
 
 use crate::kernel::{Nanos, SECOND};
+use crate::oracle::{Oracle, Violation};
 
 /// Namespace of all objects.
 pub(crate) const NAMESPACE: &str = "llm";
@@ -47,6 +48,10 @@ pub(crate) struct Deployment {
     pods_created: usize,
     /// Lower and upper bound of the replicas.
     replicas_min_max: (u64, u64),
+    /// Replicas at the last look, and whether the last change was a fall.
+    last_replicas: u64,
+    was_lowered: bool,
+    reversals: u64,
 }
 
 impl Deployment {
@@ -59,7 +64,16 @@ impl Deployment {
         });
         server.change(|store| store.put("deployments", object));
         let replicas_min_max = (1, addresses.len() as u64);
-        Self { server, pods: vec![None; addresses.len()], addresses, pods_created: 0, replicas_min_max }
+        Self {
+            server,
+            pods: vec![None; addresses.len()],
+            addresses,
+            pods_created: 0,
+            replicas_min_max,
+            last_replicas: replicas.into(),
+            was_lowered: false,
+            reversals: 0,
+        }
     }
 
     pub(crate) fn server(&self) -> Arc<ApiServer> {
@@ -89,14 +103,28 @@ impl Deployment {
     pub(crate) fn reconcile(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Result<Orders> {
         let replicas = self.replicas()?;
         let (fewest, most) = self.replicas_min_max;
-        ensure!(
-            (fewest..=most).contains(&replicas),
-            "{replicas} engines were asked for, and {fewest} to {most} are allowed"
-        );
+        let what = format!("{replicas} engines were asked for, and {fewest} to {most} are allowed");
+        ensure!((fewest..=most).contains(&replicas), Violation::new(Oracle::Scaling, what));
+        self.count_reversal(replicas);
         let staying = (0..self.pods.len()).filter(|engine| self.is_staying(*engine)).count();
         let start = self.create_missing((replicas as usize).saturating_sub(staying));
         self.mark_surplus(staying.saturating_sub(replicas as usize), now);
         Ok(Orders { start, stop: self.remove_drained(now, is_idle) })
+    }
+
+    /// Number of rises that followed a fall.
+    pub(crate) fn reversals(&self) -> u64 {
+        self.reversals
+    }
+
+    fn count_reversal(&mut self, replicas: u64) {
+        if replicas > self.last_replicas {
+            self.reversals += u64::from(self.was_lowered);
+            self.was_lowered = false;
+        } else if replicas < self.last_replicas {
+            self.was_lowered = true;
+        }
+        self.last_replicas = replicas;
     }
 
     fn create_missing(&mut self, count: usize) -> Vec<usize> {

@@ -1,21 +1,28 @@
 //! Outcomes of exchanges and numbers of cached tokens that the faults of a plan explain.
 //!
-//! A fault explains every outcome after its beginning, wherever it occurs; only a stop is matched to the
-//! gateway and the times of the exchange.
+//! A connection that was cut, and an exchange without an end, need a fault of their own gateway, or of the link between it
+//! and the client. A refusal and a broken stream are explained by any fault that can fail a request, on any node, which
+//! lasted until [`RECOVERS`] before the request or later: retries, health checks and breakers carry its effect further than
+//! its end. A stop is also matched to the times of the exchange.
 
 use std::collections::BTreeMap;
 
 use crate::catalog::Exchange;
-use crate::client::{Ended, Outcome};
-use crate::kernel::{MILLISECOND, Nanos};
+use crate::client::{ExchangeResult, Outcome};
+use crate::kernel::{MILLISECOND, Nanos, SECOND};
 use crate::nodes::DRAIN;
-use crate::plan::{Action, Node, Plan, Step};
+use crate::oracle::Oracle;
+use crate::plan::{Action, BACK_WITHIN, Node, Plan, Step};
 
 /// Time before its gateway's stop within which a new connection counts as accepted, in milliseconds.
 const ACCEPTED_WITHIN: u64 = 1_000;
 
-/// Longest time from the end of a gateway's `kill_after` until it is back, in milliseconds.
-const BACK_WITHIN: u64 = 10_000;
+/// Time after the end of a fault within which a request may still fail because of it, in milliseconds: breakers that are
+/// open, engines that were given up and are asked again ever less often, and connections whose end no packet reported.
+const RECOVERS: u64 = 90_000;
+
+/// Longest time of an answer without faults: the clients' questions are short, and few.
+const ANSWERS_WITHIN: Nanos = 60 * SECOND;
 
 /// Blocks of an engine that exceed the need of any run.
 const ENOUGH_BLOCKS: usize = 4096;
@@ -25,8 +32,8 @@ pub(crate) struct FaultEffects {
     steps: Vec<Step>,
     /// Whether no fault of the plan affects a client.
     interrupts_nothing: bool,
-    /// Whether several engines may have computed parts of one answer.
-    may_repeat: bool,
+    /// Whether a decode worker reports tokens from its prefill worker as cached.
+    has_pairs: bool,
     /// Whether there is one engine, with space for all blocks, and no fault.
     forgets_nothing: bool,
     /// Earliest time at which the first step was due.
@@ -38,13 +45,7 @@ impl FaultEffects {
         Self {
             steps: plan.steps.clone(),
             interrupts_nothing: plan.interrupts_nothing(),
-            // A decode worker reports tokens from its prefill worker as cached.
-            may_repeat: plan.is_reference() && plan.has_pairs()
-                || plan.steps.iter().any(|step| match step.action {
-                    Action::Ask { .. } | Action::Jump { .. } => false,
-                    Action::Leave { drains, .. } => !drains,
-                    _ => true,
-                }),
+            has_pairs: plan.is_reference() && plan.has_pairs(),
             forgets_nothing: !plan.has_faults()
                 && matches!(&plan.engines[..], [engine] if engine.blocks >= ENOUGH_BLOCKS),
             began,
@@ -56,22 +57,61 @@ impl FaultEffects {
         self.steps.iter().filter(move |step| self.began + step.at * MILLISECOND <= then)
     }
 
-    /// Whether several engines may have computed parts of one answer.
-    pub(crate) fn may_repeat(&self) -> bool {
-        self.may_repeat
+    /// Whether several engines may have computed parts of an answer that ended at this time: a request was sent twice.
+    pub(crate) fn may_repeat(&self, ended: Nanos) -> bool {
+        self.has_pairs
+            || self.before(ended).any(|step| match step.action {
+                Action::Ask { .. } | Action::Jump { .. } => false,
+                Action::Leave { drains, .. } => !drains,
+                _ => true,
+            })
+    }
+
+    /// Returns the longest time that a correct answer may take, where a bound is known: no fault of the plan affects a
+    /// client, and the client reads at once.
+    pub(crate) fn answers_within(&self, number: usize) -> Option<Nanos> {
+        match self.steps.get(number)?.action {
+            Action::Ask { pause: 0, .. } if self.interrupts_nothing => Some(ANSWERS_WITHIN),
+            _ => None,
+        }
+    }
+
+    /// Time at which a step was due.
+    pub(crate) fn due(&self, number: usize) -> Nanos {
+        self.began + self.steps.get(number).map_or(0, |step| step.at) * MILLISECOND
+    }
+
+    /// Returns the oracle that an outcome violates that no fault explains.
+    pub(crate) fn violated(&self, number: usize, ended: &ExchangeResult) -> Oracle {
+        let gateway = match self.steps.get(number).map(|step| &step.action) {
+            Some(Action::Ask { gateway, .. }) => Some(Node::Gateway(*gateway)),
+            _ => None,
+        };
+        let is_stopped = self
+            .before(ended.at)
+            .any(|step| matches!(&step.action, Action::Terminate { node, .. } if Some(*node) == gateway));
+        match () {
+            () if self.interrupts_nothing => Oracle::Service,
+            () if is_stopped => Oracle::Drain,
+            () => Oracle::Progress,
+        }
     }
 
     /// Whether the faults explain the outcome of a step's exchange.
-    pub(crate) fn explain(&self, number: usize, ended: &Ended) -> bool {
+    pub(crate) fn explain(&self, number: usize, ended: &ExchangeResult) -> bool {
         let Some(Step { at, action: Action::Ask { gateway: asked, .. } }) = self.steps.get(number) else {
             return false;
         };
         let gateway = Node::Gateway(*asked);
-        let any = |fits: &dyn Fn(&Action) -> bool| self.before(ended.at).any(|step| fits(&step.action));
+        // Faults that had begun, and were over shortly before the request at the earliest.
+        let any = |fits: &dyn Fn(&Action) -> bool| {
+            self.before(ended.at)
+                .any(|step| step.at + step.action.lasts_at_most() + RECOVERS >= *at && fits(&step.action))
+        };
         let joins = |a: &Node, b: &Node| [*a, *b].contains(&Node::Client) && [*a, *b].contains(&gateway);
         match &ended.outcome {
-            Outcome::Right | Outcome::Left => true,
-            Outcome::Wrong(_) => false,
+            Outcome::Correct | Outcome::ClientLeft => true,
+            Outcome::Wrong(..) => false,
             _ if self.interrupts_nothing => false,
             // A fault on the path to this gateway, or of the gateway itself.
             Outcome::Cut => self.before(ended.at).any(|step| match &step.action {
@@ -82,16 +122,16 @@ impl FaultEffects {
                 // Requests that a gateway has when it is told to stop end normally, within its drain time.
                 Action::Terminate { node, kill_after } => {
                     let drains_for = (*kill_after).min(DRAIN.as_millis() as u64);
-                    let was_late =
-                        *at + ACCEPTED_WITHIN > step.at && *at < step.at + kill_after + BACK_WITHIN;
+                    let was_late = *at + ACCEPTED_WITHIN > step.at;
                     *node == gateway
+                        && *at < step.at + kill_after + BACK_WITHIN
                         && (was_late || ended.at >= self.began + (step.at + drains_for) * MILLISECOND)
                 }
                 _ => false,
             }),
             // The gateway's machine lost power, or the connection was dropped silently: the client gets no
             // reset.
-            Outcome::GaveUp => any(&|action| match action {
+            Outcome::TimedOut => any(&|action| match action {
                 Action::Kill { node, silently, .. } => *silently && *node == gateway,
                 Action::Cut { a, b, silently } => *silently && joins(a, b),
                 _ => false,
@@ -158,8 +198,13 @@ impl FaultEffects {
 
     /// Returns the most prompt tokens of a step that an engine can have had in its cache, if known: those
     /// that requests of the same tenant have left there.
-    pub(crate) fn cached_max(&self, number: usize, ended: &Ended, catalog: &[Vec<Exchange>]) -> Option<u64> {
-        if self.may_repeat {
+    pub(crate) fn cached_max(
+        &self,
+        number: usize,
+        ended: &ExchangeResult,
+        catalog: &[Vec<Exchange>],
+    ) -> Option<u64> {
+        if self.may_repeat(ended.at) {
             return None;
         }
         let others = self

@@ -10,12 +10,13 @@ mod deployment;
 mod draw;
 mod fault_effects;
 mod kernel;
-mod life;
 mod model;
 mod nodes;
+mod oracle;
 mod plan;
 mod quiescence;
 mod runner;
+mod scenario;
 mod shrink;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,7 +29,8 @@ use clap::Parser;
 
 use plan::Plan;
 use quiescence::SELDOM_WORKED;
-use runner::{Runner, Verdict, Watching};
+use runner::{RunOutput, Runner, Verdict};
+use scenario::Summary;
 
 /// Runs clusters of Kvasir on a simulated kernel, with faults that a seed draws.
 #[derive(Parser)]
@@ -61,25 +63,25 @@ struct Arguments {
     #[arg(long)]
     catalog: bool,
     /// Continue after a failure, without shrinking.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
     keep_going: bool,
     /// Stop at a failure without shrinking it.
     #[arg(long)]
     no_shrink: bool,
-    /// Run each seed twice, and fail if the traces differ.
-    #[arg(long)]
+    /// Run each seed twice, and fail if the runs differ.
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
     twice: bool,
     /// Print a hash over the traces of all seeds.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
     hash: bool,
-    /// Fail if a part of the system was not exercised in any run.
-    #[arg(long)]
+    /// Fail if a part of the system that has a counter was not exercised in any run.
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
     reaches_all: bool,
     /// Change an answer of the reference: every run that asks for it must fail.
     #[arg(long)]
     plant_wrong_answer: bool,
     /// Write the first failing plan, shrunk, to this file.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "plan", "keep_going", "no_shrink"])]
     save: Option<PathBuf>,
 }
 
@@ -107,9 +109,8 @@ fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     if let Some(plan) = alone(arguments)? {
-        let watching =
-            Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };
-        let verdict = runner.run_one(&plan, watching)?;
+        let output = RunOutput { trace: arguments.trace, steps: !arguments.trace, log: arguments.log };
+        let verdict = runner.run_one(&plan, output)?;
         println!("{verdict:#?}");
         return Ok(matches!(verdict, Verdict::Passed(_)));
     }
@@ -185,17 +186,19 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = arguments.jobs.unwrap_or(processors);
     let (began, mut totals) = (Instant::now(), Totals::default());
-    let mut hashes = HashMap::new();
+    let mut runs: HashMap<u64, Summary> = HashMap::new();
     let twice = if arguments.twice { 2 } else { 1 };
     let plans = plans.flat_map(|plan| std::iter::repeat_n(plan, twice));
     runner.run_all(plans, jobs, |plan, verdict| {
         if let Verdict::Passed(summary) = &verdict
             && arguments.twice
         {
-            let other = *hashes.entry(plan.seed).or_insert(summary.hash);
-            if other != summary.hash {
-                let reason =
-                    format!("two runs differ: their traces are {other:016x} and {:016x}", summary.hash);
+            let other = runs.entry(plan.seed).or_insert_with(|| summary.clone());
+            if other != summary {
+                let reason = format!(
+                    "[simulator] two runs differ: their traces are {:016x} and {:016x}",
+                    other.hash, summary.hash
+                );
                 totals.take(plan, Verdict::Failed(reason));
                 return Ok(arguments.keep_going);
             }
@@ -210,11 +213,15 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
     if let Some((plan, reason)) = totals.failed.first()
         && !(arguments.keep_going || arguments.no_shrink)
     {
-        tell_failure(arguments, runner, plan, reason)?;
+        report_failure(arguments, runner, plan, reason)?;
     }
     let idle =
         totals.worked.iter().filter(|(name, count)| **count == 0 && !SELDOM_WORKED.contains(&name.as_str()));
     let idle: Vec<&String> = idle.map(|(name, _)| name).collect();
+    if totals.passed + totals.failed.len() as u64 == 0 {
+        println!("there was nothing to run");
+        return Ok(false);
+    }
     if arguments.reaches_all && !idle.is_empty() {
         println!("never reached: {idle:?}");
         return Ok(false);
@@ -243,7 +250,7 @@ fn report_totals(arguments: &Arguments, totals: &Totals, seconds: f64, jobs: usi
 }
 
 /// Shrinks a failure and prints its steps.
-fn tell_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &str) -> Result<()> {
+fn report_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &str) -> Result<()> {
     println!("shrinking the {} steps of seed {}", plan.steps.len(), plan.seed);
     let (plan, reason) = shrink::shrink(runner, plan, reason)?;
     println!("shrunk to {} of them, and it fails still: {reason}", plan.steps.len());
@@ -251,11 +258,13 @@ fn tell_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &st
         "{} gateways, {:?}, peers {}, {:?}, {:?}",
         plan.gateways, plan.engines, plan.peers, plan.link, plan.tiers
     );
-    runner.run_one(&plan, Watching { tells: true, ..Watching::default() })?;
+    runner.run_one(&plan, RunOutput { steps: true, ..RunOutput::default() })?;
     if let Some(file) = &arguments.save {
         std::fs::write(file, serde_json::to_string_pretty(&plan)?)
             .with_context(|| file.display().to_string())?;
         println!("written to {}: run it with --plan", file.display());
+    } else {
+        println!("to keep this plan: --first {} --seeds 1 --save FILE", plan.seed);
     }
     Ok(())
 }

@@ -14,8 +14,9 @@ use tools_mocker::{Dialect, LoadFailure, Mock, MockConfig};
 
 use crate::catalog::{self, MODEL};
 use crate::deployment;
-use crate::kernel::{self, DiskFaults, HostId, ProcessId, report};
+use crate::kernel::{self, HostId, ProcessId, report};
 use crate::model::{self, MODEL_NAME};
+use crate::oracle::Oracle;
 use crate::plan::{EngineKind, EnginePlan, Role, Tiers};
 
 pub(crate) const GATEWAY_PORT: u16 = 8000;
@@ -158,7 +159,10 @@ fn start_command(host: HostId, name: &str, arguments: [&str; 3]) -> Started {
     let process = kernel::start_process(host, name, move || {
         let code = control_node::run_with_stop_source(arguments, source);
         if !handle.is_told() || code != ExitCode::SUCCESS {
-            report::fail(&format!("{its_name} has ended by itself, or with an error: {code:?}"));
+            report::fail(
+                Oracle::Alive,
+                &format!("{its_name} has ended by itself, or with an error: {code:?}"),
+            );
         }
         kernel::exit();
     });
@@ -223,7 +227,7 @@ pub(crate) fn start_api_server(host: HostId, server: &ApiServer) -> Started {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let ended = runtime.and_then(|runtime| runtime.block_on(serve));
-        report::fail(&format!("the API server has ended: {ended:?}"));
+        report::fail(Oracle::Alive, &format!("the API server has ended: {ended:?}"));
     });
     Started { process, stop: None }
 }
@@ -251,20 +255,26 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
         let config = format!("worker{number}.toml");
         loop {
             let arguments = ["kvasir", "worker", "--role", role, "--config", &config];
-            let has_faults = || kernel::disk_of(host) != DiskFaults::default();
+            let has_faults = || {
+                let faults = kernel::disk_of(host);
+                faults.slow > 0 || faults.fail_one_in > 0
+            };
             let (began, began_in_faults) = (kernel::now(), has_faults());
             let code = control_node::run_with_stop_source(arguments, handle.source());
-            // A slow operation of the start may fail after the end of the faults in which it began.
+            // A slow operation of the start may fail after the end of the faults in which it began, and a start refuses
+            // headers that are damaged. Later a rotten block is a miss, and no reason to end.
             let was_starting = kernel::now() - began < STARTS_WITHIN.as_nanos() as u64;
-            let has_disk_faults = has_faults() || (began_in_faults && was_starting);
+            let rots = kernel::disk_of(host).rot_one_in > 0;
+            let has_disk_faults = has_faults() || (was_starting && (began_in_faults || rots));
             match code == ExitCode::SUCCESS {
                 true if handle.is_told() => kernel::exit(),
                 // The supervisor starts a worker again after a failure, until the worker is told to stop.
                 false if has_disk_faults && handle.is_told() => kernel::exit(),
                 false if has_disk_faults => std::thread::sleep(Duration::from_secs(1)),
-                _ => {
-                    report::fail(&format!("worker {number} has ended by itself, or with an error: {code:?}"))
-                }
+                _ => report::fail(
+                    Oracle::Alive,
+                    &format!("worker {number} has ended by itself, or with an error: {code:?}"),
+                ),
             }
         }
     });
@@ -331,7 +341,7 @@ pub(crate) fn start_engine(
     let plan = plan.clone();
     let process = kernel::start_process(host, &format!("engine{number}"), move || {
         let ended = run_engine(host, number, &plan, is_other_model, &place);
-        report::fail(&format!("engine{number} has ended: {ended:?}"));
+        report::fail(Oracle::Alive, &format!("engine{number} has ended: {ended:?}"));
     });
     Started { process, stop: None }
 }

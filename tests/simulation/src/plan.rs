@@ -166,17 +166,53 @@ pub(crate) enum Action {
     Jump { node: Node, millis: i64 },
     /// An engine has a fault for a time, in the mock engine's terms.
     Misbehave { engine: u8, kind: String, probability_percent: u8, millis: u64, tokens: usize, lasts: u64 },
-    /// The disk of an engine or a store has faults for a time.
+    /// The disk of a worker has faults for a time.
     Disk { node: Node, slow_ms: u64, fail_one_in: u64, rot_one_in: u64, lasts: u64 },
     /// The API server ends all watches.
     CutWatches,
-    /// An engine is removed from the workers files for a time.
+    /// An engine is marked as draining in the workers files (`drains`), or absent from them, for a time.
     Leave { engine: u8, drains: bool, lasts: u64 },
 }
 
 impl Action {
     pub(crate) fn is_fault(&self) -> bool {
         !matches!(self, Self::Ask { .. })
+    }
+
+    /// Names of all faults.
+    pub(crate) const NAMES: [&str; 12] = [
+        "kill",
+        "stop",
+        "another model",
+        "freeze",
+        "partition",
+        "degraded link",
+        "cut connections",
+        "clock jump",
+        "engine's misbehaviour",
+        "disk",
+        "ended watches",
+        "change of the workers file",
+    ];
+
+    /// Name of the fault; `None` for a request.
+    pub(crate) fn name(&self) -> Option<&'static str> {
+        let number = match self {
+            Self::Ask { .. } => return None,
+            Self::Kill { .. } => 0,
+            Self::Terminate { .. } => 1,
+            Self::ChangeModel { .. } => 2,
+            Self::Freeze { .. } => 3,
+            Self::Partition { .. } => 4,
+            Self::Degrade { .. } => 5,
+            Self::Cut { .. } => 6,
+            Self::Jump { .. } => 7,
+            Self::Misbehave { .. } => 8,
+            Self::Disk { .. } => 9,
+            Self::CutWatches => 10,
+            Self::Leave { .. } => 11,
+        };
+        Some(Self::NAMES[number])
     }
 
     /// Whether a request may pass through the affected node or link.
@@ -208,10 +244,46 @@ impl Action {
 
     /// Whether a gateway may have to refuse a request, or break its stream, because of the action.
     pub(crate) fn fails_requests(&self) -> bool {
-        // Requests in a gateway that is told to stop end normally, and later ones find no listener.
-        self.affects_requests() && !matches!(self, Self::Terminate { node: Node::Gateway(_), .. })
+        match self {
+            // Requests in a gateway that is told to stop end normally, and later ones find no listener.
+            Self::Terminate { node: Node::Gateway(_), .. } | Self::Jump { .. } => false,
+            Self::Misbehave { kind, .. } => kind != "drop_events",
+            Self::Disk { slow_ms, fail_one_in, .. } => *slow_ms > 0 || *fail_one_in > 0,
+            _ => self.affects_requests(),
+        }
+    }
+
+    /// Duration of an action that ends by itself, in milliseconds.
+    pub(crate) fn lasts(&self) -> Option<u64> {
+        match self {
+            Self::Kill { back_after: lasts, .. }
+            | Self::ChangeModel { lasts, .. }
+            | Self::Freeze { lasts, .. }
+            | Self::Partition { lasts, .. }
+            | Self::Degrade { lasts, .. }
+            | Self::Misbehave { lasts, .. }
+            | Self::Disk { lasts, .. }
+            | Self::Leave { lasts, .. } => Some(*lasts),
+            // `Cluster::supervise` restarts a process that was told to stop.
+            Self::Ask { .. }
+            | Self::Cut { .. }
+            | Self::CutWatches
+            | Self::Jump { .. }
+            | Self::Terminate { .. } => None,
+        }
+    }
+
+    /// Longest duration of the action and of its undoing, in milliseconds.
+    pub(crate) fn lasts_at_most(&self) -> u64 {
+        match self {
+            Self::Terminate { kill_after, .. } => kill_after + BACK_WITHIN,
+            other => other.lasts().unwrap_or(0),
+        }
     }
 }
+
+/// Longest time from the end of a `kill_after` until the process is back, in milliseconds.
+pub(crate) const BACK_WITHIN: u64 = 10_000;
 
 /// Milliseconds within which a stopped engine is back, and until the next one is stopped.
 pub(crate) const UPDATE_BACK: u64 = 4_000;

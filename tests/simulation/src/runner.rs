@@ -4,8 +4,9 @@
 use std::ffi::c_int;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -14,10 +15,11 @@ use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::catalog::{self, Catalog, MODEL};
 use crate::kernel::{self, report};
-use crate::life::{self, Summary};
 use crate::model;
 use crate::nodes::KUBECONFIG;
+use crate::oracle::Oracle;
 use crate::plan::Plan;
+use crate::scenario::{self, Summary};
 
 /// Real time after which a run counts as hung: a thread never yields.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
@@ -36,11 +38,13 @@ enum Line {
     Failed(String),
 }
 
-/// Output of a run that is watched.
+/// What a run prints.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Watching {
-    pub(crate) prints_trace: bool,
-    pub(crate) tells: bool,
+pub(crate) struct RunOutput {
+    /// Each step of the kernel.
+    pub(crate) trace: bool,
+    /// Each step of the plan, and each exchange.
+    pub(crate) steps: bool,
     /// Level at which the nodes' logs are printed.
     pub(crate) log: Option<tracing::Level>,
 }
@@ -97,8 +101,12 @@ impl Runner {
     pub(crate) fn new() -> Result<Self> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let folder = parent.join(format!("kvasir-simulation-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        // A new folder that no other user can have prepared, nor an earlier process of the same id have left.
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let name = format!("kvasir-simulation-{}-{}", std::process::id(), since_epoch.as_nanos());
+        let folder = parent.join(name);
+        let mut builder = std::fs::DirBuilder::new();
+        builder.mode(0o700).create(&folder).with_context(|| folder.display().to_string())?;
         let mut runner = Self { folder, catalog: Catalog::default() };
         model::write(&runner.folder.join(MODEL))?;
         runner.catalog = build_catalog(&runner.folder)?;
@@ -113,6 +121,7 @@ fn build_catalog(folder: &Path) -> Result<Catalog> {
     match unsafe { libc::fork() } {
         -1 => bail!("no process: {}", std::io::Error::last_os_error()),
         0 => {
+            end_with_parent();
             report::to(writer.as_raw_fd());
             let built = std::env::set_current_dir(folder)
                 .map_err(anyhow::Error::from)
@@ -132,8 +141,27 @@ fn build_catalog(folder: &Path) -> Result<Catalog> {
     }
 }
 
+/// Has the system kill this process when its parent ends.
+fn end_with_parent() {
+    // SAFETY: the call has plain numbers as arguments. Where it fails the process only lives longer.
+    let _failed = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.process > 0 {
+            // SAFETY: the process is a child of this one that was not waited for yet.
+            unsafe { libc::kill(self.process, libc::SIGKILL) };
+            // SAFETY: as above; its status does not matter.
+            unsafe { libc::waitpid(self.process, std::ptr::null_mut(), 0) };
+        }
+        // A remaining folder goes with that of the runner.
+        std::fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
 impl Run {
-    fn start(runner: &Runner, plan: &Plan, watching: Watching, place: usize) -> Result<Self> {
+    fn start(runner: &Runner, plan: &Plan, output: RunOutput, place: usize) -> Result<Self> {
         let folder = runner.folder.join(format!("run-{place}"));
         std::fs::create_dir_all(&folder)?;
         std::os::unix::fs::symlink(runner.folder.join(MODEL), folder.join(MODEL))?;
@@ -142,7 +170,7 @@ impl Run {
         let process = unsafe { libc::fork() };
         match process {
             -1 => bail!("no process: {}", std::io::Error::last_os_error()),
-            0 => become_run(plan, &runner.catalog, watching, &writer, &folder, place),
+            0 => become_run(plan, &runner.catalog, output, &writer, &folder, place),
             _ => {}
         }
         Ok(Self { process, result: reader.into(), folder, began: Instant::now() })
@@ -168,15 +196,19 @@ impl Run {
         let mut status = 0;
         // SAFETY: there is room for a status.
         unsafe { libc::waitpid(self.process, &raw mut status, 0) };
-        std::fs::remove_dir_all(&self.folder).ok();
+        self.process = 0;
         if hung {
-            return Ok(Verdict::Failed(
-                "no result after a minute: a thread never gives its turn away, or the machine is very slow"
-                    .to_owned(),
-            ));
+            let seconds = HANGS_AFTER.as_secs();
+            return Ok(Verdict::Failed(format!(
+                "[hung] no result after {seconds} s: a thread never gives its turn away, or the machine is very slow"
+            )));
         }
         let Some(line) = text.lines().next() else {
-            return Ok(Verdict::Failed(format!("ended without a word, with status {status:#x}")));
+            let how = match libc::WIFSIGNALED(status) {
+                true => format!("died of signal {}", libc::WTERMSIG(status)),
+                false => format!("exited with {}", libc::WEXITSTATUS(status)),
+            };
+            return Ok(Verdict::Failed(format!("[alive] the run's process {how} before it sent a result")));
         };
         Ok(match serde_json::from_str(line).with_context(|| line.to_owned())? {
             Line::Passed(summary) => Verdict::Passed(summary),
@@ -188,14 +220,15 @@ impl Run {
 fn become_run(
     plan: &Plan,
     catalog: &Catalog,
-    watching: Watching,
+    output: RunOutput,
     writer: &OwnedFd,
     folder: &Path,
     place: usize,
 ) -> ! {
+    end_with_parent();
     report::to(writer.as_raw_fd());
     if std::env::set_current_dir(folder).is_err() {
-        report::fail("the folder of the run is gone");
+        report::fail(Oracle::Simulator, "the folder of the run is gone");
     }
     pin(place);
     // SAFETY: this process has one thread.
@@ -204,18 +237,18 @@ fn become_run(
     unsafe { std::env::set_var("KUBECONFIG", KUBECONFIG) };
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_SALT_SECRET", "tenants of one simulated cluster are kept apart") };
-    if watching.tells || watching.log.is_some() {
-        report::watch();
+    if output.steps || output.log.is_some() {
+        report::show_program_output();
     }
-    let level = watching.log.unwrap_or(tracing::Level::ERROR);
-    let quiet = watching.log.is_none();
+    let level = output.log.unwrap_or(tracing::Level::ERROR);
+    let quiet = output.log.is_none();
     let writer = move || -> Box<dyn std::io::Write> {
         if quiet { Box::new(std::io::sink()) } else { Box::new(std::io::stderr()) }
     };
     // Log timestamps use simulated time, so that a watched run equals an unwatched one.
     let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_timer(SimulatedTime);
     log.with_writer(writer).init();
-    life::live(plan, catalog, watching.prints_trace, watching.tells)
+    scenario::run(plan, catalog, output.trace, output.steps)
 }
 
 /// Simulated time for log lines.
@@ -256,7 +289,7 @@ impl Runner {
                     && goes_on
                     && let Some(plan) = plans.next()
                 {
-                    let run = Run::start(self, &plan, Watching::default(), place)?;
+                    let run = Run::start(self, &plan, RunOutput::default(), place)?;
                     *running = Some((plan, run));
                 }
             }
@@ -282,8 +315,8 @@ impl Runner {
     }
 
     /// Runs one plan.
-    pub(crate) fn run_one(&self, plan: &Plan, watching: Watching) -> Result<Verdict> {
-        let run = Run::start(self, plan, watching, 0)?;
+    pub(crate) fn run_one(&self, plan: &Plan, output: RunOutput) -> Result<Verdict> {
+        let run = Run::start(self, plan, output, 0)?;
         let mut polled = libc::pollfd { fd: run.descriptor(), events: libc::POLLIN, revents: 0 };
         // SAFETY: there is one entry.
         unsafe { libc::poll(&raw mut polled, 1, HANGS_AFTER.as_millis() as c_int + 1000) };

@@ -3,9 +3,9 @@
 use anyhow::Result;
 
 use crate::plan::{Action, Plan};
-use crate::runner::{Runner, Verdict, Watching};
+use crate::runner::{RunOutput, Runner, Verdict};
 
-/// Kind of a failure: the text before its first number.
+/// Kind of a failure: the oracle, and the text before the first number.
 pub(crate) fn kind_of(reason: &str) -> &str {
     let end = reason.find(|letter: char| letter.is_ascii_digit()).unwrap_or(reason.len());
     &reason[..end]
@@ -21,7 +21,7 @@ pub(crate) fn shrink(runner: &Runner, plan: &Plan, reason: &str) -> Result<(Plan
         if tries > TRIES_MAX {
             return Ok(None);
         }
-        Ok(match runner.run_one(candidate, Watching::default())? {
+        Ok(match runner.run_one(candidate, RunOutput::default())? {
             Verdict::Failed(found) if kind_of(&found) == kind_of(reason) => Some(found),
             _ => None,
         })

@@ -45,6 +45,8 @@ pub struct MockConfig {
     pub dialect: Dialect,
     /// Name of the model.
     pub model: String,
+    /// vLLM: names of the LoRA adapters. A prompt for one has blocks of its own; its output is the model's.
+    pub adapters: Vec<String>,
     /// Tokens per KV block.
     pub block_tokens: usize,
     /// KV blocks as reported in the metrics. vLLM never uses block 0, so one block fewer can hold KV.
@@ -104,6 +106,7 @@ impl MockConfig {
         Ok(Self {
             dialect: Dialect::Vllm,
             model: "tiny".to_owned(),
+            adapters: Vec::new(),
             block_tokens: 16,
             blocks: 4096,
             context_tokens: 32_768,

@@ -51,13 +51,14 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
     hashes: Vec<u64>,
+    adapter: Option<String>,
     extras: Vec<String>,
 }
 
 impl Chain {
-    /// Starts a sequence. `extras` also enter the hashes.
-    pub(crate) fn new(extras: Vec<String>) -> Self {
-        Self { hashes: Vec::new(), extras }
+    /// Starts a sequence. `extras`, the adapter among them, also enter the hashes.
+    pub(crate) fn new(adapter: Option<String>, extras: Vec<String>) -> Self {
+        Self { hashes: Vec::new(), adapter, extras }
     }
 
     /// Returns the hashes of the whole blocks of these tokens, which begin with those of the previous call.
@@ -192,6 +193,7 @@ impl Pool {
                     0 => chain.extras.iter().map(|extra| (0, extra.clone())).collect(),
                     _ => Vec::new(),
                 },
+                lora: chain.adapter.clone(),
                 ..Stored::default()
             }));
         }

@@ -92,6 +92,7 @@ pub(crate) struct Sequence {
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     pub(crate) prompt: Vec<u32>,
+    pub(crate) adapter: Option<String>,
     pub(crate) extras: Vec<String>,
     pub(crate) is_external: bool,
     pub(crate) report_cached: Option<usize>,
@@ -176,7 +177,7 @@ impl Worker {
 
     /// Submits an order whose output is already known.
     pub(crate) fn submit(self: &Arc<Self>, order: Order, output: &Output) -> Result<Running, Full> {
-        let Order { prompt: mut tokens, extras, is_external, report_cached, lease } = order;
+        let Order { prompt: mut tokens, adapter, extras, is_external, report_cached, lease } = order;
         let prompt = tokens.len();
         // The last token of an output never enters the model.
         tokens.extend_from_slice(&output.tokens[..output.tokens.len().saturating_sub(1)]);
@@ -187,7 +188,7 @@ impl Worker {
             output: output.tokens.len(),
             emitted: 0,
             computed: 0,
-            chain: Chain::new(extras),
+            chain: Chain::new(adapter, extras),
             table: Table::default(),
             ticket: Arc::default(),
             is_length: output.ending == crate::output_generator::Ending::Length,

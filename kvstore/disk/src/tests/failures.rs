@@ -31,6 +31,36 @@ fn a_lost_device_fails_at_once_and_comes_back() {
 }
 
 #[test]
+fn a_device_that_fails_takes_a_log_over_several_devices_with_it() {
+    let device_bytes = AREA.bytes / 4;
+    let devices: Vec<Area> = (0..3)
+        .map(|column| Area { offset: AREA.offset + column * device_bytes, bytes: device_bytes, ..AREA })
+        .collect();
+    for (column, device) in (0_u8..).zip(&devices) {
+        let disk = SharedDisk::new(DISK_BYTES, 3);
+        let mut bench = Bench::over(disk, DiskConfig { stripes: 3, ..config() }, &devices);
+        (0..3).for_each(|slot| bench.write(slot, slot as u8 + 1));
+        let bytes = device.offset as usize..(device.offset + device.bytes) as usize;
+        bench.disk.with(|disk| disk.gone_bytes = bytes);
+        assert_eq!(bench.read((column + 1) as u32 % 3, (column + 1) % 3 + 1), GOOD, "not asked yet");
+        assert_eq!(bench.read(column.into(), column + 1), miss(MissReason::Device), "device {column}");
+        let refused = |bench: &mut Bench, slot: u8| {
+            let memory = bench.memory(1);
+            let read = bench.log.read(slot.into(), identity(slot + 1), memory, ReadCheck::Log, 0);
+            assert_eq!(read.expect_err("refused").reason, RefusedReason::Unavailable, "slot {slot}");
+        };
+        for _ in 0..300 {
+            (0..3).for_each(|slot| refused(&mut bench, slot));
+            assert!(bench.poll(100).is_empty(), "it waits for no device");
+        }
+        bench.disk.with(|disk| disk.gone_bytes = 0..0);
+        (0..400).for_each(|_| drop(bench.poll(100)));
+        (0..3).for_each(|slot| assert_eq!(bench.read(slot, slot as u8 + 1), GOOD));
+        assert_eq!(bench.count("outages"), 1, "device {column}");
+    }
+}
+
+#[test]
 fn a_device_that_does_not_answer_costs_a_bounded_time() {
     let mut bench = Bench::new(config());
     bench.write(0, 1);

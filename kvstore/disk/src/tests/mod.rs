@@ -54,8 +54,17 @@ fn open(
     config: DiskConfig,
     store_id: u64,
 ) -> Result<(DiskLog, Vec<Recovered>, Report), DiskError> {
+    open_areas(disk, config, &[AREA], store_id)
+}
+
+fn open_areas(
+    disk: &SharedDisk,
+    config: DiskConfig,
+    areas: &[Area],
+    store_id: u64,
+) -> Result<(DiskLog, Vec<Recovered>, Report), DiskError> {
     let now = ClockReading { instant: Instant::now(), unix_s: 1_790_000_000 };
-    DiskLog::open(config, &[AREA], disk.engine(), store_id, now)
+    DiskLog::open(config, areas, disk.engine(), store_id, now)
 }
 
 fn layout() -> SegmentLayout {
@@ -69,7 +78,11 @@ impl Bench {
     }
 
     fn on(disk: SharedDisk, config: DiskConfig) -> Self {
-        let (log, ..) = open(&disk, config, 1).expect("a store");
+        Self::over(disk, config, &[AREA])
+    }
+
+    fn over(disk: SharedDisk, config: DiskConfig, areas: &[Area]) -> Self {
+        let (log, ..) = open_areas(&disk, config, areas, 1).expect("a store");
         Self { disk, log, memory: pool(SLOT_BYTES as usize, 80), start: Instant::now(), ms: 0 }
     }
 

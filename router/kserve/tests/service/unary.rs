@@ -260,17 +260,55 @@ async fn half_sent(
     method: &str,
     bytes: Vec<u8>,
 ) -> http::Response<hyper::body::Incoming> {
+    sent_raw(rig, method, None, bytes).await
+}
+
+/// Makes a call in this message encoding whose client sends these bytes and then neither data nor the end.
+async fn sent_raw(
+    rig: &support::Rig,
+    method: &str,
+    encoding: Option<&'static str>,
+    bytes: Vec<u8>,
+) -> http::Response<hyper::body::Incoming> {
     let client =
         LegacyClient::builder(TokioExecutor::new()).http2_only(true).build_http::<axum::body::Body>();
     let sent = futures_util::stream::once(std::future::ready(Ok::<_, std::convert::Infallible>(bytes)));
     let body = axum::body::Body::from_stream(sent.chain(futures_util::stream::pending()));
-    let request =
+    let mut request =
         http::Request::post(format!("http://{}/inference.GRPCInferenceService/{method}", rig.address))
             .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(body)
-            .expect("a request");
-    client.request(request).await.expect("an answer")
+            .header("te", "trailers");
+    if let Some(encoding) = encoding {
+        request = request.header("grpc-encoding", encoding);
+    }
+    client.request(request.body(body).expect("a request")).await.expect("an answer")
+}
+
+#[tokio::test]
+async fn shared_memory_and_compression_are_refused() {
+    let mut rig = rig().await;
+    let region = || support::parameter(StringParam("region".to_owned()));
+    let key = "shared_memory_region".to_owned();
+    let mut typed = Asking::of("tiny").0;
+    typed.inputs[0].parameters.insert(key.clone(), region());
+    let mut raw = Asking::empty("tiny").raw_text("text_input", &[1], &["hello"]).0;
+    raw.inputs[0].parameters.insert(key.clone(), region());
+    let mut output = Asking::of("tiny").output("text_output").0;
+    output.outputs[0].parameters.insert(key, region());
+    for (request, tensor) in [(typed, "text_input"), (raw, "text_input"), (output, "text_output")] {
+        let refused = rig.client.model_infer(request).await.expect_err("shared memory");
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+        assert_eq!(refused.message(), format!("`{tensor}`: shared memory is not supported"));
+    }
+
+    // The flag of a compressed message, whose coding the service does not know.
+    let compressed = vec![1, 0, 0, 0, 4, 0x1f, 0x8b, 8, 0];
+    let answer = sent_raw(&rig, "ModelInfer", Some("gzip"), compressed).await;
+    assert_eq!(answer.headers().get("grpc-status").expect("a status"), "12", "{answer:?}");
+    // Triton's calls that register a region are no part of this service.
+    let answer = sent_raw(&rig, "SystemSharedMemoryRegister", None, vec![0; 5]).await;
+    assert_eq!(answer.headers().get("grpc-status").expect("a status"), "12", "{answer:?}");
+    assert!(rig.fake.calls.lock().expect("no panic holds it").is_empty(), "none reached an engine");
 }
 
 /// The beginning of a message that announces `announced` bytes.

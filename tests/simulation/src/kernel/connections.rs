@@ -10,14 +10,17 @@ use super::network::HostId;
 use super::objects::{Kind, ObjectId};
 use super::sockets::{Address, Socket, SocketState, UNACKNOWLEDGED_MAX};
 use super::{Due, Kernel, Nanos, SECOND};
-/// Most bytes between a sender and a reader.
-const WINDOW: usize = 256 << 10;
+
+/// Most bytes between a sender and a reader that has not set `SO_RCVBUF`.
+pub(super) const WINDOW: usize = 256 << 10;
 
 /// One end of a connection.
 #[derive(Debug)]
 pub(super) struct End {
     /// The other end, if it exists.
     pub(super) peer: Option<ObjectId>,
+    /// Most bytes that were sent to this end and not read.
+    window: usize,
     pub(super) peer_host: HostId,
     /// Reason for which this end is not notified that the other end is gone; `None`: it is notified.
     pub(super) unreported_close: Option<UnreportedClose>,
@@ -52,9 +55,10 @@ pub(super) enum Packet {
 }
 
 impl End {
-    pub(super) fn new(peer: ObjectId, peer_host: HostId) -> Self {
+    pub(super) fn new(peer: ObjectId, peer_host: HostId, window: usize) -> Self {
         Self {
             peer: Some(peer),
+            window,
             peer_host,
             unreported_close: None,
             bytes_to_closed_peer: 0,
@@ -77,7 +81,7 @@ impl End {
     }
 
     fn room(&self) -> usize {
-        WINDOW.saturating_sub(self.flight_bytes + self.inbox.len())
+        self.window.saturating_sub(self.flight_bytes + self.inbox.len())
     }
 }
 
@@ -214,6 +218,7 @@ impl Kernel {
             _ => WINDOW,
         };
         if room == 0 {
+            self.network_counts.full_windows += 1;
             return Err(libc::EAGAIN);
         }
         let count = total.min(room);
@@ -228,6 +233,7 @@ impl Kernel {
             end.busy_until = leaves;
         }
         self.trace.step("send", now, u64::from(host.0) << 16 | u64::from(peer_host.0), count as u64);
+        self.trace.add_bytes(&bytes);
         // Split bytes arrive in several packets. A reader always gets all bytes that have arrived, and a
         // writer fills the whole window: event loops rely on this.
         while bytes.len() > 1 && self.random.one_in(link.split_one_in) {

@@ -35,7 +35,7 @@ use std::sync::{Mutex, TryLockError};
 
 use disks::Unsynced;
 pub(crate) use disks::{DiskCounts, DiskFaults};
-pub(crate) use network::{Cut, HostId, LinkFaults, host_address};
+pub(crate) use network::{Cut, HostId, LinkFaults, NetworkCounts, host_address};
 use network::{Host, Network};
 use objects::{Object, ObjectId};
 use random::Random;
@@ -43,6 +43,8 @@ use rings::FileOperation;
 pub(crate) use threads::ProcessId;
 use threads::{Process, Thread, ThreadId};
 use trace::Trace;
+
+use crate::oracle::Oracle;
 
 /// Nanoseconds since the simulation began.
 pub(crate) type Nanos = u64;
@@ -134,7 +136,8 @@ struct Kernel {
     /// Real files that simulated processes have open.
     files: BTreeMap<c_int, ProcessId>,
     unsynced: Vec<Unsynced>,
-    pub(crate) disk_counts: DiskCounts,
+    disk_counts: DiskCounts,
+    network_counts: NetworkCounts,
     hosts: Vec<Host>,
     network: Network,
     trace: Trace,
@@ -147,10 +150,13 @@ fn with<R>(work: impl FnOnce(&mut Kernel) -> R) -> R {
     match KERNEL.try_lock() {
         Ok(mut kernel) => match kernel.as_mut() {
             Some(kernel) => work(kernel),
-            None => report::fail("a simulated call before the simulation"),
+            None => report::fail(Oracle::Simulator, "a simulated call before `kernel::begin`"),
         },
-        Err(TryLockError::WouldBlock) => report::fail("a simulated call within a simulated call"),
-        Err(TryLockError::Poisoned(_)) => report::fail("a simulated call has panicked"),
+        Err(TryLockError::WouldBlock) => report::fail(
+            Oracle::Simulator,
+            "code that holds the kernel's state has called a simulated function",
+        ),
+        Err(TryLockError::Poisoned(_)) => report::fail(Oracle::Simulator, "a simulated call has panicked"),
     }
 }
 
@@ -176,6 +182,7 @@ pub(crate) fn begin(config: &KernelConfig) {
         files: BTreeMap::new(),
         unsynced: Vec::new(),
         disk_counts: DiskCounts::default(),
+        network_counts: NetworkCounts::default(),
         hosts: Vec::new(),
         network: Network::default(),
         trace: Trace::new(config.seed, config.prints_trace),
@@ -204,12 +211,12 @@ impl Kernel {
     fn catch_up(&mut self) {
         while self.scheduled.peek().is_some_and(|Reverse(next)| next.at <= self.now) {
             if let Some(Reverse(next)) = self.scheduled.pop() {
-                self.carry_out(next.due);
+                self.fire(next.due);
             }
         }
     }
 
-    fn carry_out(&mut self, due: Due) {
+    fn fire(&mut self, due: Due) {
         match due {
             Due::Timeout(thread, wait) => self.time_out(thread, wait),
             Due::Arrival(object) => self.arrive(object),
@@ -225,7 +232,7 @@ impl Kernel {
         self.now += TURN;
         self.turns += 1;
         if self.turns > TURNS_MAX {
-            report::fail("threads take turn after turn without an end");
+            report::fail(Oracle::Progress, "livelock: threads took as many turns as no valid run takes");
         }
         loop {
             self.catch_up();
@@ -237,10 +244,17 @@ impl Kernel {
             }
             match self.scheduled.peek() {
                 Some(Reverse(next)) => self.now = self.now.max(next.at),
-                None => report::fail("all threads wait, and nothing will ever happen"),
+                None => {
+                    report::fail(Oracle::Progress, "deadlock: all threads wait, and no event is scheduled")
+                }
             }
         }
     }
+}
+
+/// Returns the present time, if the state exists and is not locked.
+fn failing_at() -> Option<Nanos> {
+    Some(KERNEL.try_lock().ok()?.as_ref()?.now)
 }
 
 /// Returns the time since the start.
@@ -315,6 +329,11 @@ pub(crate) fn set_disk(host: HostId, faults: DiskFaults) {
 /// Present faults of a host's disks.
 pub(crate) fn disk_of(host: HostId) -> DiskFaults {
     with(|kernel| kernel.hosts[host.index()].disk)
+}
+
+/// Counts of what the network has shown so far.
+pub(crate) fn network_counts() -> NetworkCounts {
+    with(|kernel| kernel.network_counts)
 }
 
 /// Counts of faults that disks have shown so far.

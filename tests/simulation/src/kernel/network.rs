@@ -49,6 +49,17 @@ pub(super) struct Host {
     pub(super) disk: DiskFaults,
 }
 
+/// Counts of what the network did to connections.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct NetworkCounts {
+    /// Ends of connections that were cut.
+    pub(crate) cut_ends: u64,
+    /// Packets that were lost, and so came late.
+    pub(crate) lost_packets: u64,
+    /// Writes that found the reader's buffer full.
+    pub(crate) full_windows: u64,
+}
+
 /// Delay, loss and rate of the link between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkFaults {
@@ -151,6 +162,7 @@ impl Kernel {
             }
             end.flight.clear();
             end.flight_bytes = 0;
+            self.network_counts.cut_ends += 1;
             self.changed(id);
             self.schedule_give_up(id);
         }
@@ -168,6 +180,7 @@ impl Kernel {
         let mut delay = self.random.between(link.delay.0, link.delay.1.max(link.delay.0));
         if self.random.one_in(link.lose_one_in) {
             delay += link.lost_delay;
+            self.network_counts.lost_packets += 1;
         }
         delay
     }

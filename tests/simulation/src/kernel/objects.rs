@@ -7,6 +7,7 @@ use super::rings::Ring;
 use super::sockets::{Socket, SocketState};
 use super::threads::{ProcessId, ThreadId};
 use super::{Due, Kernel, Nanos, real, report};
+use crate::oracle::Oracle;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ObjectId(u32);
@@ -77,7 +78,7 @@ impl Kernel {
         // SAFETY: the path ends with a zero byte.
         let descriptor = unsafe { function(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0) };
         if descriptor < 0 {
-            report::fail("the system has no more descriptors");
+            report::fail(Oracle::Simulator, "the system has no more descriptors");
         }
         self.adopt_descriptor(descriptor, object);
         descriptor

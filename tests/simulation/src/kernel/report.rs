@@ -4,20 +4,21 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use super::real;
+use crate::oracle::Oracle;
 
 /// Descriptor for the result, a real one.
 static RESULT: AtomicI32 = AtomicI32::new(2);
 
 /// Whether output of programs is shown.
-static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+static SHOWS_PROGRAM_OUTPUT: AtomicBool = AtomicBool::new(false);
 
 /// Shows the output of programs on standard error.
-pub(crate) fn watch() {
-    IS_WATCHED.store(true, Ordering::Relaxed);
+pub(crate) fn show_program_output() {
+    SHOWS_PROGRAM_OUTPUT.store(true, Ordering::Relaxed);
 }
 
-pub(super) fn is_watched() -> bool {
-    IS_WATCHED.load(Ordering::Relaxed)
+pub(super) fn shows_program_output() -> bool {
+    SHOWS_PROGRAM_OUTPUT.load(Ordering::Relaxed)
 }
 
 /// Sets the descriptor for the result.
@@ -56,8 +57,12 @@ pub(crate) fn end(code: c_int) -> ! {
     std::process::abort()
 }
 
-/// Ends a simulation that cannot continue, with the reason as its result.
-pub(crate) fn fail(reason: &str) -> ! {
-    send(&serde_json::json!({ "failed": reason }).to_string());
+/// Ends a simulation that cannot continue. Its result is the oracle that failed, the simulated time, and the reason.
+pub(crate) fn fail(oracle: Oracle, reason: &str) -> ! {
+    let time = match super::failing_at() {
+        Some(nanos) => format!(", at {:.3} s", nanos as f64 / 1e9),
+        None => String::new(),
+    };
+    send(&serde_json::json!({ "failed": format!("{oracle} {reason}{time}") }).to_string());
     end(1)
 }

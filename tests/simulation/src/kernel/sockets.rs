@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::Ipv4Addr;
 
-use super::connections::End;
+use super::connections::{End, WINDOW};
 use super::network::{EPHEMERAL, HostId, host_address, host_of};
 use super::objects::{Kind, ObjectId};
 use super::threads::ProcessId;
@@ -38,6 +38,8 @@ pub(super) struct Socket {
     pub(super) keep_alive: KeepAlive,
     /// Time without an acknowledgement after which a connection is given up.
     pub(super) user_timeout: Nanos,
+    /// Value of `SO_RCVBUF`, which counts where it was set before the connection was made.
+    pub(super) receive_buffer: usize,
 }
 
 /// The options of keep-alive.
@@ -73,6 +75,7 @@ impl Socket {
             send_timeout: 0,
             keep_alive: KeepAlive { is_on: false, idle: 7200 * SECOND, interval: 75 * SECOND, probes: 9 },
             user_timeout: UNACKNOWLEDGED_MAX,
+            receive_buffer: WINDOW,
         }
     }
 
@@ -270,13 +273,13 @@ impl Kernel {
             other => other.clone(),
         });
         accepted.remote = local;
-        accepted.state = SocketState::Open(End::new(id, host));
+        accepted.state = SocketState::Open(End::new(id, host, WINDOW));
         let accepted = self.add_object(Kind::Socket(Box::new(accepted)), false);
         if let Some(Socket { state: SocketState::Listening { waiting, .. }, .. }) = self.socket(listener) {
             waiting.push_back(accepted);
         }
         if let Some(socket) = self.socket(id) {
-            socket.state = SocketState::Open(End::new(accepted, target));
+            socket.state = SocketState::Open(End::new(accepted, target, socket.receive_buffer));
         }
         self.trace.step("connected", self.now, u64::from(owner.0), u64::from(target.0));
         self.changed(listener);
@@ -307,7 +310,7 @@ impl Kernel {
         let second = self.add_object(Kind::Socket(Box::new(Socket::new(false, host, owner))), false);
         for (id, peer) in [(first, second), (second, first)] {
             if let Some(socket) = self.socket(id) {
-                socket.state = SocketState::Open(End::new(peer, host));
+                socket.state = SocketState::Open(End::new(peer, host, WINDOW));
             }
         }
         (first, second)

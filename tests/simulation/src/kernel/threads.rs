@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::network::HostId;
 use super::objects::ObjectId;
 use super::{Due, Kernel, Nanos, real, report, with};
+use crate::oracle::Oracle;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ThreadId(pub(super) u32);
@@ -350,7 +351,7 @@ fn exit_key() -> libc::pthread_key_t {
         // SAFETY: the destructor has the type that the C library calls.
         let failed = unsafe { libc::pthread_key_create(&raw mut key, Some(thread_exits)) };
         if failed != 0 {
-            report::fail("no key for thread-local values");
+            report::fail(Oracle::Simulator, "no key for thread-local values");
         }
         KEY.store(key, Ordering::Relaxed);
     }
@@ -408,7 +409,7 @@ pub(super) fn create(
     // SAFETY: the caller's pointers are those that the function wants, and the last one is given to the new thread.
     let failed = unsafe { function(thread, attributes, thread_begins, Box::into_raw(start).cast()) };
     if failed != 0 {
-        report::fail("the system starts no more threads");
+        report::fail(Oracle::Simulator, "the system starts no more threads");
     }
     // SAFETY: the function has written the value.
     let pthread = unsafe { *thread };
@@ -437,6 +438,6 @@ pub(super) fn start_in(process: ProcessId, name: &str, main: impl FnOnce() + Sen
     let started = std::thread::Builder::new().name(name.to_owned()).stack_size(8 << 20).spawn(main);
     STARTS_IN.set(None);
     if started.is_err() {
-        report::fail("the system starts no more threads");
+        report::fail(Oracle::Simulator, "the system starts no more threads");
     }
 }

@@ -17,12 +17,27 @@ impl Trace {
     /// Adds a step: its kind, and two numbers that belong to it.
     pub(crate) fn step(&mut self, kind: &'static str, now: u64, first: u64, second: u64) {
         self.steps += 1;
-        for word in [kind.len() as u64 ^ u64::from(kind.as_bytes()[0]) << 8, now, first, second] {
-            self.hash = (self.hash ^ word).wrapping_mul(0x9FB2_1C65_1E98_DF25).rotate_left(29);
+        self.add_bytes(kind.as_bytes());
+        for word in [now, first, second] {
+            self.add(word);
         }
         if self.prints {
             super::report::print(&format!("{:>6} {now:>14} {kind} {first} {second}\n", self.steps));
         }
+    }
+
+    /// Adds the content of a packet, which is not printed.
+    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.add(u64::from_le_bytes(word));
+        }
+        self.add(bytes.len() as u64);
+    }
+
+    fn add(&mut self, word: u64) {
+        self.hash = (self.hash ^ word).wrapping_mul(0x9FB2_1C65_1E98_DF25).rotate_left(29);
     }
 
     pub(crate) fn hash(&self) -> u64 {

@@ -25,10 +25,15 @@ pub(super) fn models(worker: &Worker) -> Value {
         crate::Dialect::Vllm => "vllm",
         crate::Dialect::Sglang => "sglang",
     };
-    json!({ "object": "list", "data": [{
-        "id": config.model, "object": "model", "created": worker.started, "owned_by": owner,
-        "root": config.model, "parent": null, "max_model_len": config.context_tokens, "permission": [],
-    }] })
+    let entry = |id: &String, parent: Option<&String>| {
+        json!({
+            "id": id, "object": "model", "created": worker.started, "owned_by": owner, "root": id, "parent": parent,
+            "max_model_len": parent.is_none().then_some(config.context_tokens), "permission": [],
+        })
+    };
+    let adapters = config.adapters.iter().map(|name| entry(name, Some(&config.model)));
+    let data: Vec<Value> = std::iter::once(entry(&config.model, None)).chain(adapters).collect();
+    json!({ "object": "list", "data": data })
 }
 
 /// vLLM's `/kv_event_sources`.

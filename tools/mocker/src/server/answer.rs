@@ -85,6 +85,11 @@ impl Answer {
         answer
     }
 
+    /// Name of the model, or of the adapter that the request names.
+    pub(super) fn model(&self) -> &str {
+        self.ask.adapter.as_deref().unwrap_or(&self.worker.config.model)
+    }
+
     pub(super) fn usage(&self) -> Usage {
         let prompt = self.ask.prompts.iter().map(Vec::len).sum();
         let cached = self.choices.iter().map(|choice| choice.running.progress().cached).max().unwrap_or(0);

@@ -79,7 +79,7 @@ pub(super) fn whole(answer: &Answer) -> String {
     let mut message = json!({
         "id": answer.id, "type": "message", "role": "assistant",
         "content": [{ "type": "text", "text": choice.output.text }],
-        "model": answer.worker.config.model, "stop_reason": reason,
+        "model": answer.model(), "stop_reason": reason,
     });
     if !sequence.is_null() {
         message["stop_sequence"] = sequence;
@@ -100,7 +100,7 @@ fn event(name: &str, value: &Value, out: &mut String) {
 pub(super) fn opening(answer: &Answer, out: &mut String) {
     let start = json!({ "type": "message_start", "message": {
         "id": answer.id, "type": "message", "role": "assistant", "content": [],
-        "model": answer.worker.config.model, "stop_reason": null, "stop_sequence": null,
+        "model": answer.model(), "stop_reason": null, "stop_sequence": null,
         "usage": { "input_tokens": answer.usage().prompt, "output_tokens": 0 },
     } });
     event("message_start", &start, out);

@@ -51,6 +51,9 @@ pub(crate) struct Ask {
     /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<usize>,
     pub(crate) forced: Option<Forced>,
+    /// The LoRA adapter that the request names.
+    pub(crate) adapter: Option<String>,
+    /// Texts that enter the hash of the first block.
     pub(crate) extras: Vec<String>,
     pub(crate) transfer: Option<Value>,
     pub(crate) rooms: Option<Rooms>,
@@ -61,9 +64,15 @@ impl Ask {
     /// Checks a body of `/v1/completions` or `/v1/chat/completions`, or one converted to their form.
     pub(crate) fn new(worker: &Worker, surface: Surface, body: Body<'_>) -> Result<Self, Refusal> {
         let config = &worker.config;
-        if let Some(asked) = body.model.as_ref().filter(|asked| asked.0 != config.model) {
-            return Err(Refusal::no_such_model(&asked.0, &config.model));
-        }
+        let asked = body.model.as_ref().filter(|asked| asked.0 != config.model);
+        let adapter = match asked.map(|asked| config.adapters.iter().find(|name| **name == asked.0)) {
+            None => None,
+            Some(Some(adapter)) => Some(adapter.clone()),
+            Some(None) => {
+                let asked = asked.map_or("", |asked| &asked.0);
+                return Err(Refusal::no_such_model(asked, &config.model));
+            }
+        };
         if let Some(low) = body.temperature.filter(|temperature| *temperature < 0.0) {
             return Err(Refusal::bad(
                 "temperature",
@@ -110,7 +119,13 @@ impl Ask {
             tokens_as_ids: body.return_tokens_as_token_ids.unwrap_or(false),
             logprobs: logprobs.map(|top| top as usize),
             forced: forced(&body)?,
-            extras: body.cache_salt.iter().map(|salt| salt.0.to_string()).collect(),
+            // In vLLM's order: the adapter before the salt.
+            extras: adapter
+                .iter()
+                .cloned()
+                .chain(body.cache_salt.iter().map(|salt| salt.0.to_string()))
+                .collect(),
+            adapter,
             transfer: body.kv_transfer_params.filter(Value::is_object),
             rooms: body.bootstrap_room,
             request_id: body.request_id.map(|id| id.0.into_owned()),

@@ -111,6 +111,7 @@ pub(super) async fn generate(
         for _ in 0..ask.choices {
             let order = Order {
                 prompt: ask.prompts[prompt].clone(),
+                adapter: ask.adapter.clone(),
                 extras: ask.extras.clone(),
                 is_external: leg.is_external,
                 report_cached: leg.report_cached,

@@ -32,7 +32,7 @@ fn begin(answer: &Answer, object: &str, out: &mut String) {
     out.push_str("\",\"created\":");
     number(out, answer.created);
     out.push_str(",\"model\":");
-    text(out, &answer.worker.config.model);
+    text(out, answer.model());
     out.push_str(",\"choices\":[");
 }
 

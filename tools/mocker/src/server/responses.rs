@@ -74,7 +74,7 @@ fn response(answer: &Answer, status: &str, output: Value, usage: Value) -> Value
     };
     json!({
         "id": answer.id, "created_at": answer.created, "incomplete_details": incomplete, "instructions": null,
-        "metadata": null, "model": answer.worker.config.model, "object": "response", "output": output,
+        "metadata": null, "model": answer.model(), "object": "response", "output": output,
         "parallel_tool_calls": true, "temperature": 0.0, "tool_choice": "none", "tools": [], "top_p": 1.0,
         "background": false, "max_output_tokens": answer.ask.limits.max_tokens, "max_tool_calls": null,
         "previous_response_id": null, "prompt": null, "reasoning": null, "service_tier": "auto",

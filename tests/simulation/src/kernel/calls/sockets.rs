@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::net::Ipv4Addr;
 
+use super::super::connections::WINDOW;
 use super::super::objects::{Kind, ObjectId};
 use super::super::sockets::{Address, Socket, SocketState};
 use super::super::threads::{current, preemption_point};
@@ -320,6 +321,15 @@ unsafe extern "C" fn setsockopt(
             with(|kernel| {
                 if let Some(socket) = kernel.socket(id) {
                     socket.shares_port = shares;
+                }
+            });
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+            // SAFETY: the value of this option is a number.
+            let bytes = unsafe { given(value.cast::<c_int>()) }.map_or(0, |value| *value as usize);
+            with(|kernel| {
+                if let Some(socket) = kernel.socket(id) {
+                    socket.receive_buffer = bytes.clamp(1, WINDOW);
                 }
             });
         }

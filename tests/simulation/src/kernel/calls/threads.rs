@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::super::threads::{self, Woken, current, preemption_point, yield_now};
 use super::super::{real, report, with};
 use super::{descriptors, fail, given, nanos, rings};
+use crate::oracle::Oracle;
 
 /// System calls by number that the real system answers: of memory and files.
 const REAL_CALLS: [c_long; 10] = [
@@ -119,7 +120,7 @@ unsafe extern "C" fn uname(names: *mut libc::utsname) -> c_int {
 unsafe extern "C" fn exit(code: c_int) -> ! {
     if current().is_some() {
         let name = with(|kernel| kernel.processes[kernel.process().index()].name.clone());
-        report::fail(&format!("{name} ends itself with {code}"));
+        report::fail(Oracle::Alive, &format!("{name} has called exit({code})"));
     }
     report::end(code)
 }
@@ -158,7 +159,13 @@ unsafe extern "C" fn syscall(
             libc::SYS_io_uring_enter => return rings::enter(a as c_int, b as u32, c as u32, d as u32, e),
             libc::SYS_io_uring_register => return rings::register(a as c_int, b as u32, c, d as u32),
             number if REAL_CALLS.contains(&number) => {}
-            other => report::fail(&format!("system call {other} is not simulated")),
+            other => {
+                let reason = format!(
+                    "system call {other} is not simulated: define it, or add it to REAL_CALLS if it has to do with memory or \
+                     files only"
+                );
+                report::fail(Oracle::Simulator, &reason)
+            }
         }
     }
     // SAFETY: the caller's own arguments.
@@ -217,7 +224,7 @@ fn futex(address: usize, operation: c_int, value: u32, timeout: usize, _bits: u3
             yield_now();
             woken as c_long
         }
-        other => report::fail(&format!("futex operation {other} is not simulated")),
+        other => report::fail(Oracle::Simulator, &format!("futex operation {other} is not simulated")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::task::{JoinSet, LocalSet};
@@ -14,10 +14,11 @@ use tools_mocker::Fault;
 use crate::answers::Surface;
 use crate::bounds::Finding;
 use crate::catalog::{Catalog, Exchange};
-use crate::client::{self, ClientBehaviour, Ended, Outcome, ask};
+use crate::client::{self, ClientBehaviour, ExchangeResult, Outcome, ask};
 use crate::cluster::{Cluster, Listed, faults_of};
 use crate::fault_effects::FaultEffects;
 use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, Nanos, report};
+use crate::oracle::{Oracle, Violation};
 use crate::plan::{Action, Plan};
 use crate::quiescence::{Counts, Observer};
 
@@ -30,19 +31,19 @@ const ENDS_WITHIN: Duration = Duration::from_secs(600);
 /// waiting time.
 const SCALES_WITHIN: Duration = Duration::from_secs(240);
 /// Seconds for which the planner waits before it scales down: `down_after` of `nodes.rs`, multiplied by four
-/// after each rise that follows a fall, up to two hours (`control/planner/src/planner.rs`).
+/// for each reversal, a rise that follows a fall, up to two hours (`control/planner/src/planner.rs`).
 const DOWN_AFTER: u64 = 4;
 const DOWN_AFTER_FACTOR: u64 = 4;
 const DOWN_AFTER_MAX: u64 = 7200;
 /// One run in this many has its levels checked throughout.
-const WATCHES_ONE_SEED_IN: u64 = 4;
+const MONITORS_ONE_SEED_IN: u64 = 4;
 /// Consecutive polls that must confirm a state.
 const STEADY_LOOKS: u32 = 20;
 /// Interval at which the supervisor polls for ended processes.
 const LOOKS_EVERY: Duration = Duration::from_millis(250);
 
 /// Result of a run that passed.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) hash: u64,
     pub(crate) steps: u64,
@@ -60,44 +61,54 @@ struct SimulationRun {
     catalog: Rc<Vec<Vec<Exchange>>>,
     ends: Counts,
     /// Running exchanges: step number and outcome.
-    asked: JoinSet<(usize, Ended)>,
-    excuses: FaultEffects,
+    asked: JoinSet<(usize, ExchangeResult)>,
+    fault_effects: FaultEffects,
     /// Steps whose exchanges ended correctly, with the time of the end.
-    right: BTreeMap<usize, Nanos>,
+    correct_since: BTreeMap<usize, Nanos>,
     /// Number of answers whose cached tokens were checked against an upper bound.
     cached_checked: u64,
+    /// Number of answers whose time was checked against an upper bound.
+    time_checked: u64,
+    /// Faults that began, by their names.
+    begun: Counts,
     /// The first level that was out of bounds.
     finding: Finding,
-    tells: bool,
+    prints_steps: bool,
 }
 
 /// Carries out a plan in this process, which becomes the simulation, and exits.
-pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bool) -> ! {
-    std::panic::set_hook(Box::new(|panic| report::fail(&panic.to_string())));
+pub(crate) fn run(plan: &Plan, catalog: &Catalog, prints_trace: bool, prints_steps: bool) -> ! {
+    std::panic::set_hook(Box::new(|panic| report::fail(Oracle::Alive, &panic.to_string())));
     kernel::begin(&KernelConfig { seed: plan.seed, prints_trace });
     // Both ways in which the programs call the system must end in the simulated kernel.
     let [std, rustix] = [std::process::id(), rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()];
     if std != rustix || kernel::now() > kernel::SECOND {
-        report::fail("a library calls the system past the simulated kernel");
+        report::fail(
+            Oracle::Simulator,
+            "a library bypasses the simulated kernel: is rustix built with `use-libc`, and the program linked with `-rdynamic`?",
+        );
     }
-    match carry_out(plan, catalog, tells) {
+    match run_plan(plan, catalog, prints_steps) {
         Ok((ends, worked)) => {
             let (hash, steps, turns) = kernel::trace();
             let summary = Summary { hash, steps, turns, simulated_nanos: kernel::now(), ends, worked };
             report::send(&json!({ "passed": summary }).to_string());
             report::end(0)
         }
-        Err(error) => report::fail(&format!("{error:#}")),
+        Err(error) => match error.downcast_ref::<Violation>() {
+            Some(Violation(oracle, what)) => report::fail(*oracle, what),
+            None => report::fail(Oracle::Simulator, &format!("{error:#}")),
+        },
     }
 }
 
-fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Counts)> {
+fn run_plan(plan: &Plan, catalog: &Catalog, prints_steps: bool) -> Result<(Counts, Counts)> {
     // The first runtime of the process creates the shared state, and lives longest.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = HostId::WORLD;
     LocalSet::new().block_on(&runtime, async {
         let cluster = Cluster::start(plan, client)?;
-        let mut life = SimulationRun {
+        let mut run = SimulationRun {
             cluster,
             catalog: Rc::new(if plan.is_reference() {
                 catalog.workers.clone()
@@ -106,45 +117,54 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
             }),
             ends: BTreeMap::new(),
             asked: JoinSet::new(),
-            excuses: FaultEffects::new(plan, 0),
-            right: BTreeMap::new(),
+            fault_effects: FaultEffects::new(plan, 0),
+            correct_since: BTreeMap::new(),
             cached_checked: 0,
+            time_checked: 0,
+            begun: Action::NAMES.map(|name| (format!("fault: {name}"), 0)).into(),
             finding: Finding::default(),
-            tells,
+            prints_steps,
         };
-        life.await_ready().await?;
-        life.excuses = FaultEffects::new(plan, kernel::now());
+        run.await_ready().await?;
+        run.fault_effects = FaultEffects::new(plan, kernel::now());
         // Reading the levels makes connections and takes time of all nodes, so most runs do without.
-        if plan.seed.is_multiple_of(WATCHES_ONE_SEED_IN) {
-            let watched = life.cluster.watched(plan.requests_max);
-            tokio::task::spawn_local(watched.watch(Rc::clone(&life.finding)));
+        if plan.seed.is_multiple_of(MONITORS_ONE_SEED_IN) {
+            let monitor = run.cluster.level_monitor(plan.requests_max);
+            tokio::task::spawn_local(monitor.watch(Rc::clone(&run.finding)));
         }
-        life.go_through(plan).await?;
-        life.tell("everything is healed");
-        life.cluster.heal()?;
-        let ended = timeout(ENDS_WITHIN, life.all_end()).await;
-        ended.context("exchanges have not ended 10 minutes after all was healed")??;
-        while life.cluster.is_restarting() {
+        run.run_steps(plan).await?;
+        run.print_step("everything is healed");
+        run.cluster.heal()?;
+        let ended = timeout(ENDS_WITHIN, run.all_end()).await;
+        let is_over = ended.is_ok();
+        ended.unwrap_or(Ok(()))?;
+        ensure!(
+            is_over,
+            Violation::new(Oracle::Progress, "exchanges have not ended 10 minutes after all was healed")
+        );
+        while run.cluster.is_restarting() {
             sleep(LOOKS_EVERY).await;
-            life.cluster.supervise()?;
+            run.cluster.supervise()?;
         }
-        life.await_scale().await?;
-        life.nudge().await;
-        let observer = Observer { cluster: &life.cluster };
+        run.await_scale().await?;
+        run.publish_final_events().await;
+        let observer = Observer { cluster: &run.cluster };
         observer.await_rest().await?;
-        life.tell("at rest");
-        life.final_questions().await?;
-        life.check_bounds()?;
-        life.cluster.supervise()?;
-        let mut worked = Observer { cluster: &life.cluster }.worked().await;
-        worked.insert("answers whose cached tokens are bounded".to_owned(), life.cached_checked);
-        Ok((life.ends, worked))
+        run.print_step("at rest");
+        run.final_questions().await?;
+        run.check_bounds()?;
+        run.cluster.supervise()?;
+        let mut worked = Observer { cluster: &run.cluster }.worked().await;
+        worked.insert("answers whose cached tokens are bounded".to_owned(), run.cached_checked);
+        worked.insert("answers whose time is bounded".to_owned(), run.time_checked);
+        worked.append(&mut run.begun);
+        Ok((run.ends, worked))
     })
 }
 
 impl SimulationRun {
-    fn tell(&self, what: &str) {
-        if self.tells {
+    fn print_step(&self, what: &str) {
+        if self.prints_steps {
             report::print(&format!("{:>9.3} s  {what}\n", kernel::now() as f64 / 1e9));
         }
     }
@@ -174,18 +194,21 @@ impl SimulationRun {
         };
         match timeout(READY_WITHIN, ready).await {
             Ok(ended) => ended,
-            Err(_) => bail!("the cluster is not ready in a minute; the last status: {last:?}"),
+            Err(_) => bail!(Violation::new(
+                Oracle::Service,
+                format!("the cluster is not ready in a minute; the last status: {last:?}")
+            )),
         }
     }
 
-    async fn go_through(&mut self, plan: &Plan) -> Result<()> {
+    async fn run_steps(&mut self, plan: &Plan) -> Result<()> {
         let began = Instant::now();
         // The end of a fault is a step of its own.
-        let mut steps: Vec<(u64, usize, Edge)> = Vec::new();
+        let mut steps: Vec<(u64, usize, StepEdge)> = Vec::new();
         for (number, step) in plan.steps.iter().enumerate() {
-            steps.push((step.at, number, Edge::Begin(step.action.clone())));
-            if let Some(lasts) = lasts(&step.action) {
-                steps.push((step.at + lasts, number, Edge::End(step.action.clone())));
+            steps.push((step.at, number, StepEdge::Begin(step.action.clone())));
+            if let Some(lasts) = step.action.lasts() {
+                steps.push((step.at + lasts, number, StepEdge::End(step.action.clone())));
             }
         }
         steps.sort_by_key(|(at, number, _)| (*at, *number));
@@ -199,19 +222,20 @@ impl SimulationRun {
             self.cluster.supervise()?;
             kernel::note("step", number as u64, at);
             match edge {
-                Edge::Begin(action) => self.begin(number as u64, &action)?,
-                Edge::End(action) => self.end(&action)?,
+                StepEdge::Begin(action) => self.begin(number as u64, &action)?,
+                StepEdge::End(action) => self.end(&action)?,
             }
             while let Some(ended) = self.asked.try_join_next() {
-                self.take(ended?)?;
+                self.check_result(ended?)?;
             }
         }
         Ok(())
     }
 
     fn begin(&mut self, number: u64, action: &Action) -> Result<()> {
-        if !matches!(action, Action::Ask { .. }) {
-            self.tell(&format!("{action:?}"));
+        if let Some(name) = action.name() {
+            self.print_step(&format!("{action:?}"));
+            *self.begun.entry(format!("fault: {name}")).or_default() += 1;
         }
         match action {
             Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant, surface } => {
@@ -225,7 +249,7 @@ impl SimulationRun {
                     pause: *pause,
                 };
                 let (conversation, turn, gateway) = (*conversation, *turn, *gateway);
-                self.tell(&format!("request {number}: turn {turn} of conversation {conversation}, to gateway {gateway}, {behaviour:?}"));
+                self.print_step(&format!("request {number}: turn {turn} of conversation {conversation}, to gateway {gateway}, {behaviour:?}"));
                 self.asked.spawn_local(async move {
                     let ended = ask(address, &catalog[conversation][turn], behaviour, number).await;
                     (number as usize, ended)
@@ -263,7 +287,7 @@ impl SimulationRun {
     }
 
     fn end(&mut self, action: &Action) -> Result<()> {
-        self.tell(&format!("over: {action:?}"));
+        self.print_step(&format!("over: {action:?}"));
         match action {
             Action::Kill { node, .. } => self.cluster.restart(*node),
             Action::Freeze { node, .. } => self.cluster.freeze(*node, false),
@@ -287,20 +311,34 @@ impl SimulationRun {
         Ok(())
     }
 
-    fn take(&mut self, (number, ended): (usize, Ended)) -> Result<()> {
+    fn check_result(&mut self, (number, ended): (usize, ExchangeResult)) -> Result<()> {
         self.check_bounds()?;
         let outcome = &ended.outcome;
-        self.tell(&format!("request {number}: {outcome:?}, cached {:?}", ended.cached));
+        self.print_step(&format!("request {number}: {outcome:?}, cached {:?}", ended.cached));
         let name = match outcome {
-            Outcome::Wrong(what) => bail!("request {number}: {what}"),
+            Outcome::Wrong(oracle, what) => {
+                bail!(Violation::new(*oracle, format!("request {number}: {what}")))
+            }
             Outcome::Refused(status) => format!("refused {status}"),
             other => format!("{other:?}").to_lowercase(),
         };
         ensure!(
-            self.excuses.explain(number, &ended),
-            "request {number} ends as {outcome:?}, and no fault explains it"
+            self.fault_effects.explain(number, &ended),
+            Violation::new(
+                self.fault_effects.violated(number, &ended),
+                format!("request {number} ends as {outcome:?}, and no fault explains it")
+            )
         );
-        if *outcome == Outcome::Right {
+        if *outcome == Outcome::Correct {
+            if let Some(within) = self.fault_effects.answers_within(number) {
+                let took = ended.at.saturating_sub(self.fault_effects.due(number));
+                let what = format!(
+                    "request {number} is answered after {} ms without any fault",
+                    took / kernel::MILLISECOND
+                );
+                ensure!(took <= within, Violation::new(Oracle::Progress, what));
+                self.time_checked += 1;
+            }
             self.check_cached(number, &ended)?;
         }
         let name = match ended.surface {
@@ -312,31 +350,32 @@ impl SimulationRun {
     }
 
     /// Checks that the cached tokens of a prompt come only from its tenant's requests.
-    fn check_cached(&mut self, number: usize, ended: &Ended) -> Result<()> {
+    fn check_cached(&mut self, number: usize, ended: &ExchangeResult) -> Result<()> {
         let Some(cached) = ended.cached else {
             // The usage may be the gateway's own, if the last engine of a stream has reported none.
-            ensure!(self.excuses.may_repeat(), "request {number} is not told how much was cached");
+            let what = format!("the usage of request {number} has no number of cached tokens");
+            ensure!(self.fault_effects.may_repeat(ended.at), Violation::new(Oracle::Tenants, what));
             return Ok(());
         };
-        if let Some(most) = self.excuses.cached_max(number, ended, &self.catalog) {
+        if let Some(most) = self.fault_effects.cached_max(number, ended, &self.catalog) {
             self.cached_checked += 1;
-            ensure!(
-                cached <= most,
+            let what = format!(
                 "request {number} had {cached} tokens in a cache, and its tenant has asked for {most} of them before"
             );
+            ensure!(cached <= most, Violation::new(Oracle::Tenants, what));
         }
-        let fewest = self.excuses.cached_min(number, &self.right, &self.catalog);
-        ensure!(
-            cached >= fewest,
+        let fewest = self.fault_effects.cached_min(number, &self.correct_since, &self.catalog);
+        let what = format!(
             "request {number} had {cached} tokens in a cache, and its tenant has left {fewest} of them there"
         );
-        self.right.insert(number, ended.at);
+        ensure!(cached >= fewest, Violation::new(Oracle::Tenants, what));
+        self.correct_since.insert(number, ended.at);
         Ok(())
     }
 
     fn check_bounds(&self) -> Result<()> {
         match self.finding.borrow().as_ref() {
-            Some(finding) => bail!("{finding}"),
+            Some(finding) => bail!(Violation::new(Oracle::Bounds, finding.clone())),
             None => Ok(()),
         }
     }
@@ -344,7 +383,7 @@ impl SimulationRun {
     async fn all_end(&mut self) -> Result<()> {
         while !self.asked.is_empty() {
             if let Ok(Some(ended)) = timeout(LOOKS_EVERY, self.asked.join_next()).await {
-                self.take(ended?)?;
+                self.check_result(ended?)?;
             }
             if self.cluster.needs_supervision() {
                 self.cluster.supervise()?;
@@ -356,8 +395,9 @@ impl SimulationRun {
     /// Without requests one engine is enough, and one of the control services leads.
     async fn await_scale(&mut self) -> Result<()> {
         let (began, mut steady) = (Instant::now(), 0);
-        let rises = u32::try_from(self.cluster.counts().scaled_up).unwrap_or(u32::MAX);
-        let patience = DOWN_AFTER.saturating_mul(DOWN_AFTER_FACTOR.saturating_pow(rises)).min(DOWN_AFTER_MAX);
+        let reversals = u32::try_from(self.cluster.reversals()).unwrap_or(u32::MAX);
+        let patience =
+            DOWN_AFTER.saturating_mul(DOWN_AFTER_FACTOR.saturating_pow(reversals)).min(DOWN_AFTER_MAX);
         let within = SCALES_WITHIN + Duration::from_secs(patience);
         while let Some((running, wanted)) = self.cluster.scale()? {
             let mut leaders = 0;
@@ -369,10 +409,11 @@ impl SimulationRun {
             if steady == STEADY_LOOKS {
                 break;
             }
-            ensure!(
-                began.elapsed() < within,
-                "{running} engines run and {wanted} are wanted without any request, and {leaders} control services lead"
+            let what = format!(
+                "{running} engines run and {wanted} are wanted {} s after the last request, and {leaders} control services lead",
+                within.as_secs()
             );
+            ensure!(began.elapsed() < within, Violation::new(Oracle::Scaling, what));
             sleep(LOOKS_EVERY).await;
             self.cluster.supervise()?;
         }
@@ -380,11 +421,11 @@ impl SimulationRun {
     }
 
     /// Makes each engine publish another event: its sequence number reveals a lost one.
-    async fn nudge(&self) {
+    async fn publish_final_events(&self) {
         sleep(Duration::from_secs(10)).await;
         for number in self.cluster.wanted_engines() {
             let text = "nothing that anybody else has said ".repeat(2);
-            client::nudge(self.cluster.engine_address(number), &text).await;
+            client::post_completion(self.cluster.engine_address(number), &text).await;
         }
     }
 
@@ -398,38 +439,16 @@ impl SimulationRun {
                 let behaviour =
                     ClientBehaviour { key, surface: Surface::Chat, streams, leaves_after: None, pause: 0 };
                 let ended = ask(address, &exchange, behaviour, 1_000_000 + number as u64).await;
-                ensure!(
-                    ended.outcome == Outcome::Right,
-                    "after all was healed gateway {gateway} answers {:?}",
-                    ended.outcome
-                );
+                let what = format!("after all was healed gateway {gateway} answers {:?}", ended.outcome);
+                ensure!(ended.outcome == Outcome::Correct, Violation::new(Oracle::Service, what));
             }
         }
         Ok(())
     }
 }
 
-enum Edge {
+/// The beginning or the end of an action.
+enum StepEdge {
     Begin(Action),
     End(Action),
-}
-
-/// Returns the duration of an action that ends by itself.
-fn lasts(action: &Action) -> Option<u64> {
-    match action {
-        Action::Kill { back_after: lasts, .. }
-        | Action::ChangeModel { lasts, .. }
-        | Action::Freeze { lasts, .. }
-        | Action::Partition { lasts, .. }
-        | Action::Degrade { lasts, .. }
-        | Action::Misbehave { lasts, .. }
-        | Action::Disk { lasts, .. }
-        | Action::Leave { lasts, .. } => Some(*lasts),
-        // `Cluster::supervise` restarts a process that was told to stop.
-        Action::Ask { .. }
-        | Action::Cut { .. }
-        | Action::CutWatches
-        | Action::Jump { .. }
-        | Action::Terminate { .. } => None,
-    }
 }
