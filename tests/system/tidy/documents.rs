@@ -249,7 +249,15 @@ fn commands_exist_with_their_options() {
     }
 }
 
-/// Every test that a promise names exists.
+/// Names of the simulation's oracles, in the first column of its table.
+fn oracles() -> BTreeSet<String> {
+    let text = read(Path::new("tests/simulation/README.md"));
+    let table = text.split("| Oracle |").nth(1).expect("the table of oracles");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| Some(row.split('|').nth(1)?.trim().to_owned())).collect()
+}
+
+/// Every test and every oracle that a promise names exists.
 #[test]
 fn promises_name_tests_that_exist() {
     let sources: String = files("rs").iter().map(|file| read(file)).collect();
@@ -272,6 +280,14 @@ fn promises_name_tests_that_exist() {
         .collect();
     let missing: Vec<&&str> = named.iter().filter(|test| !functions.contains(**test)).collect();
     assert!(missing.is_empty(), "tests that are named and not there: {missing:#?}");
+    let oracles = oracles();
+    let unknown: Vec<&str> = text
+        .split("`simulation: ")
+        .skip(1)
+        .filter_map(|rest| rest.split('`').next())
+        .filter(|name| !oracles.contains(*name))
+        .collect();
+    assert!(unknown.is_empty() && oracles.len() > 10, "{unknown:?} are none of {oracles:?}");
     assert!(named.len() > 100, "{} tests are named", named.len());
     assert!(!functions.contains("no_such_test_anywhere"));
 }
