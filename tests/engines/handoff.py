@@ -27,7 +27,7 @@ from engines import LAB, chat, get, metric, words
 
 CONNECTORS = {"nixl": ("prefill", "decode"), "kvasir": ("kvasir-prefill", "kvasir-decode")}
 RATIO_MAX = 0.8
-"""Of Kvasir's hand-off to NIXL's."""
+"""Largest ratio of Kvasir's hand-off time to NIXL's."""
 OVERLAP_MIN = 0.7
 """Share of a long prompt's bytes that are sent before its computation ends."""
 GOES_ON_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""A gateway that is none: answers what the page asks, with made-up numbers that move.
+"""A fake gateway: answers what the page asks, with made-up numbers that move.
 
     page_stub.py --page FOLDER [--port 8900] [--workers 6] [--load 20] [--key KEY] [--hostile] [--sparse]
     page_stub.py --page FOLDER --gateway http://127.0.0.1:8000      serves the page and passes the rest to a real gateway

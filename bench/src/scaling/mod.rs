@@ -219,7 +219,7 @@ fn steady(hours: f64) {
         outcome.changes.iter().filter(|change| change.0 > 3600.0).map(|change| change.1).collect();
     let ups: Vec<bool> = later.windows(2).map(|pair| pair[1] > pair[0]).collect();
     println!(
-        "{hours} h of 4 requests/s: {:.2} % attained with {:.2} workers, {} changes after the first hour, {} of them turned",
+        "{hours} h of 4 requests/s: {:.2} % attained with {:.2} workers, {} changes after the first hour, {} of them reversals",
         100.0 * outcome.attained,
         outcome.mean_workers,
         later.len(),

@@ -127,7 +127,7 @@ fn memory_of(args: &mut TransferArgs) -> Result<(Memory, Memory)> {
             false => println!("# from {} to {} and back", ends.0, ends.1),
         }
         if args.against == Against::Memcpy {
-            println!("# memcpy cannot stand beside it: that is the processor's");
+            println!("# no memcpy beside it: the processor does not copy device memory");
             args.against = Against::None;
         }
     }

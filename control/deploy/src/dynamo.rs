@@ -103,7 +103,7 @@ impl<'a> Fields<'a> {
     /// Skips all fields that were not processed.
     fn end(mut self) {
         for name in self.left.keys().cloned().collect::<Vec<_>>() {
-            self.note(&name, false, "there is nothing like it here");
+            self.note(&name, false, "Kvasir has no equivalent");
         }
     }
 }

@@ -310,7 +310,7 @@ impl Graph {
         let image = self.worker_image();
         if image.is_empty() {
             return Err(
-                "image: there is none that its makers' engine always has: name one, with its version"
+                "image: this engine has no default image: name one, with its version"
                     .to_owned(),
             );
         }

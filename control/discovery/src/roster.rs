@@ -48,7 +48,7 @@ impl Roster {
                 tracing::warn!(source = *name, "{reason}; its workers stay as they are");
             }
         } else if state.error.is_some() {
-            tracing::info!(source = *name, "can be read again");
+            tracing::info!(source = *name, "the source can be read again");
         }
         let before = state.suspects();
         let is_changed = state.apply(update, guard, now);

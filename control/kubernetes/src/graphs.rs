@@ -176,7 +176,7 @@ impl GraphController {
                     // Objects with another owner are not taken over.
                     if !is_owned(&known, graph) {
                         return Err(
-                            "it exists, and is not this graph's; remove it, or name the graph otherwise"
+                            "the object exists and belongs to another owner: remove it, or give the graph another name"
                                 .to_owned(),
                         );
                     }
@@ -324,7 +324,7 @@ impl Outcome {
             Some(problem) => ("False", "Problem", problem.clone()),
             None if !waiting.is_empty() => ("False", "PodsStart", waiting.join("; ")),
             None if self.is_opaque => {
-                ("Unknown", "NotObserved", "Grove says how a PodCliqueSet is".to_owned())
+                ("Unknown", "NotObserved", "Grove reports whether a PodCliqueSet is ready".to_owned())
             }
             None => ("True", "Ready", "a gateway and workers of each role are ready".to_owned()),
         };

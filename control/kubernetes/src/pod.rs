@@ -62,7 +62,7 @@ fn endpoints(pod: &Pod, rules: &PodRules) -> Result<Vec<Endpoint>, String> {
     }
     let role = match rules.role {
         Some(role) => Some(role),
-        None => labels.role().map_err(|name| format!("its role {name:?} is none of a gateway's"))?,
+        None => labels.role().map_err(|name| format!("its role {name:?} is unknown to gateways"))?,
     };
     let mut ports = labels.ports().map_err(|ports| format!("its ports {ports:?} cannot be read"))?;
     if ports.is_empty() {

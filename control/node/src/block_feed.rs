@@ -115,8 +115,8 @@ async fn answer(State(feed): State<Arc<BlockFeed>>, Query(known): Query<ChangesS
     match body.await {
         Ok(Ok(body)) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
         failed => {
-            tracing::error!(?failed, "what the pool holds cannot be told");
-            (StatusCode::INTERNAL_SERVER_ERROR, "what the pool holds cannot be told").into_response()
+            tracing::error!(?failed, "the list of the pool's blocks cannot be read");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the list of the pool's blocks cannot be read").into_response()
         }
     }
 }

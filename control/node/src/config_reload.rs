@@ -115,7 +115,7 @@ impl ConfigReloader {
     }
 
     fn refuse(&self, seen: &mut Seen, error: &anyhow::Error) {
-        tracing::error!("{}: {error:#}; what was in force stays", self.path.display());
+        tracing::error!("{}: {error:#}; the previous configuration stays in force", self.path.display());
         self.gateway.refuse_configuration();
         seen.is_refused = true;
     }

@@ -167,7 +167,7 @@ fn read(file: &Path) -> Result<Graph> {
             eprintln!("{outcome} {}: {}", note.field, note.text);
         }
         if let Err(error) = graph.check() {
-            eprintln!("What was made of it (--to description) needs a change:");
+            eprintln!("The converted description (--to description) is invalid:");
             error.lines().for_each(|line| eprintln!("  {line}"));
         }
         return Ok(graph);

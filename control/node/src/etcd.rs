@@ -27,7 +27,7 @@ impl Etcd {
             return Ok(None);
         }
         if etcd.prefix.is_empty() {
-            bail!("etcd.prefix is empty: a fleet's keys would be those of everybody");
+            bail!("etcd.prefix is empty: fleets that share this etcd would overwrite each other's keys");
         }
         let user = match (some(&etcd.user), some(&etcd.password_file)) {
             (Some(user), Some(file)) => {

@@ -65,7 +65,7 @@ impl KernelPrograms {
         } else {
             let attached = Admission::attach(&admission_config(settings, own_ports)?);
             Some(Mutex::new(
-                attached.context("ebpf.admission_interfaces is set, and admission cannot be had")?,
+                attached.context("ebpf.admission_interfaces is set, and the admission filter cannot be attached")?,
             ))
         };
         let latency = ebpf.latency.then(|| or_off("latency", Latency::attach(&LatencyConfig::default())));

@@ -114,7 +114,7 @@ async fn register(
                         is_wanted = false;
                         match registration.remove().await {
                             Ok(()) => say(format_args!("{} removed: the engine has not answered for {gone_after:?}", registration.key())),
-                            Err(error) => tracing::warn!("{error}; the key goes with its lease"),
+                            Err(error) => tracing::warn!("{error}; the key will be removed when its lease ends"),
                         }
                     }
                 }
@@ -130,7 +130,7 @@ async fn register(
                 Err(error) => {
                     let said = error.to_string();
                     if problem.as_ref() != Some(&said) {
-                        tracing::warn!("{said}; it is tried again");
+                        tracing::warn!("{said}; trying again");
                         problem = Some(said);
                     }
                 }

@@ -77,7 +77,7 @@ fn parse(text: &str) -> Result<EngineKeys> {
         };
         ensure!(before.is_none(), "line {number} gives the same workers a second key");
     }
-    ensure!(keys.all.is_some() || !keys.own.is_empty(), "there is no key in it");
+    ensure!(keys.all.is_some() || !keys.own.is_empty(), "the file contains no key");
     Ok(keys)
 }
 
@@ -88,7 +88,7 @@ fn plain(url: &str) -> &str {
 pub(crate) fn read(name: &str, path: &str) -> Result<String> {
     let found = std::fs::metadata(path).with_context(|| format!("{name} = \"{path}\""))?;
     let is_private = found.permissions().mode() & 0o007 == 0;
-    ensure!(is_private, "{name} = \"{path}\" can be read by everybody (chmod 600)");
+    ensure!(is_private, "{name} = \"{path}\" can be read by all users (chmod 600)");
     std::fs::read_to_string(path).with_context(|| format!("{name} = \"{path}\""))
 }
 

@@ -238,7 +238,7 @@ fn resp_config(settings: &Settings) -> Result<RespConfig> {
             let mode = std::fs::metadata(path)?.permissions().mode();
             ensure!(
                 mode & 0o007 == 0,
-                "store.resp_password_file = \"{path}\" can be read by everybody (chmod 600)"
+                "store.resp_password_file = \"{path}\" can be read by all users (chmod 600)"
             );
             Some(Password::new(text))
         }

@@ -215,7 +215,7 @@ impl Inner {
         let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
         let value = pieces.filter(|value| value.len() as u64 == named.bytes);
         if value.is_none() {
-            tracing::warn!("a value is damaged and is thrown away");
+            tracing::warn!("a damaged value is removed");
             self.drop_value(named);
         }
         value

@@ -32,7 +32,7 @@ pub enum PlanError {
     #[error("layout kernels: no checksum with this copy, because {0}")]
     Checksum(&'static str),
     /// More units or tiles than the kernels can index.
-    #[error("layout kernels: {what} are {count}, at most {most}")]
+    #[error("layout kernels: {count} {what}, and the limit is {most}")]
     TooMany {
         /// Name of the quantity.
         what: &'static str,

@@ -20,7 +20,7 @@ pub enum SecretError {
         error: std::io::Error,
     },
     /// The file's mode gives permissions to all users. Permissions of the group are allowed.
-    #[error("transfer.secret_file = \"{0}\" can be read by everybody (chmod 600)")]
+    #[error("transfer.secret_file = \"{0}\" can be read by all users (chmod 600)")]
     Public(String),
     /// The secret is too short.
     #[error("{place}: {error}")]
@@ -70,7 +70,7 @@ mod tests {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("set");
         };
         write(&[0xFF; 40], 0o644);
-        assert!(refused().ends_with("can be read by everybody (chmod 600)"), "{}", refused());
+        assert!(refused().ends_with("can be read by all users (chmod 600)"), "{}", refused());
         write(b"short\n", 0o600);
         assert!(refused().ends_with("the secret has 5 bytes; it takes at least 32"), "{}", refused());
         // Any bytes are a valid secret.

@@ -109,7 +109,7 @@ impl ShmFabric {
         };
         let Some(connection) = self.table.get_mut(peer) else { return };
         if connection.state != State::Greeting {
-            connection.start_closing(&self.handshakes, "it spoke after its hello");
+            connection.start_closing(&self.handshakes, "the peer sent bytes after its hello");
             return;
         }
         match hello.and_then(remote) {
@@ -143,7 +143,7 @@ impl ShmFabric {
         let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
         if connection.state != State::Greeting {
-            connection.start_closing(&self.handshakes, "it spoke after its hello");
+            connection.start_closing(&self.handshakes, "the peer sent bytes after its hello");
             return;
         }
         self.drop_connection(peer, &error.to_string());

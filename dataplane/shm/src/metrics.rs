@@ -43,7 +43,7 @@ impl ShmCounters {
             ("other_users_refused", "Peers of another user turned away", read(&self.other_users_refused)),
             ("unproved_handshakes", UNPROVED_HELP, read(&self.unproved_handshakes)),
             ("accept_pauses", "Pauses in accepting for want of descriptors", read(&self.accept_pauses)),
-            ("connections", "Connections made", read(&self.connections)),
+            ("connections", "Open connections (level)", read(&self.connections)),
         ]
     }
 }

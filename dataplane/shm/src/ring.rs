@@ -156,7 +156,7 @@ impl Inbound {
 
     fn pop_filled(&mut self, lane: usize, filled: u64) -> Result<Record, &'static str> {
         if filled > self.memory.ring_bytes as u64 || !filled.is_multiple_of(8) {
-            return Err("its ring positions make no sense");
+            return Err("the positions in the peer's ring are out of range");
         }
         let position = self.own[lane];
         // Relaxed: ordered by the acquire of the tail. Only this copy of the header is used from here on.

@@ -226,11 +226,11 @@ impl TcpFabric {
         };
         let Some(session) = self.sessions.get_mut(index) else { return Ok(()) };
         if session.stage != Stage::Joining || session.connections_per_lane != usize::from(hello.connections) {
-            return Err("a connection for a session that is complete, or other than it");
+            return Err("a connection for a session that is complete, or that has another number of connections");
         }
         let greeting = Greeting { socket_id, lane: usize::from(hello.lane), index: usize::from(hello.index) };
         if session.lanes[greeting.lane].connections[greeting.index].is_some() {
-            return Err("a second connection for one place");
+            return Err("a second connection with the same number in its session");
         }
         session.peer_reads_max = session.peer_reads_max.min(hello.reads_max as usize);
         let Some(session) = self.sessions.get(index) else { return Ok(()) };

@@ -39,7 +39,7 @@ impl Inbound<'_> {
             | Header::Write { immediate: Some(_), .. }
                 if self.index > 0 =>
             {
-                Err("a frame that keeps the order, on a connection that has none")
+                Err("an ordered frame on a connection that carries unordered ones")
             }
             Header::Write { .. } if !self.access.allows_writes() => {
                 Err("a write to slots that are not shown")
@@ -47,7 +47,7 @@ impl Inbound<'_> {
             Header::Read { .. } if !self.access.allows_reads() => Err("a read of slots that may not be read"),
             Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
                 let extent =
-                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
+                    Extent::new(target.slot, target.offset, len, rows).ok_or("the layout of rows does not fit the slot")?;
                 if !extent.is_inside(self.slab) {
                     Err("bytes outside of our slots")
                 } else if self.slab.generation(target.slot) != target.generation {
@@ -57,7 +57,7 @@ impl Inbound<'_> {
                 }
             }
             Header::Response { number, at, len, .. } if !self.lane.reads.expects(number, at, len) => {
-                Err("a response to no read")
+                Err("a response with an unknown read number")
             }
             _ => Ok(()),
         }
@@ -72,7 +72,7 @@ impl Inbound<'_> {
             }
             Header::Write { len, target, rows, immediate } => {
                 let extent =
-                    Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;
+                    Extent::new(target.slot, target.offset, len, rows).ok_or("the layout of rows does not fit the slot")?;
                 Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
             }
             Header::Response { number, at, len, is_verified } => {
@@ -83,7 +83,7 @@ impl Inbound<'_> {
                 Ok(None)
             }
             Header::Read { number, len, from, rows } => {
-                let extent = Extent::new(from.slot, from.offset, len, rows).ok_or("rows that do not fit")?;
+                let extent = Extent::new(from.slot, from.offset, len, rows).ok_or("the layout of rows does not fit the slot")?;
                 self.lane.serve(Served { number, from: extent, generation: from.generation, at: 0 })?;
                 Ok(None)
             }

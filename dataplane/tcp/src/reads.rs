@@ -68,7 +68,7 @@ impl Reads {
 
     /// Records that `len` bytes are about to arrive. A byte must not arrive twice.
     pub(crate) fn promise(&mut self, number: u32, len: u32) -> Result<(), &'static str> {
-        let read = self.get_mut(number).ok_or("a response to no read")?;
+        let read = self.get_mut(number).ok_or("a response with an unknown read number")?;
         read.promised = read.promised.checked_add(len).ok_or("more bytes than were asked for")?;
         if read.promised > read.into.len { Err("more bytes than were asked for") } else { Ok(()) }
     }
@@ -81,7 +81,7 @@ impl Reads {
 
     /// Records that the peer has verified `len` bytes. Returns the read once it is complete.
     pub(crate) fn verify(&mut self, number: u32, len: u32) -> Result<Option<Read>, &'static str> {
-        let read = self.get_mut(number).ok_or("a verification of no read")?;
+        let read = self.get_mut(number).ok_or("a verification with an unknown read number")?;
         read.verified = read.verified.checked_add(len).ok_or("more bytes verified than asked for")?;
         if read.verified > read.into.len {
             return Err("more bytes verified than asked for");

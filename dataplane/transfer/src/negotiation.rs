@@ -94,9 +94,9 @@ impl Terms {
 /// Reason for which this node ends a connection: a protocol error or an incompatibility of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ProtocolError {
-    #[error("a message that makes no sense")]
+    #[error("a malformed or unexpected message")]
     NoSense,
-    #[error("the peer speaks {0} of the messages, and this node {VERSIONS}")]
+    #[error("the peer supports {0} of the messages, and this node {VERSIONS}")]
     Version(Versions),
     #[error("the peer's blocks differ from ours, or it has no head in common with us")]
     Blocks,
@@ -153,7 +153,7 @@ mod tests {
         };
         for (expected, found) in [
             (
-                "speaks versions 3 to 5 of the messages, and this node version 7",
+                "supports versions 3 to 5 of the messages, and this node version 7",
                 reason(|theirs| theirs.versions = Versions { oldest: 3, newest: 5 }),
             ),
             ("blocks differ", reason(|theirs| theirs.layout.fingerprint += 1)),

@@ -173,7 +173,7 @@ impl<C: Copier> Staging<C> {
                 let Some(incoming) = staged else {
                     tracing::warn!(
                         transfer,
-                        "staging: too few free slots for what is expected, or peers cannot write to them"
+                        "staging: transfer refused: too few free staging slots, or peers cannot write to them"
                     );
                     node.handle(Command::Decline { transfer, address }, now);
                     let outcome = Outcome::Refused;
@@ -253,7 +253,7 @@ impl<C: Copier> Staging<C> {
                 None => {
                     tracing::warn!(
                         transfer,
-                        "staging: too few free slots for what is expected, or peers cannot write to them"
+                        "staging: transfer refused: too few free staging slots, or peers cannot write to them"
                     );
                     node.refuse_expectation(transfer);
                 }

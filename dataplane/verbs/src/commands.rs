@@ -208,7 +208,7 @@ impl CommandThread {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of an RDMA device panicked");
+            tracing::error!("the thread of queue-pair commands panicked");
         }
     }
 }

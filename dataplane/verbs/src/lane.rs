@@ -271,7 +271,7 @@ impl Lane {
     /// granted is an error.
     pub(crate) fn count_used_receive(&mut self) -> Result<(), &'static str> {
         if self.owed >= self.agreement.receive_credits {
-            return Err("it used more receives than it was given");
+            return Err("the peer used more receives than it had credits for");
         }
         self.owed += 1;
         Ok(())
@@ -281,7 +281,7 @@ impl Lane {
     pub(crate) fn earn(&mut self, credits: u16) -> Result<(), &'static str> {
         let credits = self.credits + u32::from(credits);
         if credits > self.agreement.send_credits {
-            return Err("it returned more receives than we used");
+            return Err("the peer returned more credits than were used");
         }
         self.credits = credits;
         Ok(())

@@ -120,7 +120,7 @@ impl VerbsFabric {
             tracing::error!(
                 device,
                 reason,
-                "the device keeps a queue pair: its peer may write on, and the slots that it was told of are lost"
+                "the device does not destroy a queue pair: its peer may still write, so the slots that it was shown are lost"
             );
         } else if connection.is_announced {
             self.events.push_back(Event::PeerDown { peer: connection.peer, reason });
@@ -148,7 +148,7 @@ impl VerbsFabric {
     /// Ends all connections: the device or a queue that all connections share has failed.
     pub(crate) fn end_all(&mut self, reason: &str) {
         if self.fatal.is_none() {
-            tracing::error!(reason, "RDMA stops");
+            tracing::error!(reason, "the RDMA device failed: all connections and the listener are closed");
             self.fatal = Some(reason.to_owned());
             self.handshakes.stop_listening();
         }

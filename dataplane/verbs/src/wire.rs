@@ -228,7 +228,7 @@ fn decode_hello(frame: &[u8; HANDSHAKE_BYTES]) -> Result<Hello, &'static str> {
         message_bytes_max: word(frame, 88),
     };
     if hello.reads_as_target == 0 {
-        return Err("no reads in flight");
+        return Err("the peer accepts no RDMA reads");
     }
     if !(2..=1024).contains(&hello.receive_credits) {
         return Err("a credit window out of range");

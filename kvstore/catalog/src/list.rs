@@ -21,7 +21,7 @@ pub(crate) enum Place {
     Parked,
 }
 
-/// The private side of a slot.
+/// State of a slot under the tier's lock: links of lists, tenant, children.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node {
     /// The free list's or the policy's link, that of the tenant's own list, and that of a list of orphans.

@@ -71,7 +71,7 @@ pub enum TakeOutcome {
     Gone,
 }
 
-/// The public side of a slot.
+/// State of a slot that readers access without the lock.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Record {

@@ -45,7 +45,7 @@ counters! {
         evicted_blocks: "Blocks evicted from memory; the disk may still have them",
         expired_leases: "Leases that their client did not end in time",
         fences: "Connections ended because of an expired lease",
-        violations: "Connections ended because of a message that makes no sense",
+        violations: "Connections ended because of a malformed or unexpected message",
         other_versions: "Connections ended because the client speaks another version of the protocol",
     }
 }

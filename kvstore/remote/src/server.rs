@@ -216,7 +216,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
                     );
                     add(&self.counters.other_versions, 1);
                 } else {
-                    tracing::warn!(?peer, "pool: a message that makes no sense; closing the connection");
+                    tracing::warn!(?peer, "pool: a malformed or unexpected message; closing the connection");
                     add(&self.counters.violations, 1);
                 }
                 self.end_session(peer);

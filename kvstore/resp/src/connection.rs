@@ -244,7 +244,7 @@ pub(crate) async fn serve<V: Values>(
                 let slow_limit = (owing && charge.is_some()).then_some(config.stall_timeout);
                 if quiet.tick(pace, limit, slow_limit) {
                     RespCounters::add(&shared.counters.connections_stalled, 1);
-                    tracing::debug!(id, owing, "closed a connection that stands still");
+                    tracing::debug!(id, owing, "closed a stalled connection");
                     return Ok(ConnectionEnd::Closed);
                 }
                 alarm.as_mut().reset(Instant::now() + pace);

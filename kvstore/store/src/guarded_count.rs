@@ -27,7 +27,7 @@ impl GuardedCount {
     /// word.)
     pub(crate) fn check(&self, what: &str, known: usize) {
         let counted = self.get();
-        assert!(counted <= known, "{counted} {what} are out, of which the store knows {known}");
+        assert!(counted <= known, "{counted} guards of {what} exist, and the tables record {known}");
     }
 }
 

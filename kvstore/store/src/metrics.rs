@@ -63,7 +63,7 @@ impl StoreCounters {
                 read(&self.throttled),
             ),
             ("evicted_blocks", "Blocks that left host memory", read(&self.evicted)),
-            ("checksum_failures", "Blocks that were not what had been stored", read(&self.checksum_failures)),
+            ("checksum_failures", "Blocks whose checksum did not match", read(&self.checksum_failures)),
             ("disk_read_blocks", "Blocks that came from the disk", read(&self.from_disk)),
             ("disk_written_blocks", "Blocks written to the disk", read(&self.to_disk)),
             (

@@ -28,7 +28,7 @@ pub const BODY_FIELDS: [(&str, Decision, &str); 29] = [
     ("data_parallel_rank", Decision::Strip, "the same, by its older name and in vLLM"),
     ("disagg_prefill_dp_rank", Decision::Strip, "SGLang: picks the rank that blocks are fetched from"),
     ("nvext", Decision::Strip, "Dynamo: picks the worker, and brings token ids past the template"),
-    ("cache_salt", Decision::Replace, "whoever knows another tenant's salt can probe its cache"),
+    ("cache_salt", Decision::Replace, "a client that knows another tenant's salt can probe its cache"),
     ("priority", Decision::Replace, "engines serve lower numbers first, so everybody would send the lowest"),
     (
         "request_id",

@@ -26,7 +26,7 @@ pub enum Error {
         reason: String,
     },
     /// The operating system gave no random bytes.
-    #[error("no random bytes could be had")]
+    #[error("the system gives no random bytes")]
     Random,
     /// The audit log could not be opened, or its thread could not be started.
     #[error("opening the audit log {path}: {source}", path = path.display())]

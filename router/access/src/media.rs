@@ -51,7 +51,7 @@ impl MediaPolicy {
     ///
     /// The reason, without the URL.
     pub fn check(&self, url: &str) -> Result<(), String> {
-        let no_url = || "is not a plain URL of a host that everybody reads alike".to_owned();
+        let no_url = || "is not a URL with an unambiguous host".to_owned();
         let (scheme, rest) = url.split_once(':').ok_or_else(no_url)?;
         let is = |other: &str| scheme.eq_ignore_ascii_case(other);
         if !self.schemes.iter().any(|allowed| is(allowed)) {

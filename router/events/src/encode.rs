@@ -33,7 +33,7 @@ fn encode_into(
                 put::write_str(out, "medium")?;
                 put::write_str(out, medium_of(removed.tier))?;
             }
-            // This form has no such event: gone there, and nothing is said of where they are now.
+            // vLLM's format has no event for moved blocks: encoded as a removal from the former tier only.
             KvEvent::Moved(moved) => {
                 put::write_map_len(out, 3)?;
                 put::write_str(out, "type")?;

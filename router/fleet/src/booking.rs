@@ -175,7 +175,7 @@ impl Booking {
             audit.resets.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 worker = holder.worker.name,
-                "the index promised what is not there; starting over"
+                "the engine reports far fewer cached tokens than the index predicted: its blocks are indexed anew"
             );
             run.distrust.notify_one();
         }

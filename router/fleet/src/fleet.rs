@@ -370,7 +370,7 @@ impl Fleet {
             Ok(())
         })?;
         if is_news {
-            tracing::info!("a peer has told of changes to the roster");
+            tracing::info!("changes to the roster received from a peer");
             // Peers of this gateway may not know the one that sent the changes.
             self.tell_peers();
         }
@@ -472,7 +472,7 @@ impl Fleet {
                         tracing::info!(
                             worker = name,
                             draining = wanted.is_draining,
-                            "worker is to drain, or to serve again"
+                            "drain state of a worker changed"
                         );
                     }
                     Arc::clone(worker)

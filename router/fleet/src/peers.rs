@@ -237,7 +237,7 @@ pub(crate) async fn tell(fleet: Weak<Fleet>, peer: String, changed: Arc<tokio::s
             _ => None,
         };
         if !is_sent && !std::mem::replace(&mut complained, true) {
-            tracing::warn!(peer, "this gateway does not take our loads");
+            tracing::warn!(peer, "the peer gateway rejects load reports from this gateway");
         }
         complained &= !is_sent;
         tokio::time::sleep(PAUSE).await;

@@ -8,9 +8,9 @@ use router_events::subscribe::SubscriptionContext;
 use router_events::trtllm::Decoder;
 
 const PATH: &str = "/kv_cache_events";
-/// Between two questions when there was nothing to tell.
+/// Pause between polls that return no events.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After a question that was not answered.
+/// Pause after a failed poll.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 /// The engine itself may wait for events for some seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
@@ -47,7 +47,7 @@ pub(crate) async fn poll(client: EngineClient, followed: SubscriptionContext, be
             }
             Err(error) => {
                 if !std::mem::replace(&mut complained, true) {
-                    tracing::warn!(worker = client.base(), error, "its KV events cannot be had");
+                    tracing::warn!(worker = client.base(), error, "KV events cannot be polled");
                 }
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
             }

@@ -111,7 +111,7 @@ impl Fleet {
         }
         let runs = worker.runs.load_full();
         let Some(first) = runs.first() else {
-            return Err(refused("it has not yet said what it is".to_owned()));
+            return Err(refused("the worker has not described itself yet".to_owned()));
         };
         let dialect = first.description.engine.dialect();
         let asked = dialect.sleep_obstacle(&worker.client, &first.description, first.role);
@@ -131,7 +131,7 @@ impl Fleet {
         };
         if !is_idle_within(&worker, dialect, DRAIN_MAX).await {
             if !worker.is_draining() {
-                return Err(refused("its drain was taken back by a request to serve".to_owned()));
+                return Err(refused("the drain was cancelled by a request to serve".to_owned()));
             }
             serve_again()?;
             return Err(SleepError::Requests(worker.name.clone()));

@@ -377,18 +377,18 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
             if !answered_before {
                 let mirror = store.mirror();
                 let (name, blocks) = (mirror.store(), mirror.len());
-                tracing::info!(store = store.url, name, blocks, "a store tells what it holds");
+                tracing::info!(store = store.url, name, blocks, "list of a shared store's blocks received");
             }
             failed_since = None;
             tokio::time::sleep(PAUSE_BETWEEN_CHANGES).await;
             continue;
         };
         if failed_since.is_none() {
-            tracing::warn!(store = store.url, error, "a store does not tell what it holds");
+            tracing::warn!(store = store.url, error, "the blocks of a shared store cannot be listed");
         }
         let since = *failed_since.get_or_insert_with(Instant::now);
         if (hangs || since.elapsed() >= FORGOTTEN_AFTER) && !store.mirror().is_empty() {
-            tracing::warn!(store = store.url, "what a store held is forgotten");
+            tracing::warn!(store = store.url, "a shared store does not answer: its blocks are removed from the index");
             let forgetting = Arc::clone(&store);
             let forgotten =
                 tokio::task::spawn_blocking(move || fleet.stores.forget(&fleet.index, &forgetting)).await;

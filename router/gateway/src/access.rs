@@ -424,7 +424,7 @@ impl Access {
             true => (grant.is_admin, "This needs an administrator's key."),
             false => (
                 caller.is_administrators() || (grant.is_admin && caller.is_local()),
-                "This is told on this gateway's own machine, on `gateway.admin_listen`, or for an administrator's key.",
+                "This path is served on this gateway's own machine, on `gateway.admin_listen`, or with an administrator's key.",
             ),
         };
         match is_allowed {
@@ -539,7 +539,7 @@ impl Access {
                 }
                 ticket.succeeded(self.now());
             }
-            Err(error) => tracing::warn!(error, "the token keys cannot be had; the old ones stay"),
+            Err(error) => tracing::warn!(error, "the keys of tokens (JWKS) cannot be fetched; the previous ones stay in use"),
         }
     }
 

@@ -98,7 +98,7 @@ pub(crate) async fn post(State(gateway): State<Arc<Gateway>>, headers: HeaderMap
     match taken.and_then(|told| gateway.kernel.take(told.workers)) {
         Ok(()) => json_response(StatusCode::OK, "{}".to_owned()),
         Err(problem) => {
-            ApiError::malformed(format!("The body tells of no engines: {problem}.")).into_response()
+            ApiError::malformed(format!("The body is no list of engines with their times: {problem}.")).into_response()
         }
     }
 }

@@ -187,15 +187,15 @@ impl Metrics {
             "Requests that a proxy had another endpoint serve",
             this.served_elsewhere.clone(),
         );
-        registry.register("migrations", "Attempts that went on elsewhere", this.migrations.clone());
-        registry.register("hedged", "Second attempts beside a slow first one", this.hedged.clone());
+        registry.register("migrations", "Streams that were continued on another worker", this.migrations.clone());
+        registry.register("hedged", "Hedged attempts: second ones beside a slow first one", this.hedged.clone());
         registry.register("deadline_exceeded", "Requests whose time was over", this.late.clone());
         registry.register(
             "time_to_first_token_seconds",
-            "From request to first token",
+            "Time from request to first token",
             this.time_to_first_token.clone(),
         );
-        registry.register("inter_token_seconds", "Between two pieces of a stream", this.inter_token.clone());
+        registry.register("inter_token_seconds", "Time between two chunks of a stream", this.inter_token.clone());
         registry.register("shed", "Requests sent away because too many waited", this.shed.clone());
         registry.register(
             "broken_streams",
@@ -205,7 +205,7 @@ impl Metrics {
         registry.register("stored_bytes", "Bytes of stored documents", this.stored_bytes.clone());
         registry.register(
             "not_stored",
-            "Responses that could not be stored, and say so",
+            "Responses that could not be stored",
             this.not_stored.clone(),
         );
         registry.register("routing_seconds", "Time of one routing decision", this.routing.clone());
@@ -217,7 +217,7 @@ impl Metrics {
         registry.register("kv_event_orphans", "Blocks with an unknown parent", this.event_orphans.clone());
         registry.register(
             "kv_event_resets",
-            "Times that a worker's blocks were forgotten",
+            "Times that a publisher's blocks were indexed anew",
             this.event_resets.clone(),
         );
         registry.register("kv_event_broken", "Events that could not be read", this.event_broken.clone());
@@ -261,10 +261,10 @@ impl Metrics {
         let by_worker = [
             ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
             ("audit_requests", "Requests whose cached tokens were compared", &this.audit_requests),
-            ("audit_exact", "Of those, as predicted to the token", &this.audit_exact),
+            ("audit_exact", "Requests whose cached tokens were as predicted", &this.audit_exact),
             ("audit_predicted_tokens", "Cached tokens that were predicted", &this.audit_predicted),
             ("audit_reported_tokens", "Cached tokens that the engine reported", &this.audit_reported),
-            ("audit_resets", "Times that a worker's blocks were forgotten for drift", &this.audit_resets),
+            ("audit_resets", "Times that a worker's blocks were indexed anew because predictions had drifted", &this.audit_resets),
         ];
         for (name, help, family) in by_worker {
             registry.register(name, help, family.clone());
@@ -291,7 +291,7 @@ impl Metrics {
         );
         registry.register(
             "shared_store_answers",
-            "Whether a store that workers share tells what it holds",
+            "1 if the last poll of the shared store succeeded",
             this.store_answers.clone(),
         );
         registry.register("shared_store_blocks", "Blocks that it holds", this.store_blocks.clone());

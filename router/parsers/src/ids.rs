@@ -48,7 +48,7 @@ impl CallIds {
         }
     }
 
-    /// SplitMix64 (Steele, Lea and Flood 2014): every seed is a good one, which a xorshift cannot say.
+    /// SplitMix64 (Steele, Lea and Flood 2014): valid for every seed, unlike xorshift, which fails for 0.
     fn next_word(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.state;

@@ -194,7 +194,7 @@ where
     let Some(first) = first.transpose()? else { return Ok(()) };
     if first.observability_mode {
         return Err(Status::invalid_argument(
-            "observability_mode: nothing that is decided here would be carried out",
+            "observability_mode must be off: the proxy would ignore the picker's decisions",
         ));
     }
     let (headers, is_complete) = match &first.request {

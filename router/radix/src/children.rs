@@ -264,7 +264,7 @@ impl Children {
             {
                 let key = key_of(self.seed, arena, slot as NodeId);
                 if !pieces[piece_index(key, bits)].insert(key, slot as NodeId) {
-                    return; // Far out of balance: it stays as it is.
+                    return; // The keys are spread too unevenly for a smaller table: the old one stays.
                 }
             }
         }

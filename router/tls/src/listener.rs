@@ -128,7 +128,7 @@ impl TlsListener {
             self.failures = self.failures.saturating_add(1);
             self.rest_until = Some(Instant::now() + rest);
             self.tls.tally.accept_errors.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%error, "the system gives no connection");
+            tracing::warn!(%error, "accept failed");
         }
     }
 }

@@ -139,7 +139,7 @@ impl Export {
                     Ok(Err(error)) => Some(error.to_string()),
                     Err(_) => Some(format!("no answer within {:?}", self.timeout)),
                 },
-                () = deadline(stop.clone()) => Some("the end came first".to_owned()),
+                () = deadline(stop.clone()) => Some("the shutdown deadline passed before the export finished".to_owned()),
             };
             let Some(reason) = failure else {
                 self.queue.count_exported(count);

@@ -156,7 +156,7 @@ impl Sender {
             };
             if self.warned.is_none_or(|warned| warned.elapsed() >= WARNING_EVERY) {
                 self.warned = Some(Instant::now());
-                tracing::warn!(failure, "the collector does not take our metrics");
+                tracing::warn!(failure, "metrics cannot be exported to the collector");
             }
         }
     }

@@ -69,7 +69,7 @@ impl Screen {
     pub(crate) fn draw(&self, draw: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _guard = self.terminal.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.terminal.is_ours.load(Ordering::Relaxed) {
-            return Err(io::Error::other("a thread panicked, and the terminal was given back"));
+            return Err(io::Error::other("a thread panicked; the terminal was restored"));
         }
         draw()
     }

@@ -259,7 +259,7 @@ mod kubernetes {
         fn failed(&mut self, problem: String) {
             self.failures += 1;
             if self.problem.as_ref() != Some(&problem) {
-                tracing::warn!("{problem}; it is tried again");
+                tracing::warn!("{problem}; trying again");
                 self.problem = Some(problem);
             }
         }

@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &ControlArgs, stop_source: StopSource) -> Result<Ex
         tokio::select! {
             _ = stop.wait_for(Option::is_some) => {}
             // The controller's loop ends only by a failure.
-            _ = &mut graphs.0, if follows_graphs => bail!("graphs are not followed any more"),
+            _ = &mut graphs.0, if follows_graphs => bail!("the task that follows KvasirGraph objects has ended"),
             () = control(&settings, gateways, &mut actuation, &reporter), if settings.planner.mode != "off" => {}
         }
         actuation.stop().await;

@@ -101,7 +101,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
             announce(settings, listen, &fleet);
         } else if let Some((name, ends)) = fleet.failed(FAILED_STARTS_MAX) {
             drain(&mut fleet, settings).await;
-            anyhow::bail!("{name} ended {ends} times before it was ready; why is said above");
+            anyhow::bail!("{name} ended {ends} times before it was ready; the reason is in its log above");
         } else if started.elapsed() > READY_WITHIN {
             anyhow::bail!("not ready after {} s; try --log info", READY_WITHIN.as_secs());
         }

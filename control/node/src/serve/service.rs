@@ -40,7 +40,7 @@ impl Secrets {
         let draws_own = !has_secret && others.iter().all(|others| others.is_empty());
         if !has_secret && !draws_own {
             tracing::info!(
-                "blocks move without a secret: others than the workers of this run are configured"
+                "no transfer secret is generated: processes outside this run are configured, and could not know it"
             );
         }
         let transfer = draws_own.then(router_access::new_secret).transpose()?;

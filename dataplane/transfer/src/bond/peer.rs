@@ -107,7 +107,7 @@ impl Peer {
         if self.early.len() < EARLY_MAX {
             self.early.push(event);
         } else {
-            self.ending.get_or_insert_with(|| "too much said before the welcome".to_owned());
+            self.ending.get_or_insert_with(|| "too many events before the welcome".to_owned());
         }
     }
 
@@ -201,7 +201,7 @@ impl Peer {
             slice.is_last = false;
             slice.failures = slice.failures.saturating_add(1);
             if slice.failures > SLICE_FAILURES_MAX {
-                self.ending.get_or_insert_with(|| "a slice ends every connection that carries it".to_owned());
+                self.ending.get_or_insert_with(|| "one slice failed on too many connections in a row".to_owned());
             }
             match slice.operation {
                 Operation::Read { .. } => {
@@ -306,6 +306,6 @@ impl Peer {
     }
 
     fn too_many_failures(&mut self) {
-        self.ending.get_or_insert_with(|| "its links fail faster than it can be told".to_owned());
+        self.ending.get_or_insert_with(|| "its links fail faster than control messages can be queued".to_owned());
     }
 }

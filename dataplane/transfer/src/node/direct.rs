@@ -207,7 +207,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Ends the given-back transfers that staging has not taken.
     pub(super) fn stop_returned(&mut self) {
-        const NO_STAGING: &str = "transfer: the peer has other heads, or no connection leads to the device's memory; and there are no staging slots";
+        const NO_STAGING: &str = "transfer: no direct transfer (the peer has another range of heads, or no transport reaches the device's memory), and there are no staging slots";
         while let Some(ReturnedPush { transfer, .. }) = self.returned.pop() {
             tracing::warn!(transfer, "{NO_STAGING}");
             self.stop_outbound(transfer);
@@ -231,7 +231,7 @@ impl<F: Fabric> TransferNode<F> {
             if flushed.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, slab)) {
                 let result = slab.device().map_or(Ok(()), |device| device.flush_nic_writes());
                 if let Err(error) = &result {
-                    tracing::warn!(%error, "transfer: what has landed cannot be read by its device");
+                    tracing::warn!(%error, "transfer: the NIC's writes to device memory cannot be flushed");
                 }
                 flushed = Some((Arc::clone(slab), result));
             }
@@ -244,7 +244,7 @@ impl<F: Fabric> TransferNode<F> {
         self.landed = landed;
         self.request_sums();
         while let Some(purpose) = self.summing.as_mut().and_then(SumQueue::start) {
-            tracing::warn!(?purpose, "transfer: the device cannot sum this");
+            tracing::warn!(?purpose, "transfer: the device refused to compute a checksum");
             self.sum_failed(purpose);
         }
     }

@@ -91,7 +91,7 @@ impl<F: Fabric> TransferNode<F> {
         let slab = if is_direct { SlabKind::Device } else { SlabKind::Host };
         let is_shown = self.fabric.is_shown_to(inbound.peer, slab);
         if is_direct && !(is_shown && terms.allow_direct()) {
-            tracing::debug!(transfer, peer = ?inbound.peer, is_shown, "transfer: to be received into staging slots");
+            tracing::debug!(transfer, peer = ?inbound.peer, is_shown, "transfer: no direct transfer; received into staging slots");
             return self.returned_expectations.push(transfer);
         }
         if !is_shown && !inbound.slots.is_empty() {
@@ -99,7 +99,7 @@ impl<F: Fabric> TransferNode<F> {
             tracing::warn!(
                 transfer,
                 ?peer,
-                "transfer: no connection to the sender leads into host memory; see transfer.transport on both sides"
+                "transfer: no transport to the sender can write this node's host memory; see transfer.transport on both sides"
             );
             return self.end_inbound(transfer, Outcome::Refused, false);
         }
@@ -162,7 +162,7 @@ impl<F: Fabric> TransferNode<F> {
             tracing::warn!(
                 ?peer,
                 transfer,
-                "transfer: a peer writes where it may not; closing the connection"
+                "transfer: a peer wrote to a slot that it has no grant for; closing the connection"
             );
             self.fabric.disconnect(peer);
         } else {

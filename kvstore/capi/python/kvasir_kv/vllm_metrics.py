@@ -122,7 +122,7 @@ HANDOFF = {
     "transfers_completed": "Transfers received whole, since the start.",
     "transfers_incomplete": "Transfers that ended with blocks missing, since the start.",
     "transfers_cancelled": "Transfers that either side cancelled, since the start.",
-    "leases_expired": "Transfers whose receiver never came, since the start.",
+    "leases_expired": "Outgoing transfers whose lease ended before a receiver reserved them, since the start.",
     "peers_lost": "Connections to other engines that ended, since the start.",
     "checksum_failures": "Pieces whose checksum did not match, since the start.",
     "slots_used": "Slots of the memory of hand-offs in use now.",

@@ -14,7 +14,7 @@ use crate::list::{NONE, Node};
 
 const POOL: usize = 16;
 const SAMPLES: usize = 1;
-/// A worth that was computed at most so many evictions ago is not computed anew.
+/// Maximum age of a computed value, in evictions.
 const FRESH: u32 = 64;
 
 #[derive(Debug, Clone, Copy)]

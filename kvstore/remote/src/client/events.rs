@@ -31,7 +31,7 @@ impl<F: Fabric> RemotePool<F> {
                         ),
                         None => tracing::warn!(
                             ?peer,
-                            "remote tier: a message that makes no sense; closing the connection"
+                            "remote tier: a malformed or unexpected message; closing the connection"
                         ),
                     }
                     self.give_up(id, now);

@@ -136,7 +136,7 @@ impl<F: Fabric> RemotePool<F> {
         let Some(node) = self.nodes.get(&lease.node).filter(|node| node.peer == Some(lease.peer)) else {
             return;
         };
-        tracing::warn!(node = node.name, identity = identity.short(), "remote tier: wrong bytes");
+        tracing::warn!(node = node.name, identity = identity.short(), "remote tier: the checksum of a block of this node does not match; the node is asked to check it");
         add(&node.counters.damaged_blocks, 1);
         add(&self.counters.totals.damaged_blocks, 1);
         // The message may be lost: the next reader reports the block again.

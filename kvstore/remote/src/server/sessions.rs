@@ -23,7 +23,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     pub(super) fn send(&mut self, peer: PeerId, message: &Message) {
         let Some(session) = self.sessions.get_mut(&peer).filter(|session| !session.ending) else { return };
         if session.outbox.len() >= self.config.outbox_max {
-            tracing::warn!(?peer, "pool: a client asks and does not listen; closing its connection");
+            tracing::warn!(?peer, "pool: a client does not read its replies; closing its connection");
             return self.end_session(peer);
         }
         session.outbox.push_back((message.priority(), message.encode()));

@@ -150,7 +150,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             self.jobs.push_back(Job { offer, slot, purpose });
         }
         if !strays.is_empty() {
-            tracing::warn!(?peer, "pool: a client writes where it may not; closing its connection");
+            tracing::warn!(?peer, "pool: a client wrote to a slot that it has no grant for; closing its connection");
             self.fenced.entry(peer).or_default().extend(strays);
             self.end_session(peer);
         }

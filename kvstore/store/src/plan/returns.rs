@@ -45,7 +45,7 @@ pub(crate) struct ReturnTimes {
 }
 
 impl ReturnTimes {
-    /// Knows nothing: one return in fifty for each bucket is assumed, with the weight of two conversations.
+    /// Starts from a prior: one return in fifty for each bucket, with the weight of two conversations.
     #[must_use]
     pub(crate) fn new(config: ReturnConfig) -> Self {
         Self { idle: [2.0; BUCKETS], returned: [0.04; BUCKETS], config }

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use super::{Description, Dialect, Engine, Hints, Report, Role};
 use crate::client::{EngineClient, EngineError};
 
-/// For the accounts of load alone.
+/// Block size that is used for load accounting only.
 const BLOCK_TOKENS: usize = 16;
 
 #[derive(Debug)]

@@ -92,7 +92,7 @@ mod tests {
             };
             got.extend_from_slice(&frame.into_data().expect("bytes"));
             pieces += 1;
-            // As connections do.
+            // Polls the body as a connection would.
             if inner.is_end_stream() {
                 body = None;
             }

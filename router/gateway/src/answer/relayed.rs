@@ -159,7 +159,7 @@ impl Output for Relayed {
             return Continuation::Complete(Some(self.end(&sent)));
         }
         let Some(rest) = sent.continuation_body(self.kind, &self.request.body) else {
-            return Continuation::Impossible("its last token was its last");
+            return Continuation::Impossible("the output already ended with a stop token");
         };
         self.sent = Some(sent);
         Continuation::Request(self.request_of(rest))

@@ -40,7 +40,7 @@ impl DeliveredOutput {
             }
             let choice = &value["choices"][0];
             if choice["index"].as_u64().is_some_and(|index| index > 0) {
-                return Err("several choices were on their way");
+                return Err("the stream has several choices");
             }
             let delta = &choice["delta"];
             if delta["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
@@ -186,7 +186,7 @@ pub(crate) fn not_resumable_reason(kind: Option<Kind>, body: &RawBody) -> Option
     let Some(kind) = kind else { return Some("this kind of answer cannot be taken up in the middle") };
     let has = |name: &str| body.get(name).is_some();
     if ["n", "best_of"].iter().any(|name| body.get(name).is_some_and(|count| count != "1")) {
-        return Some("several choices were on their way");
+        return Some("the stream has several choices");
     }
     let plain = body.get("response_format").is_none()
         || body.option("response_format").is_some_and(|format| format["type"] == "text");

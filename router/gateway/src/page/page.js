@@ -1034,7 +1034,7 @@ const TRANSFER_COLUMNS = [
   ["Whole", "number", "Transfers received whole"],
   ["Incomplete", "number", "Transfers that ended with blocks missing: those are computed"],
   ["Cancelled", "number", "By either side"],
-  ["Expired", "number", "Transfers whose receiver never came"],
+  ["Expired", "number", "Outgoing transfers whose lease ended before a receiver reserved them"],
   ["Damaged", "number", "Pieces whose checksum did not match"],
   ["Lost", "number", "Connections to peers that ended; of a transport: those that ended while their peer went on over others"],
   ["Time for a KiB", "number", "Queue included, where peers have several transports of one rank"],

@@ -126,7 +126,7 @@ impl RequestContext {
         let engine_id = fresh_id();
         let request_id = own_id(headers).map_or_else(|| engine_id.clone(), str::to_owned);
         if request_id != engine_id {
-            tracing::debug!(request = request_id, engine_id, "a request with a name of its own");
+            tracing::debug!(request = request_id, engine_id, "the client has given its own request id");
         }
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Box::new(Self {

@@ -55,7 +55,7 @@ async fn read(bytes: Bytes, boundary: String) -> Result<RawBody, ApiError> {
         let content_type = part.content_type().map(|kind| kind.essence_str().to_owned());
         let bytes = part.bytes().await.map_err(malformed)?;
         if memmem::find(&bytes, edge.as_bytes()).is_some() {
-            return Err(malformed("it cannot be put together again"));
+            return Err(malformed("one of its parts contains the boundary with which the gateway writes it"));
         }
         match (&*name, filename) {
             ("file", filename) if file.is_none() => {

@@ -76,7 +76,7 @@ impl Reader {
         match self.text.encode_conversation(messages, generate, continues, &extras) {
             Ok(encoded) => PromptTokens { tokens: encoded.ids, is_exact: encoded.is_exact, prompts: 1 },
             Err(error) => {
-                tracing::debug!(%error, "routed without its prompt");
+                tracing::debug!(%error, "the prompt cannot be tokenized: routed without prefixes");
                 PromptTokens::default()
             }
         }

@@ -254,7 +254,7 @@ impl Resolved {
                 Prepared::Generated(Box::new(request))
             }
             None if kind.is_none() && target.model.pool.is_native() => {
-                let message = "The engines behind this gateway do not do this.";
+                let message = "The engines behind this gateway do not serve this path.";
                 return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));
             }
             None => Prepared::Relayed(Box::new(RelayedRequest::read(context, target, body).await?)),

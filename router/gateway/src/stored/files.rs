@@ -213,7 +213,7 @@ fn frames(body: Body, taken: Arc<AtomicU64>) -> impl Stream<Item = Result<Bytes,
         got += frame.as_ref().map_or(0, |frame| frame.len() as u64);
         let is_too_much = got.saturating_sub(taken.load(Ordering::Relaxed)) > BESIDE_BYTES_MAX;
         Poll::Ready(Some(match is_too_much {
-            true => Err(std::io::Error::other("too much of it is beside the file")),
+            true => Err(std::io::Error::other("the fields beside the file are too large")),
             false => frame,
         }))
     })

@@ -466,14 +466,14 @@ pub(crate) fn refusal(error: &Error) -> ApiError {
     match error {
         Error::Busy => ApiError::unavailable("Too many requests are being stored; try again later."),
         Error::TenantFull(_) | Error::Full => {
-            tracing::warn!(%error, "something is not stored");
+            tracing::warn!(%error, "a document is not stored: the storage quota is used up");
             let message = "There is no room to store this: delete what is not needed.";
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, message, "storage_full")
         }
         Error::Refused(why) => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why, "conversation_too_large"),
         Error::Storage(_) => {
-            tracing::error!(%error, "stored documents cannot be had");
-            ApiError::internal("What is stored cannot be had.")
+            tracing::error!(%error, "stored documents cannot be read");
+            ApiError::internal("Stored documents cannot be read.")
         }
     }
 }

@@ -65,7 +65,7 @@ pub(crate) async fn run(gateway: Weak<Gateway>, mut begun: mpsc::UnboundedReceiv
     });
     match found.await {
         Ok(names) => names.into_iter().for_each(|name| start(&gateway, &stored, name)),
-        Err(error) => tracing::error!(%error, "the batches of the last run cannot be gone on with"),
+        Err(error) => tracing::error!(%error, "unfinished batches of the last run cannot be resumed"),
     }
     while let Some(name) = begun.recv().await {
         start(&gateway, &stored, name);

@@ -190,7 +190,7 @@ async fn send(
         // The proxy does not know the picked worker or considers it unhealthy: after several such answers
         // in a row other workers are picked.
         if rank.worker.breaker.failed(Instant::now()) {
-            tracing::warn!(worker = rank.run.name, "the proxy sends its requests elsewhere: out for a while");
+            tracing::warn!(worker = rank.run.name, "circuit breaker opened: the proxy sends this worker's requests elsewhere");
         }
     }
     let status = reply.status();

@@ -193,7 +193,7 @@ impl Failure {
         }
         let rank = self.at_fault(route);
         if rank.worker.breaker.failed(Instant::now()) {
-            tracing::warn!(worker = rank.run.name, "too many failures in a row: out for a while");
+            tracing::warn!(worker = rank.run.name, "circuit breaker opened after consecutive failures");
         }
         if self.is_connection {
             rank.worker.suspect();

@@ -253,7 +253,7 @@ impl Leg {
                 return Ok(EventBatch { out: opening.freeze(), events, ..first });
             }
             if opening.len() > OPENING_BYTES_MAX {
-                return Err(Failure::protocol(&self.route.decode, "it says who speaks, and nothing else"));
+                return Err(Failure::protocol(&self.route.decode, "the engine sent the message role and no output"));
             }
         }
     }

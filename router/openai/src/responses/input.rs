@@ -57,7 +57,7 @@ impl Turns {
         }
     }
 
-    /// A message of the assistant continues its turn unless that already said something.
+    /// Adds the text of an assistant to the open turn; begins a new turn if that one already has text or calls.
     fn assistant(&mut self, text: String) {
         if self.text.is_some() || !self.calls.is_empty() {
             self.close();
@@ -65,7 +65,7 @@ impl Turns {
         self.text = Some(text);
     }
 
-    /// Reasoning begins a turn, unless it is all there is of it.
+    /// Adds reasoning; begins a new turn if the open one already has text or calls.
     fn reasoning(&mut self, text: &str) {
         if self.text.is_some() || !self.calls.is_empty() {
             self.close();
@@ -76,7 +76,7 @@ impl Turns {
     fn close(&mut self) {
         let (text, reasoning) = (self.text.take(), std::mem::take(&mut self.reasoning));
         let calls = std::mem::take(&mut self.calls);
-        // Reasoning that led to nothing is not a turn.
+        // A turn with reasoning alone is dropped.
         if text.is_none() && calls.is_empty() {
             return;
         }

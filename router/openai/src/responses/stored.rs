@@ -9,7 +9,7 @@ use crate::{ApiError, RawBody};
 pub struct StoredFields {
     /// Whether the response is to be stored, if the request says so.
     pub store: Option<bool>,
-    /// The stored response that this one goes on from.
+    /// The stored response that this one continues.
     pub previous_response_id: Option<String>,
     /// The conversation that the response belongs to.
     pub conversation: Option<String>,
@@ -73,7 +73,7 @@ impl StoredFields {
     }
 }
 
-/// The input of a request that was accepted, as items in the form in which they are told later. `id` is the response's, without its
+/// The input of a request that was accepted, as items in the form in which the API returns them. `id` is the response's, without its
 /// prefix.
 #[must_use]
 pub fn input_items(request: &Value, id: &str) -> Vec<Value> {

@@ -17,7 +17,7 @@ use super::open::{Kind, Open};
 use crate::sse;
 use crate::{Usage, chat};
 
-/// One answer on its way.
+/// A streamed response.
 #[derive(Debug)]
 pub struct Stream {
     facts: Facts,

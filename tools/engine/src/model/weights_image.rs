@@ -70,7 +70,7 @@ pub(super) fn open(path: &Path, key: &str, config: &ModelConfig) -> Result<(Weig
     let file = File::open(path).map_err(|error| error.to_string())?;
     let found = file.metadata().map_err(|error| error.to_string())?;
     if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
-        return Err("somebody else may write it".to_owned());
+        return Err("another user may write it".to_owned());
     }
     // SAFETY: the file is this user's own and not writable by other users, and no process of this program changes or truncates an
     // image after its rename: a new one is another file.

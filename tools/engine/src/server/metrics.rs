@@ -74,7 +74,7 @@ pub(super) fn render(state: &WorkerState, with_vllm: bool) -> String {
         );
     }
     for (name, help, histogram) in [
-        ("time_to_first_token_seconds", "From request to first token", &stats.time_to_first_token),
+        ("time_to_first_token_seconds", "Time from request to first token", &stats.time_to_first_token),
         ("inter_token_seconds", "Between two tokens", &stats.inter_token),
         ("step_seconds", "Time of one step", &stats.step),
     ] {

@@ -96,7 +96,7 @@ async fn check_key(State(key): State<ApiKey>, request: HttpRequest, next: Next) 
     if is_health_check || key.is_shown_in(request.headers()) {
         return next.run(request).await;
     }
-    let message = "This worker asks for its key: `Authorization: Bearer KEY`.";
+    let message = "This worker requires its key: `Authorization: Bearer KEY`.";
     let mut response = error_response(&ApiError::new(StatusCode::UNAUTHORIZED, message, "invalid_api_key"));
     response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
