@@ -19,10 +19,10 @@ const TIER: TierIndex = TierIndex(0);
 const STEPS: [&str; 4] = ["register", "match", "lease", "evict"];
 
 /// Times one round of each step in the order of `STEPS`; `None`: the side does not have the step.
-type Round = Box<dyn FnMut(&[Vec<BlockIdentity>]) -> Result<[Option<Spent>; 4]>>;
+type Round = Box<dyn FnMut(&[Vec<BlockIdentity>]) -> Result<[Option<StepCost>; 4]>>;
 
 #[derive(Default)]
-struct Spent {
+struct StepCost {
     nanos: f64,
     allocations: f64,
 }
@@ -51,7 +51,7 @@ fn compare(chains: usize, rounds: usize) -> Result<()> {
         let name = format!("catalog, {policy:?}, {} B a slot", Catalog::bytes_per_slot(policy));
         sides.push((name, Box::new(move |identities| shared(policy, slots, identities))));
     }
-    let mut results: Vec<[Vec<Spent>; 4]> = sides.iter().map(|_| Default::default()).collect();
+    let mut results: Vec<[Vec<StepCost>; 4]> = sides.iter().map(|_| Default::default()).collect();
     for _ in 0..rounds {
         for ((_, round), results) in sides.iter_mut().zip(&mut results) {
             for (spent, result) in round(&identities)?.into_iter().zip(results) {
@@ -76,13 +76,13 @@ fn compare(chains: usize, rounds: usize) -> Result<()> {
 }
 
 /// Measures the time and the allocations of `work` per block.
-fn per_block(blocks: usize, work: impl FnOnce() -> usize) -> Result<Option<Spent>> {
+fn per_block(blocks: usize, work: impl FnOnce() -> usize) -> Result<Option<StepCost>> {
     let before = allocations().unwrap_or(0);
     let (spent, done) = time(work);
     let allocated = allocations().unwrap_or(0) - before;
     ensure!(done == blocks, "{done} blocks of {blocks}");
     let share = |total: u64| total as f64 / blocks as f64;
-    Ok(Some(Spent { nanos: share(spent.as_nanos() as u64), allocations: share(allocated) }))
+    Ok(Some(StepCost { nanos: share(spent.as_nanos() as u64), allocations: share(allocated) }))
 }
 
 fn pool(slot_count: u32) -> Result<Round> {
@@ -113,7 +113,11 @@ fn pool(slot_count: u32) -> Result<Round> {
     }))
 }
 
-fn shared(policy: PolicyKind, slots: u32, identities: &[Vec<BlockIdentity>]) -> Result<[Option<Spent>; 4]> {
+fn shared(
+    policy: PolicyKind,
+    slots: u32,
+    identities: &[Vec<BlockIdentity>],
+) -> Result<[Option<StepCost>; 4]> {
     let blocks = identities.len() * CHAIN;
     let catalog = Catalog::new(&CatalogConfig::new(vec![TierConfig::new(slots, policy)]))?;
     let (mut evicted, mut reserved) = (Vec::with_capacity(CHAIN), Vec::with_capacity(CHAIN));

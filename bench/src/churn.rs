@@ -17,7 +17,7 @@ use tools_mocker::{Mock, MockConfig};
 
 use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
 use crate::results::{self, Better};
-use crate::soak::{Answer, PROMPTS, Way, body, exchange, expected_answers, footprint, mix, settled};
+use crate::soak::{Answer, PROMPTS, RequestKind, body, exchange, expected_answers, footprint, mix, settled};
 
 /// Most mock workers in the roster.
 const SLOTS: usize = 24;
@@ -308,9 +308,9 @@ async fn load(
                     .await;
                 let draw = mix(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
                 let way = match draw % 100 {
-                    0..45 => Way::Whole,
-                    45..80 => Way::Streamed,
-                    _ => Way::Completion,
+                    0..45 => RequestKind::Whole,
+                    45..80 => RequestKind::Streamed,
+                    _ => RequestKind::Completion,
                 };
                 let prompt = (draw >> 32) % PROMPTS;
                 let mut connection = match stream.take() {
@@ -322,7 +322,7 @@ async fn load(
                 let answer = answer.with_context(|| format!("request {number}: no end of its answer"))?;
                 match answer.with_context(|| format!("request {number}"))? {
                     Answer::Text(text) => {
-                        let wanted = &expected[prompt as usize][usize::from(way == Way::Completion)];
+                        let wanted = &expected[prompt as usize][usize::from(way == RequestKind::Completion)];
                         ensure!(text == *wanted, "request {number}: {text:?} instead of {wanted:?}");
                     }
                     Answer::Refused(status) => bail!("request {number} was refused with {status}"),

@@ -47,19 +47,21 @@ fn faults() -> Vec<Fault> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum RequestKind {
     Whole,
     Streamed,
     Completion,
     /// The client disconnects after the first bytes.
-    GoneEarly,
+    DisconnectsEarly,
 }
 
-pub(crate) fn body(prompt: u64, way: Way) -> String {
+pub(crate) fn body(prompt: u64, way: RequestKind) -> String {
     let text = format!("prompt {prompt} {}", "word ".repeat((prompt % 50) as usize));
-    let stream = matches!(way, Way::Streamed | Way::GoneEarly);
+    let stream = matches!(way, RequestKind::Streamed | RequestKind::DisconnectsEarly);
     match way {
-        Way::Completion => json!({"model": "tiny", "prompt": text, "max_tokens": TOKENS, "stream": stream}),
+        RequestKind::Completion => {
+            json!({"model": "tiny", "prompt": text, "max_tokens": TOKENS, "stream": stream})
+        }
         _ => json!({"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS,
             "stream": stream}),
     }
@@ -75,8 +77,8 @@ pub(crate) enum Answer {
     Gone,
 }
 
-pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, way: Way) -> Result<Answer> {
-    let path = if way == Way::Completion { "/v1/completions" } else { "/v1/chat/completions" };
+pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, way: RequestKind) -> Result<Answer> {
+    let path = if way == RequestKind::Completion { "/v1/completions" } else { "/v1/chat/completions" };
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -87,7 +89,7 @@ pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, way: Way) -> Re
         if stream.read_buf(&mut bytes).await? == 0 {
             bail!("the connection was closed after {} bytes", bytes.len());
         }
-        if way == Way::GoneEarly {
+        if way == RequestKind::DisconnectsEarly {
             return Ok(Answer::Gone);
         }
         let Some(head) = bytes.windows(4).position(|end| end == b"\r\n\r\n") else { continue };
@@ -231,7 +233,7 @@ pub(crate) async fn expected_answers(address: &str) -> Result<Vec<Vec<String>>> 
     let mut expected = Vec::new();
     for prompt in 0..PROMPTS {
         let mut both = Vec::new();
-        for way in [Way::Whole, Way::Completion] {
+        for way in [RequestKind::Whole, RequestKind::Completion] {
             let mut stream = TcpStream::connect(address).await?;
             match exchange(&mut stream, &body(prompt, way), way).await? {
                 Answer::Text(text) => both.push(text),
@@ -267,10 +269,10 @@ async fn drive(
                 }
                 let draw = mix(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
                 let way = match draw % 100 {
-                    0..45 => Way::Whole,
-                    45..80 => Way::Streamed,
-                    80..98 => Way::Completion,
-                    _ => Way::GoneEarly,
+                    0..45 => RequestKind::Whole,
+                    45..80 => RequestKind::Streamed,
+                    80..98 => RequestKind::Completion,
+                    _ => RequestKind::DisconnectsEarly,
                 };
                 let prompt = (draw >> 32) % PROMPTS;
                 let mut connection = match stream.take() {
@@ -283,7 +285,7 @@ async fn drive(
                 let answer = answer.with_context(|| format!("request {number}: no end of its answer"))?;
                 match answer.with_context(|| format!("request {number}"))? {
                     Answer::Text(text) => {
-                        let right = &expected[prompt as usize][usize::from(way == Way::Completion)];
+                        let right = &expected[prompt as usize][usize::from(way == RequestKind::Completion)];
                         ensure!(text == *right, "request {number}: {text:?} instead of {right:?}");
                         tally.right.fetch_add(1, Ordering::Relaxed);
                     }

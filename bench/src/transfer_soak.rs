@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 
 use dataplane_fabric::auth::{SharedKey, random_bytes};
 use dataplane_transfer::HeadRange;
-use malicious_peer::{Liar, Lies};
+use malicious_peer::{AttackCounts, MaliciousPeer};
 pub(crate) use node::run as run_node;
 use work::Worker;
 
@@ -137,13 +137,19 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
     let secret = format!("{:032x}", u128::from_le_bytes(random_bytes()?));
     let key = SharedKey::from_secret(secret.as_bytes())?;
     let mut worker = Worker::new(&folder.0, seed, &own.join(","), &key)?;
-    let lies = Arc::new(Lies::default());
+    let lies = Arc::new(AttackCounts::default());
     let tcp = worker.node.address.split(',').find_map(|link| link.strip_prefix("tcp:")).map(str::to_owned);
-    let liars: Vec<Liar> = tcp
+    let liars: Vec<MaliciousPeer> = tcp
         .iter()
         .flat_map(|address| (0..LIARS).map(move |number| (address, number)))
         .map(|(address, number)| {
-            Liar::start(address.clone(), key.clone(), worker.untold(), seed + number, Arc::clone(&lies))
+            MaliciousPeer::start(
+                address.clone(),
+                key.clone(),
+                worker.untold(),
+                seed + number,
+                Arc::clone(&lies),
+            )
         })
         .collect();
     let mut number = 0;
@@ -175,7 +181,7 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         }
     }
     drop(peers);
-    liars.into_iter().try_for_each(Liar::stop)?;
+    liars.into_iter().try_for_each(MaliciousPeer::stop)?;
     worker.check_untold()?;
     let rest = Instant::now();
     while !worker.is_at_rest() {

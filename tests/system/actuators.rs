@@ -35,9 +35,9 @@ seasons = []
 "#;
 
 /// A child process that is killed on drop.
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Killed {
+impl KillOnDrop {
     fn start(arguments: &[&str], kubeconfig: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         command.args(arguments).env("KUBECONFIG", kubeconfig).stdin(Stdio::null()).stdout(Stdio::null());
@@ -45,7 +45,7 @@ impl Killed {
     }
 }
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _ended = self.0.wait();
@@ -184,7 +184,7 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
         let listen = &report[which];
         let text = format!("{PLANNER}[control]\nlisten = {listen:?}\nleader = \"lease\"\n");
         let path = scratch.config(&format!("control-{which}.toml"), &text);
-        Killed::start(&["control", "--gateway", &address, "--config", &path], &kubeconfig)
+        KillOnDrop::start(&["control", "--gateway", &address, "--config", &path], &kubeconfig)
     };
     let mut controls = [control(0), control(1)];
     let leads = |which: usize| {

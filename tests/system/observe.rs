@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use crate::support;
 use crate::support::site::{Site, chat, mock};
 use crate::support::{Cluster, free_address, get, post, prompt, request, wait_for};
-use collector::{Collector, Manner, find, text};
+use collector::{Collector, CollectorReply, find, text};
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Told;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::{Value, json};
@@ -65,14 +65,14 @@ fn is_a_tree(spans: &[Span]) {
 #[test]
 fn a_collector_gets_what_prometheus_would() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Refuses));
+    let collector = runtime.block_on(Collector::start("127.0.0.1:0", CollectorReply::Refuses));
     let config = format!("{}metrics_interval = \"200ms\"\n", trace_config(&collector.endpoint()));
     let site =
         Site::start("otlp-metrics", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
     assert_eq!(site.chat(&chat(20, 1, 8)).0, 200);
     // A collector that refuses for a while loses no spans.
     std::thread::sleep(std::time::Duration::from_millis(500));
-    *collector.manner.lock().expect("no panic") = Manner::Takes;
+    *collector.manner.lock().expect("no panic") = CollectorReply::Takes;
     let last =
         || collector.received.lock().expect("no panic").metrics.last().map(|(_, request)| request.clone());
     wait_for("metrics", || last().is_some());
@@ -105,7 +105,7 @@ fn a_collector_gets_what_prometheus_would() {
 #[test]
 fn a_hand_off_is_one_trace_with_its_transfer() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Takes));
+    let collector = runtime.block_on(Collector::start("127.0.0.1:0", CollectorReply::Takes));
     let config = format!("[router]\ndisaggregate_above_tokens = 64\n{}", trace_config(&collector.endpoint()));
     let cluster = Cluster::start("traced", &["prefill", "decode"], &config);
     cluster.complete(&request(&prompt(1, 400), 8));
@@ -158,7 +158,7 @@ async fn overhear(engine: String) -> (String, Arc<Mutex<String>>) {
 #[test]
 fn callers_and_engines_are_of_one_trace() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let collector = runtime.block_on(Collector::start("127.0.0.1:0", Manner::Takes));
+    let collector = runtime.block_on(Collector::start("127.0.0.1:0", CollectorReply::Takes));
     let listen = "127.0.0.1:0".parse().expect("an address");
     let engine =
         runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, false), listen)).expect("a mock");

@@ -27,19 +27,19 @@ running_max = 1
 seasons = []
 "#;
 
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _ended = self.0.wait();
     }
 }
 
-fn kvasir(arguments: &[&str]) -> Killed {
+fn kvasir(arguments: &[&str]) -> KillOnDrop {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
-    Killed(command.spawn().expect("kvasir starts"))
+    KillOnDrop(command.spawn().expect("kvasir starts"))
 }
 
 fn told(address: &str, path: &str) -> Value {
@@ -152,7 +152,7 @@ fn control_advises_a_gateway_and_explains() {
 }
 
 /// Starts a mock engine; returns it with its URL.
-fn mock_engine() -> (Killed, String) {
+fn mock_engine() -> (KillOnDrop, String) {
     let address = free_address();
     let mock = kvasir(&["mock", "--listen", &address]);
     wait_for("the mock engine", || get(&address, "/health").is_ok_and(|answer| answer.0 == 200));

@@ -195,9 +195,9 @@ fn sink() -> (String, Arc<Mutex<Vec<String>>>) {
     (url, bodies)
 }
 
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _ended = self.0.wait();
@@ -220,7 +220,7 @@ fn the_control_service_wakes_spares_before_it_asks_for_more() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
     command.args(["control", "--gateway", &site.gateway.address, "--config", &path]);
     let _control =
-        Killed(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("kvasir control"));
+        KillOnDrop(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("kvasir control"));
     let asleep = || (0..3).filter(|which| state(&site, *which) == "sleeping").count();
     wait_for("a spare", || asleep() == 1);
     std::thread::sleep(Duration::from_secs(2));

@@ -16,13 +16,13 @@ const BLOCK_TOKENS: usize = 16;
 
 /// Events that were not yet polled, the number of the next event, and the prompts that the engine holds.
 #[derive(Default)]
-struct Told {
+struct EngineEvents {
     events: VecDeque<Value>,
     next: u64,
     held: HashSet<Vec<u32>>,
 }
 
-impl Told {
+impl EngineEvents {
     fn say(&mut self, data: Value) {
         let id = self.next;
         self.next += 1;
@@ -54,7 +54,7 @@ fn stored(tokens: &[u32]) -> Value {
     json!({ "type": "stored", "parent_hash": null, "blocks": blocks })
 }
 
-async fn engine(told: Arc<Mutex<Told>>) -> String {
+async fn engine(told: Arc<Mutex<EngineEvents>>) -> String {
     let (asked, served) = (Arc::clone(&told), told);
     let models = json!({ "object": "list", "data": [{ "id": "tiny", "object": "model", "owned_by": "tensorrt_llm" }] });
     let models = models.to_string();
@@ -109,7 +109,7 @@ fn overlap(gateway: &Process, words: usize, seed: usize) -> u64 {
 #[test]
 fn polled_events_are_followed() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let told = Arc::new(Mutex::new(Told::default()));
+    let told = Arc::new(Mutex::new(EngineEvents::default()));
     told.lock().expect("lock").say(json!({ "type": "created", "num_blocks_per_cache_level": [4096] }));
     let url = runtime.block_on(engine(Arc::clone(&told)));
     let scratch = Scratch::new("trtllm");
@@ -150,7 +150,7 @@ fn polled_events_are_followed() {
     {
         let mut told = told.lock().expect("lock");
         let held = told.held.clone();
-        *told = Told { held, ..Told::default() };
+        *told = EngineEvents { held, ..EngineEvents::default() };
         told.say(created);
     }
     wait_for("the other life to be noticed", || overlap(&gateway, 80, 1) == 0);

@@ -41,7 +41,7 @@ impl Measured {
 }
 
 /// Our figures relative to fio's.
-struct Beside {
+struct FioComparison {
     fio: Measured,
     throughput: f64,
     /// Lowest and highest ratio of the rounds: how much of the ratio is the machine's noise.
@@ -54,7 +54,7 @@ struct Beside {
 pub(super) struct Row {
     point: Point,
     ours: Measured,
-    beside: Option<Beside>,
+    beside: Option<FioComparison>,
 }
 
 impl Row {
@@ -63,7 +63,7 @@ impl Row {
         let ratio = |of: fn(&Measured) -> f64| {
             median(ours.iter().zip(fios).map(|(ours, fio)| of(ours) / of(fio)).collect())
         };
-        let beside = (!fios.is_empty()).then(|| Beside {
+        let beside = (!fios.is_empty()).then(|| FioComparison {
             fio: Measured::median(fios),
             throughput: ratio(|m| m.bytes_per_s),
             throughput_range: range(
@@ -81,7 +81,8 @@ impl Row {
 
     pub(super) fn line(&self) -> String {
         let mut line = format!("{} {}: {}", self.name(), self.point.depth, self.ours.render());
-        if let Some(Beside { fio, throughput, throughput_range: (low, high), cpu, p99 }) = &self.beside {
+        if let Some(FioComparison { fio, throughput, throughput_range: (low, high), cpu, p99 }) = &self.beside
+        {
             line +=
                 &format!(" | {} | {throughput:.3} ({low:.2} to {high:.2}) {cpu:.3} {p99:.3}", fio.render());
         }
@@ -123,7 +124,7 @@ pub(super) fn render(rows: &[Row]) -> String {
             .to_owned();
     for row in rows {
         let (ours, Some(beside)) = (&row.ours, &row.beside) else { continue };
-        let Beside { fio, throughput, throughput_range: (low, high), cpu, p99 } = beside;
+        let FioComparison { fio, throughput, throughput_range: (low, high), cpu, p99 } = beside;
         text += &format!(
             "\n| {} | {} | {:.3}, {:.3} | {throughput:.2} ({low:.2} to {high:.2}) | {:.3}, {:.3} | {cpu:.2} | {} | {} | {p99:.2} |",
             row.name(),

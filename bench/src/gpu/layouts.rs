@@ -10,7 +10,7 @@ use dataplane_gpu::{
 use dataplane_kernels::{EngineTensors, HeadRange, InnerOrder, KeyValueLayout, SlotLayout};
 
 use super::Effort;
-use super::rig::{Beside, Copies, beside, blocks_that_fit, piece, singles, slab};
+use super::rig::{Copies, LimitComparison, beside, blocks_that_fit, piece, singles, slab};
 use crate::results::{self, Better};
 
 const TOKENS: u32 = 16;
@@ -177,7 +177,7 @@ impl Rig {
     fn beside_a_copy(&mut self, effort: &Effort, name: &str) -> Result<()> {
         for (work, word) in [(Work::Gather, "gather"), (Work::Scatter, "scatter")] {
             let whole = [self.whole];
-            let Beside { ours, ratio, range, ratios } = beside(effort, |is_limit, passes| {
+            let LimitComparison { ours, ratio, range, ratios } = beside(effort, |is_limit, passes| {
                 if is_limit { self.copies.passes(&whole, passes) } else { self.passes(work, passes) }
             })?;
             let few = self.alone(effort);
@@ -203,7 +203,7 @@ impl Rig {
             (Work::GatherSummed, Work::Gather, "checksum in gather, over gather"),
             (Work::ScatterSummed, Work::Scatter, "checksum in scatter, over scatter"),
         ] {
-            let Beside { ratio, range, ratios, .. } =
+            let LimitComparison { ratio, range, ratios, .. } =
                 beside(effort, |is_limit, passes| self.passes(if is_limit { over } else { work }, passes))?;
             results::add("gpu", &format!("{word}, {name}"), ("ratio", Better::Higher), &ratios);
             let extra = |ratio: f64| (1.0 / ratio - 1.0) * 100.0;

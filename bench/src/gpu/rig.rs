@@ -82,7 +82,7 @@ pub(super) fn slab(device: &Device, slot_bytes: usize, slot_count: u32) -> Resul
 }
 
 /// One side compared with its limit.
-pub(super) struct Beside {
+pub(super) struct LimitComparison {
     /// Seconds of one pass.
     pub(super) ours: f64,
     /// Rate of our side relative to the limit's: the limit's seconds over ours, so that 1 is as fast as the limit.
@@ -96,7 +96,10 @@ pub(super) struct Beside {
 pub(super) type Passes<'a> = dyn FnMut(u32) -> Result<()> + 'a;
 
 /// Times both sides in turn. The sides may share resources, so one closure runs both: `true` is the limit.
-pub(super) fn beside(effort: &Effort, mut side: impl FnMut(bool, u32) -> Result<()>) -> Result<Beside> {
+pub(super) fn beside(
+    effort: &Effort,
+    mut side: impl FnMut(bool, u32) -> Result<()>,
+) -> Result<LimitComparison> {
     let mut passes = [0; 2];
     for (at, passes) in passes.iter_mut().enumerate() {
         side(at == 0, 1)?;
@@ -116,7 +119,7 @@ pub(super) fn beside(effort: &Effort, mut side: impl FnMut(bool, u32) -> Result<
     }
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
-    Ok(Beside { ours: median(ours), ratio: median(ratios.clone()), range: (least, most), ratios })
+    Ok(LimitComparison { ours: median(ours), ratio: median(ratios.clone()), range: (least, most), ratios })
 }
 
 /// Returns the number of passes that take long enough to be timed.

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::Result;
 use control_planner::peer_laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
 use control_planner::{
-    CAPACITY_OF, Engine, Headroom, Law, Observation, Outcome, Planner, PlannerConfig, PlannerLaw, PoolConfig,
-    Request, Setup, StepTime, WorkerCounts, choose_headroom, simulate,
+    CAPACITY_OF, Engine, Headroom, Observation, Outcome, Planner, PlannerConfig, PlannerPolicy, PoolConfig,
+    Request, ScalingPolicy, Setup, StepTime, WorkerCounts, choose_headroom, simulate,
 };
 
 use crate::results::{self, Better};
@@ -62,7 +62,12 @@ impl Row {
     }
 }
 
-fn row<L: Law>(name: &'static str, setup: &Setup, demands: &[Vec<Request>], law: impl Fn() -> L) -> Row {
+fn row<L: ScalingPolicy>(
+    name: &'static str,
+    setup: &Setup,
+    demands: &[Vec<Request>],
+    law: impl Fn() -> L,
+) -> Row {
     let outcomes = demands.iter().map(|requests| simulate(setup, requests, &mut law())).collect();
     Row { name, outcomes }
 }
@@ -89,8 +94,8 @@ fn known_season(shape: &Shape) {
     let requests = shape.requests(4, 1);
     let from = 3.0 * period;
     let (chosen, _) = choose_headroom(&setup, &shape.requests(3, TUNING_SEED), 2.0 * period);
-    let mut laws: Vec<(&str, Box<dyn Law>)> = vec![
-        ("Kvasir, season known", Box::new(PlannerLaw::new(&setup, chosen))),
+    let mut laws: Vec<(&str, Box<dyn ScalingPolicy>)> = vec![
+        ("Kvasir, season known", Box::new(PlannerPolicy::new(&setup, chosen))),
         ("KEDA queue 1, running 16", Box::new(KedaQueue::default())),
     ];
     for (name, law) in &mut laws {
@@ -159,7 +164,7 @@ fn wrong_beliefs(shapes: &[Shape]) {
             let believed = Engine { step: setup.believed.step.times(1.0 / speed), ..setup.believed };
             let setup = Setup { believed, ..setup };
             let requests = shape.requests(2, 1);
-            let mut law = PlannerLaw::new(&setup, Headroom::default());
+            let mut law = PlannerPolicy::new(&setup, Headroom::default());
             let outcome = simulate(&setup, &requests, &mut law);
             let learned = law.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
             println!(
@@ -197,7 +202,7 @@ fn other_devices() {
         let setup = Setup { engine, ..shape.setup() };
         let truth = shape.capacity_on(engine, CAPACITY_OF);
         let requests = shape.steady(3.0 * truth, 600.0, 1);
-        let mut law = PlannerLaw::new(&setup, Headroom::default());
+        let mut law = PlannerPolicy::new(&setup, Headroom::default());
         simulate(&setup, &requests, &mut law);
         let learned = law.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
         println!(
@@ -214,7 +219,7 @@ fn steady(hours: f64) {
     let setup = shape.setup();
     let seconds = hours * 3600.0;
     let requests = shape.steady(4.0, seconds, 1);
-    let outcome = simulate(&setup, &requests, &mut PlannerLaw::new(&setup, Headroom::default()));
+    let outcome = simulate(&setup, &requests, &mut PlannerPolicy::new(&setup, Headroom::default()));
     let later: Vec<u32> =
         outcome.changes.iter().filter(|change| change.0 > 3600.0).map(|change| change.1).collect();
     let ups: Vec<bool> = later.windows(2).map(|pair| pair[1] > pair[0]).collect();
@@ -253,8 +258,9 @@ fn compare_on(shape: &Shape, smoke: bool) {
     ];
     let clairvoyant = row("clairvoyant (no law can be)", &setup, &demands, || Clairvoyant { capacity });
     let cold =
-        row("Kvasir, nothing recorded", &setup, &demands, || PlannerLaw::new(&setup, Headroom::default()));
-    let tuned = row("Kvasir, one repetition recorded", &setup, &demands, || PlannerLaw::new(&setup, chosen));
+        row("Kvasir, nothing recorded", &setup, &demands, || PlannerPolicy::new(&setup, Headroom::default()));
+    let tuned =
+        row("Kvasir, one repetition recorded", &setup, &demands, || PlannerPolicy::new(&setup, chosen));
     for row in peers.iter().chain([&clairvoyant, &cold, &tuned]) {
         row.print();
         row.add_results(shape.name);

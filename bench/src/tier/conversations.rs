@@ -141,7 +141,7 @@ fn converse(args: &ConversationArgs, tiers: Tiers, all_blocks: usize) -> Result<
     let folder = Scratch::new(&args.folder.clone().unwrap_or_else(std::env::temp_dir))?;
     let inbox = engine.inbox();
     let notify = move |moved| inbox.store_moved(moved);
-    let mut behind = Behind::default();
+    let mut behind = TierStack::default();
     let services = match tiers {
         Tiers::None => Services::default(),
         _ => {
@@ -269,12 +269,12 @@ fn word(seed: u64, at: u64) -> u32 {
 
 /// The tiers' parts, which live as long as a run.
 #[derive(Default)]
-struct Behind {
+struct TierStack {
     store: Option<Arc<Store>>,
     pool: Option<PoolService>,
 }
 
-impl Behind {
+impl TierStack {
     fn build(
         &mut self,
         tiers: Tiers,

@@ -13,7 +13,7 @@ use super::error::Unavailable;
 use super::node::Node;
 use super::perftest::{Measured, PerftestPlan, parse};
 use super::places::shuffled;
-use super::session::Near;
+use super::session::Initiator;
 use super::stream::Plan;
 
 /// Longest run of a perftest program.
@@ -156,7 +156,7 @@ fn is_listening(port: u16) -> bool {
 
 /// Runs perftest once between the two ends, as `near` describes them.
 pub(super) fn run_perftest(
-    near: &mut Near,
+    near: &mut Initiator,
     plan: PerftestPlan,
     device: Option<&str>,
     host: &str,

@@ -13,7 +13,7 @@ use super::places::{Shape, shuffled};
 use super::report::Record;
 use super::responder::fill;
 use super::run::Context;
-use super::session::Near;
+use super::session::Initiator;
 use super::statistics::Rounds;
 use super::stream::{Plan, Stream};
 
@@ -32,7 +32,7 @@ struct Round {
 }
 
 /// Measures one size.
-pub(super) fn measure(near: &mut Near, context: &Context, test: Test, shape: Shape) -> Result<Record> {
+pub(super) fn measure(near: &mut Initiator, context: &Context, test: Test, shape: Shape) -> Result<Record> {
     let args = context.args;
     if args.op == Op::Send {
         ensure!(shape.rows.is_none(), "messages have no rows");
@@ -83,7 +83,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, test: Test, shape: Sha
 }
 
 /// Moves the whole plan, in both directions if wanted, and has the arrivals counted.
-fn round(near: &mut Near, plan: &Plan, bidirectional: bool) -> Result<Round> {
+fn round(near: &mut Initiator, plan: &Plan, bidirectional: bool) -> Result<Round> {
     near.order(&Command::Reset)?;
     let mut stream = Stream::new(*plan, &near.node);
     let started = Instant::now();
@@ -129,7 +129,7 @@ fn round(near: &mut Near, plan: &Plan, bidirectional: bool) -> Result<Round> {
 }
 
 /// Moves one window of a new pattern. Returns the number of wrong bytes.
-fn check(near: &mut Near, plan: &Plan) -> Result<u64> {
+fn check(near: &mut Initiator, plan: &Plan) -> Result<u64> {
     // Rails have no order among each other, so a comparison may overtake writes whose arrival is not counted.
     let op = if plan.op == Op::Write && near.node.rail_count() > 1 { Op::WriteImm } else { plan.op };
     let plan = Plan { op, batches: u64::from(plan.depth), ..*plan };
@@ -167,7 +167,7 @@ enum Peer {
 }
 
 impl Peer {
-    fn new(near: &Near, context: &Context, plan: &Plan) -> Result<Self> {
+    fn new(near: &Initiator, context: &Context, plan: &Plan) -> Result<Self> {
         match context.args.against {
             Against::None => Ok(Self::None),
             Against::Memcpy => {
@@ -200,7 +200,7 @@ impl Peer {
     }
 
     /// Bytes per second of the peer.
-    fn round(&mut self, near: &mut Near, context: &Context, plan: &Plan) -> Result<Option<f64>> {
+    fn round(&mut self, near: &mut Initiator, context: &Context, plan: &Plan) -> Result<Option<f64>> {
         match self {
             Self::None => Ok(None),
             Self::Memcpy { copies, batches } => {

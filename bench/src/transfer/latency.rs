@@ -16,7 +16,7 @@ use super::places::Shape;
 use super::report::Record;
 use super::responder::{mark_of, number_of, ping};
 use super::run::Context;
-use super::session::Near;
+use super::session::Initiator;
 use super::statistics::{Latencies, Percentiles, Rounds};
 
 /// Most round trips if only a duration is given.
@@ -27,7 +27,7 @@ const NUMBERED_BYTES_MIN: u32 = 5;
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// Measures one size.
-pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Result<Record> {
+pub(super) fn measure(near: &mut Initiator, context: &Context, shape: Shape) -> Result<Record> {
     let args = context.args;
     if args.op == Op::Send {
         ensure!(shape.bytes as usize <= MESSAGE_BYTES_MAX, "a message has at most {MESSAGE_BYTES_MAX} bytes");
@@ -127,7 +127,7 @@ fn median_of(all: &[Percentiles]) -> Percentiles {
 }
 
 /// Makes round trips one after the other, each waiting for the previous one.
-fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies> {
+fn trips(near: &mut Initiator, op: Op, shape: Shape, count: u64) -> Result<Latencies> {
     let mut latencies = Latencies::new()?;
     for number in 0..count {
         let started = Instant::now();
@@ -163,7 +163,7 @@ fn trips(near: &mut Near, op: Op, shape: Shape, count: u64) -> Result<Latencies>
 }
 
 /// Sends at scheduled times; each latency is a whole round trip from the scheduled time.
-fn under_load(near: &mut Near, op: Op, shape: Shape, rate: u32, count: u64) -> Result<Percentiles> {
+fn under_load(near: &mut Initiator, op: Op, shape: Shape, rate: u32, count: u64) -> Result<Percentiles> {
     let mut latencies = Latencies::new()?;
     let mut plan = OpenLoop::new(Instant::now(), rate, count);
     let last = plan.set_time(count);
@@ -196,7 +196,7 @@ fn under_load(near: &mut Near, op: Op, shape: Shape, rate: u32, count: u64) -> R
 }
 
 /// Takes the numbers of the answers that have arrived.
-fn answers(near: &mut Near) -> Vec<u32> {
+fn answers(near: &mut Initiator) -> Vec<u32> {
     let mut numbers = std::mem::take(&mut near.node.immediates);
     let taken = numbers.clone();
     numbers.clear();

@@ -11,7 +11,7 @@ use super::piece::Piece;
 use super::places::{Shape, shuffled};
 use super::report::Record;
 use super::run::Context;
-use super::session::Near;
+use super::session::Initiator;
 use super::sizes::RowShape;
 use super::statistics::median;
 
@@ -30,7 +30,7 @@ struct Costs {
 }
 
 /// Measures a shape with rows, which are always present here.
-pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Result<Record> {
+pub(super) fn measure(near: &mut Initiator, context: &Context, shape: Shape) -> Result<Record> {
     let args = context.args;
     let op = if args.op == Op::Send { Op::Write } else { args.op };
     let count = if context.smoke { DESCRIPTORS_SMOKE } else { DESCRIPTORS };
@@ -60,7 +60,7 @@ pub(super) fn measure(near: &mut Near, context: &Context, shape: Shape) -> Resul
 }
 
 fn round(
-    near: &mut Near,
+    near: &mut Initiator,
     context: &Context,
     (op, shape): (Op, Shape),
     count: u32,

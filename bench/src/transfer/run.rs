@@ -9,7 +9,7 @@ use super::memory::Memory;
 use super::perftest::{PerftestPlan, Tool};
 use super::places::{self, Shape};
 use super::report::Record;
-use super::session::{Near, Opening, Rails};
+use super::session::{Initiator, Opening, Rails};
 use super::{against, bandwidth, latency, memory, plot, post};
 
 /// Exit code of a program that ends with [`Unavailable`]: the convention for skipped tests.
@@ -165,7 +165,12 @@ fn post_shape(args: &TransferArgs) -> Result<Option<Shape>> {
     Shape::new(post::PIECE_BYTES, Some(args.rows.unwrap_or(post::ROWS))).map(Some)
 }
 
-fn measure(near: &mut Near, context: &Context, shapes: &[Shape], records: &mut Vec<Record>) -> Result<()> {
+fn measure(
+    near: &mut Initiator,
+    context: &Context,
+    shapes: &[Shape],
+    records: &mut Vec<Record>,
+) -> Result<()> {
     let mut take = |record: Record| {
         println!("{}", record.line());
         records.push(record);

@@ -57,13 +57,13 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// The initiator, with the other end if the same thread drives both.
-pub(super) struct Near {
+pub(super) struct Initiator {
     pub(super) node: Node,
     other: Option<Responder>,
     idle: u32,
 }
 
-impl Near {
+impl Initiator {
     /// Makes progress on the ends that this thread drives.
     pub(super) fn step(&mut self) -> Result<()> {
         let mut happened = self.node.poll()?;
@@ -184,9 +184,9 @@ impl Opening<'_> {
         Ok((Responder::new(node, self.args.devices.first().cloned()), addresses))
     }
 
-    fn near(&self, addresses: &[String], other: Option<Responder>) -> Result<Near> {
+    fn near(&self, addresses: &[String], other: Option<Responder>) -> Result<Initiator> {
         let (node, _) = self.open(self.memory, None)?;
-        Near::meet(node, addresses, other)
+        Initiator::meet(node, addresses, other)
     }
 
     /// Runs the far end until the initiator leaves.
@@ -197,7 +197,7 @@ impl Opening<'_> {
     }
 
     /// Connects to the far end and measures.
-    pub(super) fn measure(&self, work: impl FnOnce(&mut Near) -> Result<()>) -> Result<()> {
+    pub(super) fn measure(&self, work: impl FnOnce(&mut Initiator) -> Result<()>) -> Result<()> {
         if !self.args.connect.is_empty() {
             return finish(self.near(&self.args.connect, None)?, work);
         }
@@ -214,7 +214,7 @@ impl Opening<'_> {
     fn measure_with_two_threads(
         &self,
         anywhere: &[String],
-        work: impl FnOnce(&mut Near) -> Result<()>,
+        work: impl FnOnce(&mut Initiator) -> Result<()>,
     ) -> Result<()> {
         let stop = Stop::default();
         std::thread::scope(|scope| {
@@ -248,7 +248,7 @@ impl Opening<'_> {
     }
 }
 
-fn finish(mut near: Near, work: impl FnOnce(&mut Near) -> Result<()>) -> Result<()> {
+fn finish(mut near: Initiator, work: impl FnOnce(&mut Initiator) -> Result<()>) -> Result<()> {
     work(&mut near)?;
     near.part()
 }

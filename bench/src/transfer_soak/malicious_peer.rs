@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Counts of the liars' work.
 #[derive(Debug, Default)]
-pub(crate) struct Lies {
+pub(crate) struct AttackCounts {
     /// Lies over admitted connections.
     pub(crate) told: AtomicU64,
     /// Connections with a wrong secret.
@@ -35,7 +35,7 @@ pub(crate) struct Lies {
 }
 
 /// A thread that lies until it is stopped.
-pub(crate) struct Liar {
+pub(crate) struct MaliciousPeer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
 }
@@ -51,14 +51,14 @@ impl Random {
     }
 }
 
-impl Liar {
+impl MaliciousPeer {
     /// Starts a thread that lies to the node at `address` about its slots, mostly those of `targets`.
     pub(crate) fn start(
         address: String,
         key: SharedKey,
         targets: Vec<u32>,
         seed: u64,
-        lies: Arc<Lies>,
+        lies: Arc<AttackCounts>,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);

@@ -20,7 +20,7 @@ const ROUNDING: f64 = 1e-9;
 
 /// A metric value and its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Published {
+pub struct HpaMetric {
     /// Value of the metric.
     pub value: u32,
     /// Replicas that the autoscaler will set, without its own minimum, maximum and policies.
@@ -33,20 +33,20 @@ fn stays(current: u32, value: u32, tolerance: f64) -> bool {
 
 /// Returns the value for a pool that has `current` workers and should have `wanted`.
 #[must_use]
-pub fn published(current: u32, wanted: u32, tolerance: f64) -> Published {
+pub fn published(current: u32, wanted: u32, tolerance: f64) -> HpaMetric {
     // The autoscaler ignores an object with zero replicas; KEDA itself activates it.
     if current == 0 || current == wanted {
-        return Published { value: wanted, expected: wanted };
+        return HpaMetric { value: wanted, expected: wanted };
     }
     if wanted < current {
         let is_ignored = stays(current, wanted, tolerance);
-        return Published { value: wanted, expected: if is_ignored { current } else { wanted } };
+        return HpaMetric { value: wanted, expected: if is_ignored { current } else { wanted } };
     }
     let mut value = wanted;
     while stays(current, value, tolerance) {
         value += 1;
     }
-    Published { value, expected: value }
+    HpaMetric { value, expected: value }
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
         for current in 1..=400_u32 {
             for wanted in 0..=500_u32 {
                 for tolerance in [0.0, DEFAULT_TOLERANCE, 0.25] {
-                    let Published { value, expected } = published(current, wanted, tolerance);
+                    let HpaMetric { value, expected } = published(current, wanted, tolerance);
                     let [old, new] = autoscaler(current, value, tolerance);
                     let name = format!("{current} -> {wanted}, tolerance {tolerance}");
                     assert!(old >= wanted && new >= wanted, "{name}: {old} {new}");
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn with_ten_workers_one_more_is_two_more_unless_the_tolerance_is_zero() {
         let counts = |current, wanted, tolerance| {
-            let Published { value, expected } = published(current, wanted, tolerance);
+            let HpaMetric { value, expected } = published(current, wanted, tolerance);
             (value, expected)
         };
         assert_eq!(counts(3, 4, DEFAULT_TOLERANCE), (4, 4));

@@ -26,8 +26,8 @@ use std::collections::BTreeMap;
 use futures_util::stream::{BoxStream, StreamExt, unfold};
 use tonic::{Request, Response, Status};
 
+use crate::desired::{DesiredCounts, PoolTarget};
 use crate::hpa::{DEFAULT_TOLERANCE, published};
-use crate::wanted::{PoolTarget, WantedCounts};
 use proto::external_scaler_server::{ExternalScaler, ExternalScalerServer};
 use proto::{
     GetMetricSpecResponse, GetMetricsRequest, GetMetricsResponse, IsActiveResponse, MetricSpec, MetricValue,
@@ -44,13 +44,13 @@ const METRIC: &str = "kvasir-workers";
 
 /// The service, as gRPC routes for an HTTP/2 server.
 #[must_use]
-pub fn keda_routes(counts: WantedCounts) -> tonic::service::Routes {
+pub fn keda_routes(counts: DesiredCounts) -> tonic::service::Routes {
     tonic::service::Routes::new(ExternalScalerServer::new(Scaler { counts }))
 }
 
 #[derive(Debug)]
 struct Scaler {
-    counts: WantedCounts,
+    counts: DesiredCounts,
 }
 
 /// The relevant metadata of a trigger.
@@ -165,7 +165,7 @@ impl ExternalScaler for Scaler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wanted::wanted_counts;
+    use crate::desired::desired_counts;
 
     fn metadata(pairs: &[(&str, &str)]) -> ScaledObjectRef {
         let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -184,7 +184,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_told_before_the_planner_has_decided() {
-        let (sender, counts) = wanted_counts();
+        let (sender, counts) = desired_counts();
         let scaler = Scaler { counts };
         assert_eq!(value(&scaler, metadata(&[("pool", "decode")])).await, Err(tonic::Code::Unavailable));
         sender.publish(vec![target(11)]);
@@ -198,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_is_pushed_at_once() {
-        let (sender, counts) = wanted_counts();
+        let (sender, counts) = desired_counts();
         let scaler = Scaler { counts };
         let asked = Request::new(metadata(&[("pool", "decode")]));
         let mut pushed = scaler.stream_is_active(asked).await.expect("a stream").into_inner();

@@ -18,7 +18,7 @@ use http::{Method, Uri};
 use router_engines::client::EngineClient;
 use serde_json::{Value, json};
 
-use crate::wanted::{PoolTarget, WantedCounts};
+use crate::desired::{DesiredCounts, PoolTarget};
 
 /// Time limit for an answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ impl Webhook {
     }
 
     /// Posts each change until the counts' sender is dropped.
-    pub async fn run(self, mut counts: WantedCounts) {
+    pub async fn run(self, mut counts: DesiredCounts) {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut decision_id = since_epoch.as_millis() as u64;
         let (mut attempted, mut acknowledged, mut retry) = (None, None, RETRY_MIN);
@@ -129,7 +129,7 @@ mod tests {
     use axum::routing::post;
 
     use super::*;
-    use crate::wanted::wanted_counts;
+    use crate::desired::desired_counts;
 
     #[test]
     fn a_url_has_a_scheme_a_host_and_a_path() {
@@ -163,7 +163,7 @@ mod tests {
     #[tokio::test]
     async fn a_decision_is_posted_until_it_is_acknowledged_and_once_only() {
         let (url, posts) = receiver().await;
-        let (sender, counts) = wanted_counts();
+        let (sender, counts) = desired_counts();
         let running =
             tokio::spawn(Webhook::new(EngineClient::new(&url, None), "/hook".to_owned()).run(counts));
         let target =

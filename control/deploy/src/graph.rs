@@ -309,10 +309,7 @@ impl Graph {
     pub(crate) fn check_version(&self) -> Result<(), String> {
         let image = self.worker_image();
         if image.is_empty() {
-            return Err(
-                "image: this engine has no default image: name one, with its version"
-                    .to_owned(),
-            );
+            return Err("image: this engine has no default image: name one, with its version".to_owned());
         }
         let tag = image.rsplit('/').next().unwrap_or_default().split_once([':', '@']).map(|(_, tag)| tag);
         match self.has_prefill() && tag.is_none_or(|tag| tag == "latest") {

@@ -138,7 +138,7 @@ mod tests {
     use crate::follow::channel;
     use crate::follow::follow;
     use crate::roster::Roster;
-    use crate::source_state::Guard;
+    use crate::source_state::RemovalLimit;
 
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("kvasir-discovery-{name}-{}", std::process::id()));
@@ -178,7 +178,7 @@ mod tests {
         let (mut senders, receiver) = channel(1);
         let (batches, mut published) = tokio::sync::mpsc::unbounded_channel();
         let source = FileSource::new(file.clone());
-        let guard = Guard { share: 1.0, time: Duration::ZERO };
+        let guard = RemovalLimit { share: 1.0, time: Duration::ZERO };
         let roster = Roster::new(vec![source.name()], guard);
         tokio::spawn(follow(roster, receiver, move |batch| drop(batches.send(batch))));
         tokio::spawn(source.watch(senders.remove(0)));

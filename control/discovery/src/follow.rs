@@ -112,7 +112,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::source_state::Guard;
+    use crate::source_state::RemovalLimit;
     use crate::update::Object;
 
     fn listed(urls: &[&str]) -> Update {
@@ -121,7 +121,7 @@ mod tests {
 
     #[tokio::test]
     async fn updates_are_published_together_and_suspects_end_in_time() {
-        let guard = Guard { share: 0.5, time: Duration::from_secs(2) };
+        let guard = RemovalLimit { share: 0.5, time: Duration::from_secs(2) };
         let roster = Roster::new(vec!["a".to_owned(), "b".to_owned()], guard);
         let (senders, receiver) = channel(2);
         let published: Arc<Mutex<Vec<Batch>>> = Arc::default();

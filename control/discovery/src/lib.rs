@@ -29,5 +29,5 @@ pub use file::FileSource;
 pub use follow::{Batch, Receiver, Sender, channel, follow};
 pub use labels::Labels;
 pub use roster::{Roster, SourceStatus};
-pub use source_state::Guard;
+pub use source_state::RemovalLimit;
 pub use update::{Object, Update};

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use crate::endpoint::Endpoint;
-use crate::source_state::{Guard, SourceState};
+use crate::source_state::{RemovalLimit, SourceState};
 use crate::update::Update;
 
 /// The endpoints of all sources.
 #[derive(Debug)]
 pub struct Roster {
-    guard: Guard,
+    guard: RemovalLimit,
     sources: Vec<(String, SourceState)>,
 }
 
@@ -34,7 +34,7 @@ pub struct SourceStatus {
 impl Roster {
     /// Creates a roster of sources with these names, in order of preference; see [`Self::endpoints`].
     #[must_use]
-    pub fn new(sources: Vec<String>, guard: Guard) -> Self {
+    pub fn new(sources: Vec<String>, guard: RemovalLimit) -> Self {
         Self { guard, sources: sources.into_iter().map(|name| (name, SourceState::default())).collect() }
     }
 
@@ -125,7 +125,7 @@ mod tests {
     use crate::endpoint::EndpointState;
     use crate::update::Object;
 
-    const GUARD: Guard = Guard { share: 0.5, time: Duration::from_secs(60) };
+    const GUARD: RemovalLimit = RemovalLimit { share: 0.5, time: Duration::from_secs(60) };
 
     fn roster(sources: usize) -> Roster {
         Roster::new((0..sources).map(|number| format!("source {number}")).collect(), GUARD)

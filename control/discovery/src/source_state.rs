@@ -1,7 +1,7 @@
 //! The objects of one source, and the guard against lists that lose too many.
 //!
 //! A successful list may still be wrong: an API server restored from a backup, a selector mistyped for a
-//! moment, a truncated file. [`Guard`] therefore limits how many endpoints a list may remove without deletion
+//! moment, a truncated file. [`RemovalLimit`] therefore limits how many endpoints a list may remove without deletion
 //! events: if more than `share` of the endpoints are missing from it, the missing objects become *suspect*.
 //! They are served as long as they answer the fleet's health checks, and are removed after `time`, or as soon
 //! as the source deletes them.
@@ -27,7 +27,7 @@ use crate::update::{Object, Update};
 
 /// Limit on the endpoints that a list may remove without deletion events.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Guard {
+pub struct RemovalLimit {
     /// Share of a source's endpoints that a list may lack, from 0 to 1.
     pub share: f64,
     /// Time for which objects that a list lacked beyond that share are kept.
@@ -57,7 +57,7 @@ pub(crate) struct SourceState {
 
 impl SourceState {
     /// Applies an update; returns whether endpoints changed.
-    pub(crate) fn apply(&mut self, update: Update, guard: Guard, now: Instant) -> bool {
+    pub(crate) fn apply(&mut self, update: Update, guard: RemovalLimit, now: Instant) -> bool {
         self.updates += 1;
         if !matches!(update, Update::Failed(_)) {
             self.error = None;
@@ -135,7 +135,7 @@ impl SourceState {
         }
     }
 
-    fn list(&mut self, objects: Vec<Object>, guard: Guard, now: Instant) -> bool {
+    fn list(&mut self, objects: Vec<Object>, guard: RemovalLimit, now: Instant) -> bool {
         let listed: HashSet<&str> = objects.iter().map(|object| object.key.as_str()).collect();
         if self.removed.1.is_some_and(|since| now.duration_since(since) > guard.time) {
             self.removed = (0, None);
@@ -172,7 +172,7 @@ impl SourceState {
 mod tests {
     use super::*;
 
-    const GUARD: Guard = Guard { share: 0.5, time: Duration::from_secs(600) };
+    const GUARD: RemovalLimit = RemovalLimit { share: 0.5, time: Duration::from_secs(600) };
 
     fn object(key: &str) -> Object {
         Object { key: key.to_owned(), endpoints: vec![Endpoint::new(format!("http://{key}:8000"))] }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use control_discovery::{Batch, Guard, Roster, channel, follow};
+use control_discovery::{Batch, RemovalLimit, Roster, channel, follow};
 use control_etcd::{Client, ClientConfig, EtcdLease, EtcdSource, Registration, Worker};
 use tokio::sync::{mpsc, watch};
 
@@ -30,7 +30,7 @@ struct Seen {
 impl Seen {
     fn start(client: Client, relist: Duration) -> Self {
         let source = EtcdSource::new(client, PREFIX, relist);
-        let guard = Guard { share: 0.5, time: Duration::from_secs(600) };
+        let guard = RemovalLimit { share: 0.5, time: Duration::from_secs(600) };
         let roster = Roster::new(vec![source.name()], guard);
         let (mut senders, receiver) = channel(1);
         let (sender, batches) = mpsc::unbounded_channel();

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use control_deploy::custom_resource::definition;
-use control_discovery::{EndpointState, Guard, Roster, channel, follow};
+use control_discovery::{EndpointState, RemovalLimit, Roster, channel, follow};
 use control_kubernetes::{
     GraphController, KubernetesLease, PodSource, PodSourceConfig, ScaleError, ScaleTarget, Selection,
     Workload,
@@ -313,7 +313,8 @@ async fn pods_of_a_real_api_server_come_are_ready_and_leave() {
         relist: Duration::from_secs(300),
     };
     let source = PodSource::new(client.clone(), config);
-    let roster = Roster::new(vec![source.name()], Guard { share: 0.5, time: Duration::from_secs(600) });
+    let roster =
+        Roster::new(vec![source.name()], RemovalLimit { share: 0.5, time: Duration::from_secs(600) });
     let (mut senders, receiver) = channel(1);
     let (sender, mut state) = watch::channel(Vec::<(String, EndpointState)>::new());
     tokio::spawn(follow(roster, receiver, move |batch| {

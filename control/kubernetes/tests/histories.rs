@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use control_discovery::{Endpoint, Guard, Roster, channel, follow};
+use control_discovery::{Endpoint, RemovalLimit, Roster, channel, follow};
 use control_kubernetes::{PodRules, PodSource, PodSourceConfig, Selection, object};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -105,7 +105,7 @@ async fn history(seed: u64) -> bool {
     };
     let source = PodSource::new(client, config);
     let (mut senders, receiver) = channel(1);
-    let guard = Guard { share: 0.5, time: Duration::from_secs(60) };
+    let guard = RemovalLimit { share: 0.5, time: Duration::from_secs(60) };
     let published: Arc<Mutex<(Vec<Endpoint>, KeyOnly)>> = Arc::default();
     let into = Arc::clone(&published);
     let following = tokio::spawn(follow(Roster::new(vec![source.name()], guard), receiver, move |batch| {

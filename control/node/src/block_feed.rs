@@ -116,7 +116,8 @@ async fn answer(State(feed): State<Arc<BlockFeed>>, Query(known): Query<ChangesS
         Ok(Ok(body)) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
         failed => {
             tracing::error!(?failed, "the list of the pool's blocks cannot be read");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the list of the pool's blocks cannot be read").into_response()
+            (StatusCode::INTERNAL_SERVER_ERROR, "the list of the pool's blocks cannot be read")
+                .into_response()
         }
     }
 }

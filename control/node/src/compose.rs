@@ -14,7 +14,7 @@ use router_engines::dialect::legs::Protocol;
 use router_engines::key::ApiKey;
 use router_fleet::WorkerSpec;
 use router_gateway::{
-    AccessConfig, Explain, GatewayConfig, GuardrailConfig, JwksFrom, TextSource, TokenConfig, Tuning,
+    AccessConfig, Explain, GatewayConfig, GuardrailConfig, JwksSource, TextSource, TokenConfig, Tuning,
 };
 use router_tokens::ModelText;
 use router_trace::TraceConfig;
@@ -175,10 +175,10 @@ pub(crate) fn tokens(settings: &Settings) -> Result<Option<TokenConfig>> {
         (Some(_), Some(_)) => {
             bail!("`access.jwks_file` and `access.jwks_url` are both set: the keys are in one place")
         }
-        (Some(file), None) => JwksFrom::File(file.into()),
-        (None, Some(url)) => JwksFrom::Url(url),
+        (Some(file), None) => JwksSource::File(file.into()),
+        (None, Some(url)) => JwksSource::Url(url),
         (None, None) if access.token_issuer.is_empty() => return Ok(None),
-        (None, None) => JwksFrom::Issuer,
+        (None, None) => JwksSource::Issuer,
     };
     Ok(Some(TokenConfig {
         jwks,
@@ -225,7 +225,7 @@ pub(crate) fn access(settings: &Settings, workers: &[WorkerSpec]) -> Result<Acce
     urls.push(&access.jwks_url);
     urls.push(&settings.guardrail.url);
     let tokens = tokens(settings)?;
-    if tokens.as_ref().is_some_and(|tokens| matches!(tokens.jwks, JwksFrom::Issuer)) {
+    if tokens.as_ref().is_some_and(|tokens| matches!(tokens.jwks, JwksSource::Issuer)) {
         urls.push(&access.token_issuer);
     }
     Ok(AccessConfig {

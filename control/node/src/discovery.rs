@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use control_config::{DiscoverySettings, Settings};
 use control_discovery::{
-    Batch, Dns, Endpoint, EndpointState, FileSource, Guard, Role, Roster, Sender, SourceStatus, channel,
-    follow,
+    Batch, Dns, Endpoint, EndpointState, FileSource, RemovalLimit, Role, Roster, Sender, SourceStatus,
+    channel, follow,
 };
 use router_engines::dialect::{self, Engine};
 use router_engines::exposition;
@@ -117,7 +117,7 @@ pub(crate) struct Discovery {
     sources: Vec<Source>,
     etcd: Option<Etcd>,
     pods: Vec<Pods>,
-    guard: Guard,
+    guard: RemovalLimit,
 }
 
 /// A set of pods that a configuration names.
@@ -192,7 +192,7 @@ impl Discovery {
                  cargo build --release --features kubernetes"
             );
         }
-        let guard = Guard { share: discovery.guard_share, time: discovery.guard_time };
+        let guard = RemovalLimit { share: discovery.guard_share, time: discovery.guard_time };
         let etcd = Etcd::new(settings)?;
         let is_empty = sources.is_empty() && pods.is_empty() && etcd.is_none();
         Ok((!is_empty).then_some(Self { settings: discovery, sources, etcd, pods, guard }))
@@ -210,7 +210,7 @@ impl Discovery {
         }
         let names = self.sources.iter().map(Source::name).collect();
         let (senders, receiver) = channel(self.sources.len());
-        let shown: Arc<Mutex<Shown>> = Arc::default();
+        let shown: Arc<Mutex<DiscoveryStatus>> = Arc::default();
         let metrics = Arc::clone(&shown);
         gateway.show_also(Box::new(move |out| lock(&metrics).render(out)));
         // From here on, an empty roster means that no worker has been found yet.
@@ -226,7 +226,7 @@ impl Discovery {
 
 /// State of discovery that administrators and metrics see.
 #[derive(Default)]
-struct Shown {
+struct DiscoveryStatus {
     sources: Vec<SourceStatus>,
     refused: Vec<String>,
     /// Number of publications, and total time from a source's report to the change of the fleet.
@@ -234,12 +234,12 @@ struct Shown {
     lag: Duration,
 }
 
-fn lock(shown: &Mutex<Shown>) -> std::sync::MutexGuard<'_, Shown> {
+fn lock(shown: &Mutex<DiscoveryStatus>) -> std::sync::MutexGuard<'_, DiscoveryStatus> {
     // Each update is complete, so a poisoned lock leaves no broken state.
     shown.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shown {
+impl DiscoveryStatus {
     fn to_json(&self) -> Value {
         let source = |source: &SourceStatus| {
             json!({
@@ -289,7 +289,7 @@ impl Shown {
 struct Publisher {
     gateway: Weak<Gateway>,
     keys: EngineKeys,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<DiscoveryStatus>>,
 }
 
 impl Publisher {
@@ -442,8 +442,13 @@ mod tests {
             is_listed: true,
         };
         let mut out = String::new();
-        Shown { sources: vec![status], published: 2, lag: Duration::from_millis(30), ..Shown::default() }
-            .render(&mut out);
+        DiscoveryStatus {
+            sources: vec![status],
+            published: 2,
+            lag: Duration::from_millis(30),
+            ..DiscoveryStatus::default()
+        }
+        .render(&mut out);
         for line in [
             "kvasir_discovery_workers{source=\"file \\\"a\\\"\"} 3",
             "kvasir_discovery_suspect{source=\"file \\\"a\\\"\"} 1",

@@ -21,13 +21,13 @@ use tokio::task::JoinHandle;
 use crate::config_reload::ConfigReloader;
 use crate::discovery::{Discovery, PodArgs};
 use crate::http::{Signals, StopSource};
-use crate::kernel::KernelPrograms;
+use crate::kernel::EbpfPrograms;
 use crate::roster::Workers;
 use crate::tls::LOOK_EVERY;
-use crate::{Common, admin, compose, exposure, http, process, roster, secret, shard, tls};
+use crate::{GlobalArgs, admin, compose, exposure, http, process, roster, secret, shard, tls};
 
 pub(crate) fn run(
-    common: &Common,
+    common: &GlobalArgs,
     listen: Option<SocketAddr>,
     aside: Option<SocketAddr>,
     given: &Workers,
@@ -63,7 +63,7 @@ pub(crate) fn run(
         .flatten()
         .map(|address| address.port());
     let own: Vec<u16> = own.collect();
-    let programs = KernelPrograms::attach(&settings, &own, local_ports(&workers))?;
+    let programs = EbpfPrograms::attach(&settings, &own, local_ports(&workers))?;
     let server_tls = tls::server(&settings, &[Alpn::Http2, Alpn::Http1])?;
     config.access.server_tls.clone_from(&server_tls);
     let runtime = tokio::runtime::Runtime::new()?;
@@ -289,13 +289,13 @@ fn reload_on_hangup(
     gateway: Arc<Gateway>,
     live: Option<Arc<ConfigReloader>>,
 ) -> Result<impl Future<Output = ()>> {
-    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut reload_files = signal(SignalKind::hangup())?;
     Ok(async move {
-        while hang_up.recv().await.is_some() {
+        while reload_files.recv().await.is_some() {
             tracing::info!("SIGHUP: reading files again");
             let (gateway, live) = (Arc::clone(&gateway), live.clone());
             let read = move || {
-                gateway.hang_up();
+                gateway.reload_files();
                 if let Some(live) = live {
                     live.read();
                 }

@@ -21,7 +21,7 @@ const OVERLOAD_PERIOD: Duration = Duration::from_millis(200);
 const OVERLOAD_FROM: f64 = 0.9;
 
 /// The attached programs. Dropping this value detaches all of them.
-pub(crate) struct KernelPrograms {
+pub(crate) struct EbpfPrograms {
     redirect: Option<Redirect>,
     admission: Option<Mutex<Admission>>,
     latency: Option<Latency>,
@@ -40,7 +40,7 @@ fn or_off<T>(name: &str, attached: Result<T, EbpfError>) -> Option<T> {
     }
 }
 
-impl KernelPrograms {
+impl EbpfPrograms {
     /// Attaches the programs of `[ebpf]`. Admission filters `own_ports`; redirection short-circuits
     /// `local_ports`. Returns an error if admission is requested and cannot be attached, so that the ports
     /// are not left open by accident.
@@ -60,14 +60,15 @@ impl KernelPrograms {
                 RedirectConfig { cgroup, ports: local_ports, message_bytes_max, ..RedirectConfig::default() };
             or_off("redirect", Redirect::attach(&config))
         });
-        let admission = if ebpf.admission_interfaces.is_empty() {
-            None
-        } else {
-            let attached = Admission::attach(&admission_config(settings, own_ports)?);
-            Some(Mutex::new(
-                attached.context("ebpf.admission_interfaces is set, and the admission filter cannot be attached")?,
-            ))
-        };
+        let admission =
+            if ebpf.admission_interfaces.is_empty() {
+                None
+            } else {
+                let attached = Admission::attach(&admission_config(settings, own_ports)?);
+                Some(Mutex::new(attached.context(
+                    "ebpf.admission_interfaces is set, and the admission filter cannot be attached",
+                )?))
+            };
         let latency = ebpf.latency.then(|| or_off("latency", Latency::attach(&LatencyConfig::default())));
         Ok(Self { redirect: redirect.flatten(), admission, latency: latency.flatten() })
     }
@@ -173,7 +174,7 @@ fn overload_percent(inside: usize, requests_max: usize) -> u32 {
 
 async fn follow_load(
     gateway: Weak<Gateway>,
-    programs: Arc<KernelPrograms>,
+    programs: Arc<EbpfPrograms>,
     requests_max: usize,
     overload_max: u32,
 ) {

@@ -3,15 +3,19 @@
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
-use control_planner::LawResult;
+use control_planner::PolicyResult;
 use plotters::prelude::*;
 
 /// Draws each law as a point in an SVG file: cost to the right, attainment upwards.
-pub(crate) fn plot(path: &Path, title: &str, rows: &[LawResult]) -> Result<()> {
+pub(crate) fn plot(path: &Path, title: &str, rows: &[PolicyResult]) -> Result<()> {
     draw(path, title, rows).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
-fn draw(path: &Path, title: &str, rows: &[LawResult]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn draw(
+    path: &Path,
+    title: &str,
+    rows: &[PolicyResult],
+) -> std::result::Result<(), Box<dyn std::error::Error>> {
     let area = SVGBackend::new(path, (960, 520)).into_drawing_area();
     area.fill(&WHITE)?;
     let least = rows.iter().map(|row| row.attained).fold(1.0, f64::min);

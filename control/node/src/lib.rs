@@ -65,7 +65,7 @@ struct Cli {
 }
 
 #[derive(Args, Clone)]
-struct Common {
+struct GlobalArgs {
     /// The configuration file. Without a file, the defaults apply.
     #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -97,7 +97,7 @@ enum Command {
     /// Run a gateway and prefill and decode workers on this machine.
     Serve {
         #[command(flatten)]
-        common: Common,
+        common: GlobalArgs,
         /// Address of the gateway (default: `gateway.listen` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
@@ -105,7 +105,7 @@ enum Command {
     /// Run the OpenAI gateway.
     Gateway {
         #[command(flatten)]
-        common: Common,
+        common: GlobalArgs,
         /// Address of the gateway (default: `gateway.listen` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,
@@ -121,7 +121,7 @@ enum Command {
     /// Run one worker with the reference engine.
     Worker {
         #[command(flatten)]
-        common: Common,
+        common: GlobalArgs,
         /// Phases that the worker computes.
         #[arg(long, value_enum)]
         role: Role,
@@ -154,7 +154,7 @@ enum Command {
     /// protocol over memory and disk.
     Store {
         #[command(flatten)]
-        common: Common,
+        common: GlobalArgs,
         /// Address of `/metrics` and `/health` (default: `store.http` of the configuration).
         #[arg(long, value_name = "IP:PORT")]
         listen: Option<SocketAddr>,

@@ -8,12 +8,12 @@ use control_config::{ConfigError, Settings};
 use dataplane_fabric::cores::Cores;
 use tracing_subscriber::EnvFilter;
 
-use crate::{Common, LogFormat};
+use crate::{GlobalArgs, LogFormat};
 
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// Sets up the process and reads its settings.
-pub(crate) fn start(common: &Common) -> Result<Settings> {
+pub(crate) fn start(common: &GlobalArgs) -> Result<Settings> {
     let filter = log_filter(&common.log).with_context(|| format!("--log {:?}", common.log))?;
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let log = tracing_subscriber::fmt()

@@ -1,7 +1,7 @@
 //! `kvasir register`: registers an engine in etcd while it answers, so that gateways find it.
 //!
 //! The engine is queried every few seconds. Its key is written on the first answer, deleted when the engine
-//! has not answered for `--gone-after`, and written again when it answers. On SIGTERM and SIGINT the engine
+//! has not answered for `--deregister-after`, and written again when it answers. On SIGTERM and SIGINT the engine
 //! is marked as draining, and the key is deleted after `--drain`.
 
 use std::io::Write;
@@ -16,7 +16,7 @@ use router_engines::upstream::Upstream;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::etcd::Etcd;
-use crate::{Common, process, secret, tls};
+use crate::{GlobalArgs, process, secret, tls};
 
 /// Interval between two queries of the engine, and the longest wait for an answer.
 const ASK_EVERY: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 #[derive(Args)]
 pub(crate) struct RegisterArgs {
     #[command(flatten)]
-    common: Common,
+    common: GlobalArgs,
     /// URL of the engine as gateways reach it, as http://HOST:PORT.
     url: String,
     /// A member of etcd, as http://HOST:PORT. May be given several times (default: `etcd.endpoints`).
@@ -48,7 +48,7 @@ pub(crate) struct RegisterArgs {
     generation: Option<String>,
     /// Seconds without an answer after which the key is deleted.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    gone_after: u64,
+    deregister_after: u64,
     /// Seconds between the notice to gateways and the deletion of the key.
     #[arg(long, default_value_t = 2, value_name = "SECONDS")]
     drain: u64,
@@ -93,7 +93,7 @@ async fn register(
 ) -> Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let gone_after = Duration::from_secs(arguments.gone_after);
+    let deregister_after = Duration::from_secs(arguments.deregister_after);
     let mut questions = tokio::time::interval(ASK_EVERY);
     questions.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // Time since which the engine has not answered, and whether its key should exist.
@@ -110,10 +110,10 @@ async fn register(
                     is_wanted = true;
                 } else {
                     let since = *silent_since.get_or_insert_with(Instant::now);
-                    if is_wanted && since.elapsed() >= gone_after {
+                    if is_wanted && since.elapsed() >= deregister_after {
                         is_wanted = false;
                         match registration.remove().await {
-                            Ok(()) => say(format_args!("{} removed: the engine has not answered for {gone_after:?}", registration.key())),
+                            Ok(()) => say(format_args!("{} removed: the engine has not answered for {deregister_after:?}", registration.key())),
                             Err(error) => tracing::warn!("{error}; the key will be removed when its lease ends"),
                         }
                     }

@@ -58,7 +58,7 @@ pub(crate) fn start(
     }
     let runtime = runtime.max_blocking_threads(BLOCKING_MAX).enable_all().build()?;
     let (over, ended) = oneshot::channel();
-    let bounds = ServeConfig { unread_max: write_timeout, ..ServeConfig::default() };
+    let bounds = ServeConfig { stalled_read_timeout: write_timeout, ..ServeConfig::default() };
     let serve = async move {
         let listener = TcpListener::from_std(listener)?;
         match tls {

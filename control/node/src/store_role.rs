@@ -31,12 +31,16 @@ use crate::block_feed::BlockFeed;
 use crate::http::StopSource;
 use crate::store_values::StoredValues;
 use crate::tiers::{self, Blocks, TierCounters};
-use crate::{Common, compose, exposure, http, process, rails, worker_role};
+use crate::{GlobalArgs, compose, exposure, http, process, rails, worker_role};
 
 /// Blocks that hold values have no tokens; no plan is ever requested.
 const TOKENS: u32 = 1;
 
-pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, stop_source: StopSource) -> Result<ExitCode> {
+pub(crate) fn run(
+    common: &GlobalArgs,
+    listen: Option<SocketAddr>,
+    stop_source: StopSource,
+) -> Result<ExitCode> {
     let mut settings = process::start(common)?;
     settings.store.http = listen.unwrap_or(settings.store.http);
     let has_secret = dataplane_rails::shared_key(&settings.transfer.secret_file)?.is_secret();

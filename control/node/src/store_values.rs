@@ -43,7 +43,7 @@ const KEY_BYTES_MIN: u64 = 16 << 20;
 const KEY_OVERHEAD_BYTES: u64 = 256;
 
 #[derive(Debug, Clone)]
-struct Named {
+struct ValueEntry {
     key: Bytes,
     number: u64,
     bytes: u64,
@@ -56,7 +56,7 @@ struct Directory {
     by_key: HashMap<Bytes, usize>,
     /// Slots with stable indices, so that a cursor over them stays valid. Indices of free slots are on
     /// `free`.
-    places: Vec<Option<Named>>,
+    places: Vec<Option<ValueEntry>>,
     free: Vec<usize>,
     /// Next index for the eviction of keys.
     hand: usize,
@@ -68,13 +68,13 @@ struct Directory {
 }
 
 impl Directory {
-    fn get(&self, key: &[u8]) -> Option<&Named> {
+    fn get(&self, key: &[u8]) -> Option<&ValueEntry> {
         self.by_key.get(key).and_then(|&place| self.places[place].as_ref())
     }
 
     /// Inserts a value and returns the values that it replaced or, if there are too many keys, evicted.
-    fn insert(&mut self, named: Named) -> Vec<Named> {
-        let mut gone: Vec<Named> = self.remove(&named.key.clone()).into_iter().collect();
+    fn insert(&mut self, named: ValueEntry) -> Vec<ValueEntry> {
+        let mut gone: Vec<ValueEntry> = self.remove(&named.key.clone()).into_iter().collect();
         self.key_bytes += named.key.len() as u64 + KEY_OVERHEAD_BYTES;
         let is_full = |of: &Self| of.by_key.len() >= of.keys_max || of.key_bytes > of.key_bytes_max;
         while is_full(self) && !self.by_key.is_empty() {
@@ -93,7 +93,7 @@ impl Directory {
         gone
     }
 
-    fn remove(&mut self, key: &[u8]) -> Option<Named> {
+    fn remove(&mut self, key: &[u8]) -> Option<ValueEntry> {
         let place = self.by_key.remove(key)?;
         self.free.push(place);
         let named = self.places[place].take()?;
@@ -124,7 +124,7 @@ impl StoredValues {
     pub(crate) fn new(store: Arc<Store>, slot_bytes: usize, survivors: Vec<RecoveredBlock>) -> Self {
         let [host_slots, disk_slots] = store.slots();
         let slots = host_slots + disk_slots;
-        let mut kept: Vec<Named> = survivors.iter().filter_map(named_of).collect();
+        let mut kept: Vec<ValueEntry> = survivors.iter().filter_map(named_of).collect();
         // The last `SET` of a key is kept, if all its blocks are present.
         kept.sort_unstable_by_key(|named| named.number);
         let newest = kept.last().map_or(0, |named| named.number);
@@ -165,7 +165,7 @@ impl Inner {
     }
 
     /// Returns the key's value unless it has expired.
-    fn find(&self, key: &[u8]) -> Option<Named> {
+    fn find(&self, key: &[u8]) -> Option<ValueEntry> {
         let named = self.directory().get(key).cloned()?;
         if named.ends_at.is_some_and(|ends_at| ends_at <= now_ms()) {
             self.drop_value(&named);
@@ -175,11 +175,11 @@ impl Inner {
     }
 
     /// Returns the key's value if it has not expired and all its blocks are present.
-    fn find_whole(&self, key: &[u8]) -> Option<Named> {
+    fn find_whole(&self, key: &[u8]) -> Option<ValueEntry> {
         self.find(key).filter(|named| self.is_whole(named))
     }
 
-    fn is_whole(&self, named: &Named) -> bool {
+    fn is_whole(&self, named: &ValueEntry) -> bool {
         let chain = self.chain(&named.key, named.number, named.bytes);
         named.bytes == 0 || self.store.look_up(&chain) == chain.len()
     }
@@ -194,12 +194,12 @@ impl Inner {
         (0..pieces).map(|_| chain.next(&words)).collect()
     }
 
-    fn forget(&self, named: &Named) {
+    fn forget(&self, named: &ValueEntry) {
         self.store.forget(self.chain(&named.key, named.number, named.bytes));
     }
 
     /// Removes a value; returns false if the key has another value by now.
-    fn drop_value(&self, named: &Named) -> bool {
+    fn drop_value(&self, named: &ValueEntry) -> bool {
         let mut directory = self.directory();
         let is_same = directory.get(&named.key).is_some_and(|now| now.number == named.number);
         if is_same {
@@ -211,7 +211,7 @@ impl Inner {
     }
 
     /// Assembles a value from its blocks. A damaged value is removed.
-    fn value_of(&self, named: &Named, blocks: &[HostBlock]) -> Option<Value> {
+    fn value_of(&self, named: &ValueEntry, blocks: &[HostBlock]) -> Option<Value> {
         let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
         let value = pieces.filter(|value| value.len() as u64 == named.bytes);
         if value.is_none() {
@@ -223,7 +223,7 @@ impl Inner {
 
     /// Writes the blocks of a value and returns whether all are stored. Returns only when no block is in
     /// transfer.
-    async fn put(&self, named: &Named, chain: &[BlockIdentity], value: &Value) -> bool {
+    async fn put(&self, named: &ValueEntry, chain: &[BlockIdentity], value: &Value) -> bool {
         let mut waiting = Vec::with_capacity(chain.len());
         let mut all = true;
         for (position, identity) in chain.iter().enumerate() {
@@ -253,7 +253,7 @@ impl Inner {
     }
 
     async fn set(&self, key: Bytes, value: Value, options: SetOptions) -> SetOutcome {
-        let is_met = |before: Option<&Named>| match options.condition {
+        let is_met = |before: Option<&ValueEntry>| match options.condition {
             Condition::Always => true,
             Condition::IfAbsent => before.is_none(),
             Condition::IfPresent => before.is_some(),
@@ -272,7 +272,7 @@ impl Inner {
             Expiry::Keep => before.as_ref().and_then(|named| named.ends_at),
         };
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let named = Named { key, number, bytes, ends_at };
+        let named = ValueEntry { key, number, bytes, ends_at };
         let chain = self.chain(&named.key, number, bytes);
         if bytes > 0 && !self.put(&named, &chain, &value).await {
             self.store.forget(chain);
@@ -390,7 +390,7 @@ impl Values for StoredValues {
     }
 }
 
-fn meta_of(named: &Named) -> Vec<u8> {
+fn meta_of(named: &ValueEntry) -> Vec<u8> {
     if named.key.len() > KEY_KEPT_MAX {
         return Vec::new();
     }
@@ -402,7 +402,7 @@ fn meta_of(named: &Named) -> Vec<u8> {
     meta
 }
 
-fn named_of(survivor: &RecoveredBlock) -> Option<Named> {
+fn named_of(survivor: &RecoveredBlock) -> Option<ValueEntry> {
     let mut rest: &[u8] = &survivor.description.meta;
     let mut number = || {
         let (number, after) = rest.split_first_chunk::<8>()?;
@@ -411,7 +411,7 @@ fn named_of(survivor: &RecoveredBlock) -> Option<Named> {
     };
     let (serial, bytes, ends_at) = (number()?, number()?, number()?);
     let key = Bytes::copy_from_slice(rest);
-    Some(Named { key, number: serial, bytes, ends_at: (ends_at > 0).then_some(ends_at) })
+    Some(ValueEntry { key, number: serial, bytes, ends_at: (ends_at > 0).then_some(ends_at) })
 }
 
 fn now_ms() -> u64 {

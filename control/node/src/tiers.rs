@@ -36,7 +36,7 @@ pub(crate) struct Blocks<'a> {
 }
 
 /// A running store with its counters.
-pub(crate) struct Opened {
+pub(crate) struct OpenTiers {
     pub(crate) store: Arc<Store>,
     pub(crate) survivors: Vec<RecoveredBlock>,
     pub(crate) counters: TierCounters,
@@ -89,7 +89,7 @@ pub(crate) fn open(
     settings: &Settings,
     blocks: &Blocks<'_>,
     notify: impl FnMut(StoreEvent) + Send + 'static,
-) -> Result<Option<Opened>> {
+) -> Result<Option<OpenTiers>> {
     if blocks.host_slots == 0 {
         ensure!(
             settings.disk_tier.capacity.0 == 0
@@ -136,7 +136,7 @@ pub(crate) fn open(
     }
     let (store, survivors) = builder.start(notify)?;
     counters.disk = store.disk_counters().cloned();
-    Ok(Some(Opened { store: Arc::new(store), survivors, counters }))
+    Ok(Some(OpenTiers { store: Arc::new(store), survivors, counters }))
 }
 
 /// Returns the bandwidth limit of each tier, indexed by tier.

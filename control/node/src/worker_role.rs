@@ -19,11 +19,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::http::StopSource;
 use crate::rails;
-use crate::tiers::{self, Blocks, Opened, TierCounters};
-use crate::{Common, Role, compose, exposure, http, process, secret, tls};
+use crate::tiers::{self, Blocks, OpenTiers, TierCounters};
+use crate::{GlobalArgs, Role, compose, exposure, http, process, secret, tls};
 
 pub(crate) fn run(
-    common: &Common,
+    common: &GlobalArgs,
     role: Role,
     listen: Option<SocketAddr>,
     threads: Option<usize>,
@@ -91,7 +91,7 @@ async fn work(
     let lower_blocks = [blocks.host_slots, settings.disk_tier.capacity.0 as usize / blocks.bytes.max(1)];
     let opened = tiers::open(settings, &blocks, move |moved| inbox.store_moved(moved))?;
     let (store, survivors, tier_counters) = match opened {
-        Some(Opened { store, survivors, counters, .. }) => (Some(store), survivors, counters),
+        Some(OpenTiers { store, survivors, counters, .. }) => (Some(store), survivors, counters),
         None => (None, Vec::new(), TierCounters::default()),
     };
     let topic = format!("kv@{}@{name}", listener.local_addr()?);

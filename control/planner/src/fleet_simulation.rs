@@ -164,7 +164,7 @@ pub struct FleetView<'a> {
 }
 
 /// A scaling law.
-pub trait Law {
+pub trait ScalingPolicy {
     /// Seconds between two ticks.
     fn interval(&self) -> f64;
     /// Returns the wanted count.
@@ -226,7 +226,7 @@ struct Member {
 }
 
 /// Runs `requests` (by time of arrival) through a fleet whose size `law` sets.
-pub fn simulate(setup: &Setup, requests: &[Request], law: &mut dyn Law) -> Outcome {
+pub fn simulate(setup: &Setup, requests: &[Request], law: &mut dyn ScalingPolicy) -> Outcome {
     let interval = law.interval();
     let mut run = Run::new(setup, requests);
     let last = requests.last().map_or(0.0, |request| request.at);
@@ -338,7 +338,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn ask(&mut self, law: &mut dyn Law, now: f64) -> u32 {
+    fn ask(&mut self, law: &mut dyn ScalingPolicy, now: f64) -> u32 {
         let mut started = 0;
         for member in self.members.iter_mut().filter(|member| !member.is_counted && member.ready_at <= now) {
             member.is_counted = true;
@@ -425,7 +425,7 @@ impl<'a> Run<'a> {
 
 /// Kvasir's planner as a law: it uses the parts of the view that gateways report.
 #[derive(Debug)]
-pub struct PlannerLaw {
+pub struct PlannerPolicy {
     planner: Planner,
     arrived: usize,
     first_tokens: usize,
@@ -441,7 +441,7 @@ pub struct PlannerLaw {
 /// Seconds between two ticks of the planner.
 const INTERVAL: f64 = 5.0;
 
-impl PlannerLaw {
+impl PlannerPolicy {
     /// Creates the planner with this headroom.
     #[must_use]
     pub fn new(setup: &Setup, headroom: Headroom) -> Self {
@@ -494,7 +494,7 @@ impl PlannerLaw {
     }
 }
 
-impl Law for PlannerLaw {
+impl ScalingPolicy for PlannerPolicy {
     fn interval(&self) -> f64 {
         INTERVAL
     }

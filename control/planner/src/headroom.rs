@@ -5,7 +5,7 @@
 //! in simulation with each share of a grid, and the share that keeps the service level with the fewest
 //! workers is used.
 
-use crate::fleet_simulation::{PlannerLaw, Request, Setup, simulate};
+use crate::fleet_simulation::{PlannerPolicy, Request, Setup, simulate};
 
 /// The share of a worker's capacity that is used.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,7 +48,7 @@ pub fn choose(setup: &Setup, requests: &[Request], from: f64) -> (Headroom, Vec<
     let trials: Vec<Trial> = HEADROOMS
         .iter()
         .map(|&utilisation| {
-            let mut law = PlannerLaw::new(setup, Headroom { utilisation });
+            let mut law = PlannerPolicy::new(setup, Headroom { utilisation });
             let outcome = simulate(setup, requests, &mut law);
             let attained = outcome.attained_from(requests, from);
             Trial { utilisation, attained, mean_workers: outcome.mean_workers }

@@ -1,11 +1,11 @@
 //! Comparison of scaling laws on one recorded demand: those of peers, the clairvoyant, and the planner.
 
 use crate::peer_laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
-use crate::{Headroom, Law, PlannerLaw, Request, Setup, Trial, choose_headroom, simulate};
+use crate::{Headroom, PlannerPolicy, Request, ScalingPolicy, Setup, Trial, choose_headroom, simulate};
 
 /// A law on the judged part of a trace.
 #[derive(Debug)]
-pub struct LawResult {
+pub struct PolicyResult {
     /// The law.
     pub name: &'static str,
     /// Share of requests within the service level.
@@ -20,7 +20,7 @@ pub struct LawResult {
 #[derive(Debug)]
 pub struct Comparison {
     /// Peers' laws, the clairvoyant, and the planner without and with a chosen headroom.
-    pub rows: Vec<LawResult>,
+    pub rows: Vec<PolicyResult>,
     /// The headroom chosen.
     pub chosen: Headroom,
     /// Trials that the headroom was chosen from.
@@ -34,9 +34,9 @@ pub fn compare(setup: &Setup, requests: &[Request], capacity: f64, half: f64) ->
     // The initial ramp from the minimum is not demand to learn from.
     let (chosen, trials) = choose_headroom(setup, first, half / 4.0);
     let end = requests.last().map_or(half, |request| request.at);
-    let judge = |name: &'static str, law: &mut dyn Law| {
+    let judge = |name: &'static str, law: &mut dyn ScalingPolicy| {
         let outcome = simulate(setup, requests, law);
-        LawResult {
+        PolicyResult {
             name,
             attained: outcome.attained_from(requests, half),
             mean_workers: outcome.mean_workers_between(half, end.max(half + 1.0)),
@@ -51,8 +51,8 @@ pub fn compare(setup: &Setup, requests: &[Request], capacity: f64, half: f64) ->
         judge("Dynamo threshold, throughput", &mut { DynamoThreshold::THROUGHPUT }),
         judge("Dynamo threshold, latency", &mut { DynamoThreshold::LATENCY }),
         judge("clairvoyant (no law can be)", &mut Clairvoyant { capacity }),
-        judge("Kvasir, nothing recorded", &mut PlannerLaw::new(setup, Headroom::default())),
-        judge("Kvasir, first half recorded", &mut PlannerLaw::new(setup, chosen)),
+        judge("Kvasir, nothing recorded", &mut PlannerPolicy::new(setup, Headroom::default())),
+        judge("Kvasir, first half recorded", &mut PlannerPolicy::new(setup, chosen)),
     ];
     Comparison { rows, chosen, trials }
 }

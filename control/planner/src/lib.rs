@@ -39,9 +39,11 @@ mod start_time;
 pub use capacity::{Capacity, Lengths};
 pub use demand::forecast_error;
 pub use engine::{Engine, ServiceLevel, StepTime, WorkerRole};
-pub use fleet_simulation::{FleetView, Law, Outcome, PlannerLaw, Replica, Request, Setup, poisson, simulate};
+pub use fleet_simulation::{
+    FleetView, Outcome, PlannerPolicy, Replica, Request, ScalingPolicy, Setup, poisson, simulate,
+};
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
-pub use law_comparison::{Comparison, LawResult, compare};
+pub use law_comparison::{Comparison, PolicyResult, compare};
 pub use measured_engine::{DecodeSample, MeasuredEngine, PromptSample, SAMPLES_MIN};
 pub use planner::{
     CAPACITY_OF, Decision, LEVEL_WINDOW, Observation, Planner, PlannerConfig, PoolConfig, Reason,

@@ -8,7 +8,7 @@
 //! | Dynamo threshold | `ai-dynamo` 1.6.1 `planner/core/load_scaling.py`: one step at a time, held while a worker starts |
 //! | clairvoyant | knows the demand one start ahead, and one worker's capacity; aims at the capacity, without headroom |
 
-use crate::{FleetView, Law};
+use crate::{FleetView, ScalingPolicy};
 
 /// Seconds between two ticks of an HPA.
 const HPA_INTERVAL: f64 = 15.0;
@@ -82,7 +82,7 @@ impl Hpa {
 /// A constant count.
 pub struct Static(pub u32);
 
-impl Law for Static {
+impl ScalingPolicy for Static {
     fn interval(&self) -> f64 {
         HPA_INTERVAL
     }
@@ -105,7 +105,7 @@ impl Default for KedaQueue {
     }
 }
 
-impl Law for KedaQueue {
+impl ScalingPolicy for KedaQueue {
     fn interval(&self) -> f64 {
         HPA_INTERVAL
     }
@@ -138,7 +138,7 @@ impl Default for LlmdSlo {
     }
 }
 
-impl Law for LlmdSlo {
+impl ScalingPolicy for LlmdSlo {
     fn interval(&self) -> f64 {
         HPA_INTERVAL
     }
@@ -185,7 +185,7 @@ impl Default for TokenAware {
     }
 }
 
-impl Law for TokenAware {
+impl ScalingPolicy for TokenAware {
     fn interval(&self) -> f64 {
         HPA_INTERVAL
     }
@@ -215,7 +215,7 @@ impl DynamoThreshold {
     pub const LATENCY: Self = Self { up: 0.4, down: 0.1 };
 }
 
-impl Law for DynamoThreshold {
+impl ScalingPolicy for DynamoThreshold {
     fn interval(&self) -> f64 {
         5.0
     }
@@ -250,7 +250,7 @@ impl Clairvoyant {
     const WINDOW: f64 = 60.0;
 }
 
-impl Law for Clairvoyant {
+impl ScalingPolicy for Clairvoyant {
     fn interval(&self) -> f64 {
         5.0
     }

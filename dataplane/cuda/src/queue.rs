@@ -203,7 +203,7 @@ impl CopyQueue {
             return;
         }
         if let Err(error) = self.hand_over(end) {
-            self.die(error);
+            self.set_failed(error);
         }
     }
 
@@ -248,7 +248,7 @@ impl CopyQueue {
         if self.dead.is_none() && !self.flights.is_empty() {
             match self.passed_end() {
                 Ok(end) => done = self.complete(end, budget, completions),
-                Err(error) => self.die(error),
+                Err(error) => self.set_failed(error),
             }
         }
         if self.is_flush_due || self.is_record_due {
@@ -293,7 +293,7 @@ impl CopyQueue {
     }
 
     #[cold]
-    fn die(&mut self, error: CudaError) {
+    fn set_failed(&mut self, error: CudaError) {
         self.dead = Some(error);
         self.is_idle = error.is_final();
         self.is_flush_due = false;

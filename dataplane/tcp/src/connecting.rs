@@ -226,7 +226,9 @@ impl TcpFabric {
         };
         let Some(session) = self.sessions.get_mut(index) else { return Ok(()) };
         if session.stage != Stage::Joining || session.connections_per_lane != usize::from(hello.connections) {
-            return Err("a connection for a session that is complete, or that has another number of connections");
+            return Err(
+                "a connection for a session that is complete, or that has another number of connections",
+            );
         }
         let greeting = Greeting { socket_id, lane: usize::from(hello.lane), index: usize::from(hello.index) };
         if session.lanes[greeting.lane].connections[greeting.index].is_some() {

@@ -46,8 +46,8 @@ impl Inbound<'_> {
             }
             Header::Read { .. } if !self.access.allows_reads() => Err("a read of slots that may not be read"),
             Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
-                let extent =
-                    Extent::new(target.slot, target.offset, len, rows).ok_or("the layout of rows does not fit the slot")?;
+                let extent = Extent::new(target.slot, target.offset, len, rows)
+                    .ok_or("the layout of rows does not fit the slot")?;
                 if !extent.is_inside(self.slab) {
                     Err("bytes outside of our slots")
                 } else if self.slab.generation(target.slot) != target.generation {
@@ -71,8 +71,8 @@ impl Inbound<'_> {
                 Ok(Some(Landing::Message { bytes: vec![0; len as usize].into_boxed_slice(), at: 0 }))
             }
             Header::Write { len, target, rows, immediate } => {
-                let extent =
-                    Extent::new(target.slot, target.offset, len, rows).ok_or("the layout of rows does not fit the slot")?;
+                let extent = Extent::new(target.slot, target.offset, len, rows)
+                    .ok_or("the layout of rows does not fit the slot")?;
                 Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
             }
             Header::Response { number, at, len, is_verified } => {
@@ -83,7 +83,8 @@ impl Inbound<'_> {
                 Ok(None)
             }
             Header::Read { number, len, from, rows } => {
-                let extent = Extent::new(from.slot, from.offset, len, rows).ok_or("the layout of rows does not fit the slot")?;
+                let extent = Extent::new(from.slot, from.offset, len, rows)
+                    .ok_or("the layout of rows does not fit the slot")?;
                 self.lane.serve(Served { number, from: extent, generation: from.generation, at: 0 })?;
                 Ok(None)
             }

@@ -9,7 +9,7 @@ use dataplane_memory::{SlotGrant, SlotRef};
 use crate::budget::Budget;
 use crate::checksum::{RunningChecksum, SlotRows};
 use crate::direct::{Purpose, SumRequest};
-use crate::negotiation::Terms;
+use crate::negotiation::NegotiatedParameters;
 use crate::node::Outcome;
 use crate::shard::Cut;
 use crate::wire::SlotName;
@@ -45,9 +45,9 @@ enum Access {
     /// The sender has not been told the slots.
     Untold,
     /// The sender may write the slots, under these terms.
-    Writing(Terms),
+    Writing(NegotiatedParameters),
     /// The sender can write no more: the outcome to report when the remaining verification, by processor or device, has ended.
-    Over(Terms, Outcome),
+    Over(NegotiatedParameters, Outcome),
 }
 
 /// One transfer that this node expects.
@@ -137,7 +137,7 @@ impl Inbound {
     }
 
     /// Grants the sender write access to the slots, under the terms of its greeting.
-    pub(crate) fn reserve(&mut self, terms: Terms, now: Instant) {
+    pub(crate) fn reserve(&mut self, terms: NegotiatedParameters, now: Instant) {
         self.access = Access::Writing(terms);
         self.told = Some(now);
         self.grants = self.slots.iter().map(|slot| Some(slot.grant())).collect();
@@ -164,7 +164,7 @@ impl Inbound {
     }
 
     /// Returns the terms with the sender, once it has been told the slots.
-    fn terms(&self) -> Option<Terms> {
+    fn terms(&self) -> Option<NegotiatedParameters> {
         match self.access {
             Access::Untold => None,
             Access::Writing(terms) | Access::Over(terms, _) => Some(terms),
@@ -397,7 +397,7 @@ mod tests {
         let now = Instant::now();
         let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, now);
         let cut = Cut::between(&LAYOUT, &LAYOUT).expect("equal layouts");
-        inbound.reserve(Terms { cut, checksum: Checksum::Xxh3 }, now);
+        inbound.reserve(NegotiatedParameters { cut, checksum: Checksum::Xxh3 }, now);
         inbound
     }
 

@@ -68,7 +68,7 @@ pub fn fuzz_wire(bytes: &[u8]) {
             assert_eq!(&*encoded, if is_greeting { &bytes[..encoded.len()] } else { bytes }, "{message:?}");
             if let wire::Message::Hello(theirs) = message {
                 let ours = negotiation::Greeting::new(theirs.layout, checksum::Checksum::Lanes);
-                let _agreed = negotiation::Terms::between(&ours, &theirs);
+                let _agreed = negotiation::NegotiatedParameters::between(&ours, &theirs);
             }
         }
         None => _ = wire::decode_error(bytes),

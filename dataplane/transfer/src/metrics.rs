@@ -49,7 +49,11 @@ impl TransferCounters {
             ("completed", "Transfers received whole", read(&self.transfers_completed)),
             ("incomplete", "Transfers that ended with blocks missing", read(&self.transfers_incomplete)),
             ("cancelled", "Transfers cancelled by either side", read(&self.transfers_cancelled)),
-            ("leases_expired", "Outgoing transfers whose lease ended before a receiver reserved them", read(&self.leases_expired)),
+            (
+                "leases_expired",
+                "Outgoing transfers whose lease ended before a receiver reserved them",
+                read(&self.leases_expired),
+            ),
             ("peers_lost", "Connections that ended", read(&self.peers_lost)),
             (
                 "sent_directly",

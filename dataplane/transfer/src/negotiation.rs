@@ -63,14 +63,14 @@ impl Greeting {
 
 /// Terms of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct NegotiatedParameters {
     /// The bytes of each layer that both nodes hold.
     pub(crate) cut: Cut,
     /// Checksum that announcements carry for each piece.
     pub(crate) checksum: Checksum,
 }
 
-impl Terms {
+impl NegotiatedParameters {
     /// Computes the terms of two greetings, as seen from the node of the first.
     pub(crate) fn between(ours: &Greeting, theirs: &Greeting) -> Result<Self, ProtocolError> {
         if ours.versions.common(theirs.versions).is_none() {
@@ -127,7 +127,7 @@ mod tests {
             (Checksum::Lanes, Checksum::Xxh3, Checksum::Lanes),
             (Checksum::Lanes, Checksum::Lanes, Checksum::Lanes),
         ] {
-            let terms = Terms::between(&greeting(ours), &greeting(theirs)).expect("terms");
+            let terms = NegotiatedParameters::between(&greeting(ours), &greeting(theirs)).expect("terms");
             assert_eq!(terms.checksum, expected);
             assert_eq!(terms.allow_direct(), expected == Checksum::Lanes);
         }
@@ -136,8 +136,9 @@ mod tests {
     #[test]
     fn a_side_that_cannot_have_its_wish_takes_what_there_is() {
         let only = |checksum: Checksum| Greeting { checksums: 1 << checksum.code(), ..greeting(checksum) };
-        let agreed =
-            |one: Greeting, other: Greeting| Terms::between(&one, &other).map(|terms| terms.checksum);
+        let agreed = |one: Greeting, other: Greeting| {
+            NegotiatedParameters::between(&one, &other).map(|terms| terms.checksum)
+        };
         assert_eq!(agreed(greeting(Checksum::Lanes), only(Checksum::Xxh3)), Ok(Checksum::Xxh3));
         assert_eq!(agreed(greeting(Checksum::Xxh3), only(Checksum::Lanes)), Ok(Checksum::Lanes));
         assert_eq!(agreed(only(Checksum::Lanes), only(Checksum::Xxh3)), Err(ProtocolError::NoChecksum));
@@ -149,7 +150,7 @@ mod tests {
         let reason = |change: fn(&mut Greeting)| {
             let mut theirs = greeting(Checksum::Xxh3);
             change(&mut theirs);
-            Terms::between(&ours, &theirs).expect_err("no terms").to_string()
+            NegotiatedParameters::between(&ours, &theirs).expect_err("no terms").to_string()
         };
         for (expected, found) in [
             (
@@ -172,7 +173,11 @@ mod tests {
             [(7, 7, true), (6, 9, true), (7, 8, true), (8, 9, false), (3, 6, false)]
         {
             let theirs = Greeting { versions: Versions { oldest, newest }, ..ours };
-            assert_eq!(Terms::between(&ours, &theirs).is_ok(), is_common, "{oldest} to {newest}");
+            assert_eq!(
+                NegotiatedParameters::between(&ours, &theirs).is_ok(),
+                is_common,
+                "{oldest} to {newest}"
+            );
         }
     }
 
@@ -180,7 +185,7 @@ mod tests {
     fn rows_with_gaps_are_never_direct() {
         let wide = PieceLayout { heads: HeadRange { first: 0, count: 2 }, ..LAYOUT };
         let theirs = Greeting::new(wide, Checksum::Lanes);
-        let terms = Terms::between(&greeting(Checksum::Lanes), &theirs).expect("terms");
+        let terms = NegotiatedParameters::between(&greeting(Checksum::Lanes), &theirs).expect("terms");
         assert_eq!((terms.checksum, terms.allow_direct()), (Checksum::Lanes, false));
     }
 }

@@ -11,7 +11,7 @@ use crate::budget::Budget;
 use crate::checksum::{RunningChecksum, SlotRows};
 use crate::config::ANNOUNCED_BLOCKS_MAX;
 use crate::direct::{Purpose, SumRequest};
-use crate::negotiation::Terms;
+use crate::negotiation::NegotiatedParameters;
 use crate::pieces::{bytes_of, join_rest, split_front};
 use crate::stages::{Stage, StageClock};
 use crate::wire::{Message, SlotName};
@@ -39,7 +39,7 @@ pub(crate) struct Reservation {
     pub(crate) slab: SlabKind,
     pub(crate) slots: Vec<SlotName>,
     /// Terms agreed with the receiver.
-    pub(crate) terms: Terms,
+    pub(crate) terms: NegotiatedParameters,
 }
 
 impl Reservation {
@@ -548,7 +548,12 @@ impl OutboundPart {
 
     /// Checksums written blocks until the budget is spent. Returns true when the processor has none left to
     /// compute.
-    fn sum(&mut self, terms: &Terms, running_checksum: &mut RunningChecksum, budget: &mut Budget) -> bool {
+    fn sum(
+        &mut self,
+        terms: &NegotiatedParameters,
+        running_checksum: &mut RunningChecksum,
+        budget: &mut Budget,
+    ) -> bool {
         let Sums::Processor(sums) = &mut self.sums else { return true };
         let cut = &terms.cut;
         let (offset, len) = (cut.offset_here(self.layers.start) as usize, cut.len(&self.layers) as usize);

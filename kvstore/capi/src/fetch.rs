@@ -22,11 +22,11 @@ pub(crate) struct Fetches {
     /// Longest time of a fetch. `None`: there is no tier to search.
     patience: Option<Duration>,
     completions: OnceLock<Completions>,
-    under_way: Mutex<UnderWay>,
+    under_way: Mutex<FetchTable>,
 }
 
 #[derive(Debug, Default)]
-struct UnderWay {
+struct FetchTable {
     next: u64,
     fetches: HashMap<u64, Fetch>,
 }
@@ -57,7 +57,7 @@ impl Fetches {
         FetchReports(Arc::downgrade(self))
     }
 
-    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+    fn under_way(&self) -> MutexGuard<'_, FetchTable> {
         // No code panics while the lock is held.
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }

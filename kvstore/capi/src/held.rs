@@ -18,7 +18,7 @@ use crate::store::{QUEUE_PAUSE, StoreBackend, failed};
 const ALIVE_CHECK: Duration = Duration::from_millis(100);
 
 /// A block that was requested.
-pub(crate) enum Asked {
+pub(crate) enum RequestedBlock {
     /// The block is in host memory.
     Here(Vec<HostBlock>),
     /// The store's thread will answer.
@@ -75,17 +75,17 @@ impl StoreBackend {
         identity: &Identity,
         deadline: Instant,
         loaded: &mut Loaded,
-    ) -> Result<Option<Asked>, BackendError> {
+    ) -> Result<Option<RequestedBlock>, BackendError> {
         let chain = [BlockIdentity(*identity)];
         if let Some(held) = self.store().hold_now(&chain) {
-            return Ok(Some(Asked::Here(held)));
+            return Ok(Some(RequestedBlock::Here(held)));
         }
         if !self.is_there(identity) || Instant::now() >= deadline {
             return Ok(None);
         }
         let asked = self.ask("load", chain.into(), deadline)?;
         loaded.asked_of_disk += usize::from(asked.is_some());
-        Ok(asked.map(Asked::Coming))
+        Ok(asked.map(RequestedBlock::Coming))
     }
 
     /// Requests blocks up to the first that is absent. All are requested before the first is waited for, so
@@ -95,7 +95,7 @@ impl StoreBackend {
         identities: &[Identity],
         deadline: Instant,
         loaded: &mut Loaded,
-    ) -> Result<VecDeque<Asked>, BackendError> {
+    ) -> Result<VecDeque<RequestedBlock>, BackendError> {
         let mut asked = VecDeque::with_capacity(identities.len());
         for identity in identities {
             let Some(begun) = self.begin(identity, deadline, loaded)? else { break };
@@ -109,7 +109,7 @@ impl StoreBackend {
     pub(crate) fn arrive(
         &self,
         identity: &Identity,
-        asked: &mut VecDeque<Asked>,
+        asked: &mut VecDeque<RequestedBlock>,
         is_alone: bool,
         deadline: Instant,
         loaded: &mut Loaded,
@@ -120,8 +120,8 @@ impl StoreBackend {
         };
         let mut held = match begun {
             None => Vec::new(),
-            Some(Asked::Here(held)) => held,
-            Some(Asked::Coming(answer)) => {
+            Some(RequestedBlock::Here(held)) => held,
+            Some(RequestedBlock::Coming(answer)) => {
                 let held = self.answer("load", &answer)?;
                 loaded.from_disk += held.len();
                 held

@@ -30,7 +30,7 @@ impl Catalog {
                     census.registered += 1;
                     census.pinned += usize::from(record.pins() > 0);
                 }
-                State::Reserved | State::Evicting | State::Doomed => census.under_way += 1,
+                State::Reserved | State::Evicting | State::PendingFree => census.under_way += 1,
             }
         }
         census

@@ -86,8 +86,8 @@ impl LockedTier<'_> {
             match (state, node.place) {
                 (State::Registered, Place::Candidate) => assert_eq!(node.children, 0, "slot {slot}"),
                 (State::Registered, Place::Away) => assert_ne!(node.children, 0, "slot {slot} is lost"),
-                (State::Registered | State::Doomed, Place::Parked) => {}
-                (State::Doomed, _) => {
+                (State::Registered | State::PendingFree, Place::Parked) => {}
+                (State::PendingFree, _) => {
                     assert_eq!(records[slot as usize].pins(), 0, "slot {slot} is never freed")
                 }
                 (_, place) => assert_eq!(place, Place::Away, "slot {slot}: {state:?}"),
@@ -101,7 +101,7 @@ impl LockedTier<'_> {
 
     fn check_accounts(&self, candidates: &HashSet<u32>) {
         let nodes = &self.changes.nodes;
-        let all = [State::Reserved, State::Registered, State::Evicting, State::Doomed];
+        let all = [State::Reserved, State::Registered, State::Evicting, State::PendingFree];
         let mut used: HashMap<u16, u32> = HashMap::new();
         self.in_states(&all).for_each(|slot| *used.entry(nodes[slot as usize].account).or_default() += 1);
         for (number, account) in self.changes.tenants.accounts.iter().enumerate() {

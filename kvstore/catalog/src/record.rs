@@ -41,7 +41,7 @@ pub enum State {
     /// Owned by one `Evicting`; the bytes are still there.
     Evicting,
     /// Removed while pinned or evicting; freed when the last pin or the `Evicting` goes.
-    Doomed,
+    PendingFree,
 }
 
 impl State {
@@ -55,7 +55,7 @@ impl State {
             1 => Self::Reserved,
             2 => Self::Registered,
             3 => Self::Evicting,
-            _ => Self::Doomed,
+            _ => Self::PendingFree,
         }
     }
 }
@@ -183,7 +183,7 @@ impl Record {
             debug_assert!(word & PINS != 0, "a pin is taken off once");
             let last = word & (PINS | PARKED) == (PARKED | 1);
             let next = if last { (word - 1) & !PARKED } else { word - 1 };
-            // Release pairs with the Acquire of `take`, `doom` and `pins`: this reader's reads of the slot's
+            // Release pairs with the Acquire of `take`, `remove` and `pins`: this reader's reads of the slot's
             // bytes come before the next owner's writes.
             match self.word.compare_exchange_weak(word, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return last,
@@ -260,9 +260,9 @@ impl Record {
         self.set(State::Registered, Ordering::Release);
     }
 
-    /// `Evicting` → `Doomed`.
-    pub(crate) fn doom_evicting(&self) {
-        self.set(State::Doomed, Ordering::Relaxed);
+    /// `Evicting` → `PendingFree`.
+    pub(crate) fn remove_evicting(&self) {
+        self.set(State::PendingFree, Ordering::Relaxed);
     }
 
     /// Only for states that readers do not swap: a plain store would lose a pin otherwise.
@@ -317,16 +317,16 @@ impl Record {
         }
     }
 
-    /// `Registered` → `Doomed`; parked while pinned. `in_return`: a push of this slot on the stack of
+    /// `Registered` → `PendingFree`; parked while pinned. `in_return`: a push of this slot on the stack of
     /// returned ones is out already, so that there must be no second one. Returns `true` if the slot has no
     /// pins and no push is out: the caller frees it.
-    pub fn doom(&self, in_return: bool) -> bool {
+    pub fn remove(&self, in_return: bool) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let coming = in_return && word & PARKED == 0;
             let pinned = word & PINS != 0;
             let flag = if pinned && !coming { PARKED } else { 0 };
-            let next = (word & !(STATE | PARKED)) | State::Doomed.bits() | flag;
+            let next = (word & !(STATE | PARKED)) | State::PendingFree.bits() | flag;
             // Acquire pairs with the Release of `unpin`, as in `take`.
             match self.word.compare_exchange_weak(word, next, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return !pinned && !coming,

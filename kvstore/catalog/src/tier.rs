@@ -312,8 +312,8 @@ impl<'a> LockedTier<'a> {
             self.node(slot).place = Place::Away;
             match self.record(slot).state() {
                 State::Registered => self.link(slot, End::Newest),
-                State::Doomed if self.record(slot).park() => self.node(slot).place = Place::Parked,
-                State::Doomed => self.free(slot),
+                State::PendingFree if self.record(slot).park() => self.node(slot).place = Place::Parked,
+                State::PendingFree => self.free(slot),
                 State::Free | State::Reserved | State::Evicting => {}
             }
         }
@@ -449,7 +449,7 @@ impl<'a> LockedTier<'a> {
     /// Ends an eviction: the slot becomes free. `false`: a child of the block was put back, so the block
     /// stays.
     pub(crate) fn finish(&mut self, slot: u32) -> bool {
-        if self.record(slot).state() == State::Doomed {
+        if self.record(slot).state() == State::PendingFree {
             self.free(slot);
             return true;
         }
@@ -477,7 +477,7 @@ impl<'a> LockedTier<'a> {
     pub(crate) fn put_back(&mut self, slot: u32) {
         let identity = self.record(slot).halves();
         let hash = hash_halves(identity);
-        let doomed = self.record(slot).state() == State::Doomed;
+        let doomed = self.record(slot).state() == State::PendingFree;
         if doomed || self.tier.find(self.index, hash, identity).is_some() {
             // The block was removed, or registered in another slot, during its eviction.
             if !doomed {
@@ -572,7 +572,7 @@ impl<'a> LockedTier<'a> {
                 self.unlink(slot, if parked { Place::Parked } else { Place::Away });
                 self.detach(slot);
                 self.with_policy(|policy, field| policy.leave(field, slot, false));
-                if self.record(slot).doom(parked) {
+                if self.record(slot).remove(parked) {
                     self.free(slot);
                 } else {
                     self.node(slot).place = Place::Parked;
@@ -581,9 +581,9 @@ impl<'a> LockedTier<'a> {
             State::Evicting => {
                 self.unindex(hash, slot);
                 self.with_policy(|policy, field| policy.leave(field, slot, false));
-                self.record(slot).doom_evicting();
+                self.record(slot).remove_evicting();
             }
-            State::Free | State::Reserved | State::Doomed => {}
+            State::Free | State::Reserved | State::PendingFree => {}
         }
     }
 }

@@ -153,10 +153,10 @@ fn a_doomed_slot_comes_back_once() {
             }
             taking => taking == TakeOutcome::Pinned,
         };
-        let freed = record.doom(parked);
+        let freed = record.remove(parked);
         readers.into_iter().for_each(|reader| reader.join().expect("reader"));
         let returned = slot.returns.take();
-        assert_eq!((record.state(), record.pins()), (State::Doomed, 0));
+        assert_eq!((record.state(), record.pins()), (State::PendingFree, 0));
         assert_eq!(returned.is_some(), !freed, "parked {parked}");
         assert!(returned.is_none() || Returns::below(&slot.records, 0).is_none());
     });

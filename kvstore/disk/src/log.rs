@@ -288,7 +288,7 @@ impl DiskLog {
     pub fn forget(&mut self, slot: u32) -> bool {
         match self.slots.get(slot as usize) {
             Some(SlotUse::Live) => {
-                self.tables.bury(slot, self.now.instant);
+                self.tables.write_tombstone(slot, self.now.instant);
                 self.slots[slot as usize] = SlotUse::Free;
                 DiskCounters::add(&self.counters.tombstones, 1);
                 true

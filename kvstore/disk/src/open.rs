@@ -282,7 +282,7 @@ fn index(tables: &mut Tables, report: &mut Report, now: ClockReading) -> (Vec<Re
     }
     report.duplicates = older.len() as u64;
     for slot in older {
-        tables.bury(slot, now.instant);
+        tables.write_tombstone(slot, now.instant);
     }
     let recovered = (0..tables.slots()).filter_map(|slot| recover(tables, slot)).collect();
     (recovered, generation)

@@ -137,7 +137,7 @@ impl Tables {
     }
 
     /// Replaces a live record by its tombstone; returns whether there was one.
-    pub(crate) fn bury(&mut self, slot: u32, now: Instant) -> bool {
+    pub(crate) fn write_tombstone(&mut self, slot: u32, now: Instant) -> bool {
         let Some(record) = self.live(slot) else { return false };
         self.put(slot, &Record { state: RecordState::Tombstone, meta_bytes: 0, ..record }, &[], now);
         true

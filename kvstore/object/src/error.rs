@@ -138,7 +138,9 @@ pub enum ObjectError {
     #[error("put: {0}")]
     Run(#[from] crate::format::FormatError),
     /// The number of blocks is neither a whole run nor an allowed part of one.
-    #[error("put: {blocks} blocks do not form a run (run_blocks {run_blocks}, store_partial {store_partial})")]
+    #[error(
+        "put: {blocks} blocks do not form a run (run_blocks {run_blocks}, store_partial {store_partial})"
+    )]
     RunLength {
         /// Number of blocks given.
         blocks: usize,

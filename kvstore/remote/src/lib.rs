@@ -42,7 +42,7 @@ pub use config::{PoolConfig, RemoteConfig};
 pub use error::RemoteError;
 pub use metrics::{NodeCounters, PoolCounters, RemoteCounters};
 pub use placement::{NodeId, Placement, group_of};
-pub use server::{Answer, LookedUp, PoolBlocks, PoolLevels, PoolServer, Readable, Writable};
+pub use server::{Answer, LookUpResult, PoolBlocks, PoolLevels, PoolServer, Readable, Writable};
 pub use service::PoolService;
 pub use wire::{BLOCKS_PER_MESSAGE_MAX, Description};
 

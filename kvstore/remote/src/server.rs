@@ -23,7 +23,7 @@ use kvstore_block::BlockIdentity;
 use crate::metrics::{add, set};
 use crate::wire::{FoundBlock, Message, VERSION};
 use crate::{PoolConfig, PoolCounters, RemoteError};
-pub use blocks::{Answer, LookedUp, PoolBlocks, PoolLevels, Readable, Writable};
+pub use blocks::{Answer, LookUpResult, PoolBlocks, PoolLevels, Readable, Writable};
 use leases::{Fenced, Held, LeaseName};
 use sessions::Session;
 use storing::{Committing, Job, Registering};
@@ -204,7 +204,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
                     return;
                 }
                 let understood =
-                    Message::decode(&message).is_some_and(|message| self.understand(peer, message, now));
+                    Message::decode(&message).is_some_and(|message| self.dispatch(peer, message, now));
                 if understood {
                     return;
                 }
@@ -228,7 +228,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     }
 
     /// Handles a message. False when it violates the protocol.
-    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> bool {
+    fn dispatch(&mut self, peer: PeerId, message: Message, now: Instant) -> bool {
         match message {
             Message::LookUp { request, chain } => self.look_up(peer, request, &chain, now),
             Message::Release { lease } => self.release(peer, lease),
@@ -237,7 +237,9 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             Message::Retain { seconds, chain } => {
                 self.blocks.retain(&chain, Duration::from_secs(seconds.into()));
             }
-            Message::Suspect { chain } => chain.iter().for_each(|identity| self.suspect(identity)),
+            Message::ReportDamaged { chain } => {
+                chain.iter().for_each(|identity| self.report_damaged(identity))
+            }
             Message::Stats { request } => {
                 let levels = self.blocks.levels();
                 let load = Message::Load {
@@ -266,8 +268,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         let question = self.next_id;
         self.next_id += 1;
         match self.blocks.look_up(question, chain) {
-            LookedUp::Now(blocks) => self.answer_look_up(peer, request, chain.len(), blocks, now),
-            LookedUp::Later => {
+            LookUpResult::Now(blocks) => self.answer_look_up(peer, request, chain.len(), blocks, now),
+            LookUpResult::Later => {
                 let pending = PendingLookUp { peer: Some(peer), request, wanted: chain.len() };
                 self.pending_look_ups.insert(question, pending);
                 if let Some(session) = self.sessions.get_mut(&peer) {

@@ -77,7 +77,7 @@ pub(crate) enum Message {
     /// and no others will be.
     Commit { request: u64, written: u64 },
     /// Client: the bytes read of these blocks had the wrong checksum.
-    Suspect { chain: Vec<BlockIdentity> },
+    ReportDamaged { chain: Vec<BlockIdentity> },
     /// Client: asks to retain these consecutive blocks of a chain for this time, now or once they are stored.
     Retain { seconds: u32, chain: Vec<BlockIdentity> },
     /// Client: asks for the node's load; also the probe.
@@ -160,7 +160,7 @@ impl Message {
                 put_plain(COMMIT, *request, out);
                 written.put(out);
             }
-            Self::Suspect { chain } => {
+            Self::ReportDamaged { chain } => {
                 out.push(SUSPECT);
                 put_list(chain, out);
             }
@@ -205,7 +205,7 @@ impl Message {
             RELEASE => Self::Release { lease: u64::get(from)? },
             RESERVE => Self::Reserve { request: u64::get(from)?, offers: get_list(from)? },
             COMMIT => Self::Commit { request: u64::get(from)?, written: u64::get(from)? },
-            SUSPECT => Self::Suspect { chain: get_list(from)? },
+            SUSPECT => Self::ReportDamaged { chain: get_list(from)? },
             RETAIN => Self::Retain { seconds: u32::get(from)?, chain: get_list(from)? },
             STATS => Self::Stats { request: u64::get(from)? },
             FOUND => Self::Found {

@@ -164,7 +164,7 @@ impl StoreBuilder {
         let (offloads, new_blocks) = bounded(OFFLOADS_MAX);
         let now = Instant::now();
         let bandwidth = Bandwidth::new(shared.config.bandwidth, now, Instant::now);
-        let mover = StoreThread {
+        let store_thread = StoreThread {
             inbox,
             offloads: Offloads::new(new_blocks),
             tiers: Tiers::new(Arc::clone(&shared), Box::new(notify), local, bandwidth),
@@ -175,7 +175,7 @@ impl StoreBuilder {
             busy_rounds: 0,
         };
         let thread =
-            std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;
+            std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || store_thread.run())?;
         Ok((Store::new(shared, sender, offloads, slots, disk_counters, thread), survivors))
     }
 }

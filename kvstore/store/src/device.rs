@@ -30,7 +30,7 @@ pub(crate) enum Purpose {
     Out { load: u64, index: usize, lease: Lease },
 }
 
-struct UnderWay {
+struct InFlightCopy {
     purpose: Purpose,
     started: Instant,
     /// Whether no other copy was in flight at the start, so that the elapsed time is that of one copy.
@@ -41,7 +41,7 @@ struct UnderWay {
 pub(crate) struct DeviceCopies {
     /// `None`: no pool lies in a device's memory.
     copier: Option<Box<dyn Copier>>,
-    under_way: HashMap<u64, UnderWay>,
+    under_way: HashMap<u64, InFlightCopy>,
     next_token: u64,
     done: Vec<CopyDone>,
     /// Copies that have ended and have not been handled yet.
@@ -105,7 +105,7 @@ impl DeviceCopies {
                 if is_alone {
                     self.last_progress = started;
                 }
-                self.under_way.insert(token, UnderWay { purpose, started, is_alone });
+                self.under_way.insert(token, InFlightCopy { purpose, started, is_alone });
                 self.is_due = true;
                 Ok(())
             }
@@ -128,7 +128,7 @@ impl DeviceCopies {
         }
         copier.poll(&mut self.done);
         for CopyDone { token, result } in self.done.drain(..) {
-            let Some(UnderWay { purpose, started, is_alone }) = self.under_way.remove(&token) else {
+            let Some(InFlightCopy { purpose, started, is_alone }) = self.under_way.remove(&token) else {
                 continue;
             };
             self.last_progress = Instant::now();

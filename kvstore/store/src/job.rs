@@ -227,9 +227,9 @@ pub(crate) enum Job {
     Prepare(Prepare),
     Cancel(u64),
     /// A prompt has arrived: a conversation begins or continues.
-    Came(Vec<BlockIdentity>),
+    PromptStarted(Vec<BlockIdentity>),
     /// No worker computes on this chain any more: its conversation is idle.
-    WentIdle(Vec<BlockIdentity>),
+    ConversationIdle(Vec<BlockIdentity>),
     /// Blocks are to be retained for so long.
     Retain {
         request: Arc<RetentionRequest>,

@@ -17,7 +17,7 @@ use dataplane_memory::{Slab, SlotGrant};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::TenantId;
 use kvstore_remote::{
-    Answer, Description as WireDescription, LookedUp, PoolBlocks, PoolLevels, Readable, Writable,
+    Answer, Description as WireDescription, LookUpResult, PoolBlocks, PoolLevels, Readable, Writable,
     with_identity,
 };
 
@@ -36,8 +36,8 @@ const STRAY_SLOTS_MAX: usize = 8;
 /// thread publishes them, and may hear twice that host memory has a block, or does not have it any more.
 pub struct StorePool {
     store: Arc<Store>,
-    answers: Receiver<Told>,
-    sender: Sender<Told>,
+    answers: Receiver<StoreReply>,
+    sender: Sender<StoreReply>,
     bell: Option<Arc<Bell>>,
     /// Blocks that the store's thread has not registered yet, by the question, and their places in their chains.
     registering: HashMap<u64, BlockIdentity>,
@@ -45,7 +45,7 @@ pub struct StorePool {
 }
 
 /// An answer of the store's thread.
-enum Told {
+enum StoreReply {
     Held { question: u64, chain: Vec<BlockIdentity>, blocks: Vec<HostBlock> },
     Registered { question: u64, is_kept: bool },
 }
@@ -71,7 +71,7 @@ impl StorePool {
     }
 
     /// The callback that sends an answer from the store's thread and rings the pool's bell.
-    fn answering(&self) -> impl FnOnce(Told) + Send + 'static {
+    fn answering(&self) -> impl FnOnce(StoreReply) + Send + 'static {
         let (sender, bell) = (self.sender.clone(), self.bell.clone());
         move |told| {
             // A pool that has ended needs no answers.
@@ -116,18 +116,18 @@ impl PoolBlocks for StorePool {
         PoolLevels { slots: slots as usize, free, blocks, evicted }
     }
 
-    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<Reading> {
+    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookUpResult<Reading> {
         let held = self.store.hold_prefix(chain);
         let is_below = chain.get(held.len()).is_some_and(|next| self.store.is_on_disk(next));
         if !is_below {
-            return LookedUp::Now(all_readable(chain, held));
+            return LookUpResult::Now(all_readable(chain, held));
         }
         let chain = chain[..self.store.look_up(chain)].to_vec();
         let (answer, asked) = (self.answering(), chain.clone());
-        let reply = move |blocks| answer(Told::Held { question, chain: asked, blocks });
+        let reply = move |blocks| answer(StoreReply::Held { question, chain: asked, blocks });
         match self.store.hold(chain.clone(), Instant::now() + DISK_WAIT_MAX, reply) {
-            Ok(()) => LookedUp::Later,
-            Err(_) => LookedUp::Now(all_readable(&chain, held)),
+            Ok(()) => LookUpResult::Later,
+            Err(_) => LookUpResult::Now(all_readable(&chain, held)),
         }
     }
 
@@ -173,7 +173,7 @@ impl PoolBlocks for StorePool {
         let (bytes, checksum) = (description.bytes as usize, with_identity(description.checksum, &identity));
         let described = crate::Description { parent, position, meta, tenant: TenantId(0) };
         let answer = self.answering();
-        let done = move |is_kept| answer(Told::Registered { question, is_kept });
+        let done = move |is_kept| answer(StoreReply::Registered { question, is_kept });
         match self.store.put_verified(identity, described, written.hold, (bytes, checksum), done) {
             Ok(()) => {
                 self.registering.insert(question, identity);
@@ -195,10 +195,10 @@ impl PoolBlocks for StorePool {
 
     fn next_answer(&mut self) -> Option<Answer<Reading>> {
         match self.answers.try_recv().ok()? {
-            Told::Held { question, chain, blocks } => {
+            StoreReply::Held { question, chain, blocks } => {
                 Some(Answer::Found { question, blocks: all_readable(&chain, blocks) })
             }
-            Told::Registered { question, is_kept } => {
+            StoreReply::Registered { question, is_kept } => {
                 if let Some(identity) = self.registering.remove(&question) {
                     self.positions.remove(&identity);
                 }

@@ -156,14 +156,14 @@ impl Store {
     pub fn came(&self, chain: &[BlockIdentity]) {
         // A dropped hint costs nothing but a measurement.
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
-            let _full = self.send(Job::Came(chain.to_vec()));
+            let _full = self.send(Job::PromptStarted(chain.to_vec()));
         }
     }
 
     /// Reports that the conversation with these blocks is idle: it waits for its user.
     pub fn mark_conversation_idle(&self, chain: &[BlockIdentity]) {
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
-            let _full = self.send(Job::WentIdle(chain.to_vec()));
+            let _full = self.send(Job::ConversationIdle(chain.to_vec()));
         }
     }
 

@@ -133,7 +133,7 @@ impl StoreThread {
             is_idle = false;
         }
         self.tiers.expire_mapped();
-        self.tiers.bury();
+        self.tiers.send_tombstones();
         if self.tiers.resume_writes(now) {
             is_idle = false;
         }
@@ -230,8 +230,8 @@ impl StoreThread {
                 self.loads.cancel(request, &mut self.tiers);
                 self.far.cancel(request);
             }
-            Job::Came(chain) => self.conversation_came(&chain),
-            Job::WentIdle(chain) => self.conversation_went_idle(chain),
+            Job::PromptStarted(chain) => self.prompt_started(&chain),
+            Job::ConversationIdle(chain) => self.conversation_idle(chain),
             Job::Retain { request, how_long } => self.retain(request, how_long),
             Job::Probe(probe) => self.probe(probe),
             Job::Forget(chain) => self.tiers.forget(&chain),

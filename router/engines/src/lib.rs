@@ -8,7 +8,7 @@
 //! * [`exposition`]: metrics in Prometheus' text forms.
 //! * [`connector_params`]: what `kv_transfer_params` say beside a hand-off.
 //! * [`handoff`]: the `kv_transfer_params` of Kvasir's own prefill→decode hand-off.
-//! * [`handover`]: requests that a proxy sends in the gateway's place.
+//! * [`proxy_dispatch`]: requests that a proxy sends in the gateway's place.
 //! * [`key`]: the key that an engine asks its callers for.
 
 #![forbid(unsafe_code)]
@@ -18,9 +18,9 @@ pub mod connector_params;
 pub mod dialect;
 pub mod exposition;
 pub mod handoff;
-pub mod handover;
 mod http1;
 pub mod intake;
 pub mod key;
+pub mod proxy_dispatch;
 pub mod tokens;
 pub mod upstream;

@@ -27,9 +27,9 @@ use router_tls::{ClientStream, ClientTls};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use crate::handover::Piece;
 use crate::http1::{self, Answer, Connection, Framing, Next};
 use crate::key::ApiKey;
+use crate::proxy_dispatch::Piece;
 
 /// Idle connections kept for each engine by threads that share them; further ones are closed.
 const IDLE_MAX: usize = 2048;

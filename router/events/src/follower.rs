@@ -93,7 +93,10 @@ impl Follower {
         if sequence < expected {
             let known = self.recent.binary_search_by_key(&sequence, |recent| recent.0);
             if known.is_ok_and(|at| self.recent[at].1 != xxh3_64(payload)) {
-                tracing::info!(sequence, "KV events: the publisher has restarted, and its sequence numbers have passed the last known one");
+                tracing::info!(
+                    sequence,
+                    "KV events: the publisher has restarted, and its sequence numbers have passed the last known one"
+                );
                 self.start_over(index);
                 return Step::Replay { from: 0 };
             }
@@ -126,7 +129,11 @@ impl Follower {
     pub fn after_replay(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {
         let expected = self.expected();
         if sequence > expected {
-            tracing::warn!(sequence, expected, "KV events: messages are missing and cannot be replayed; the publisher's blocks are indexed anew");
+            tracing::warn!(
+                sequence,
+                expected,
+                "KV events: messages are missing and cannot be replayed; the publisher's blocks are indexed anew"
+            );
             self.skip_to(index, sequence);
         }
         if sequence == self.expected() {

@@ -34,7 +34,7 @@ pub struct PublisherState {
     /// Hash of the last message, to check that a replay continues from there; 0 if there is none.
     pub last: u64,
     /// Groups of layers that do not cover whole prefixes.
-    pub other_groups: Vec<u32>,
+    pub non_prefix_groups: Vec<u32>,
     /// Blocks that the publisher holds, parents before children.
     pub held: Vec<Held>,
 }
@@ -71,7 +71,7 @@ pub fn capture(name: &str, instance: u64, follower: &Follower, index: &IndexWrit
         block_tokens: tracker.block_tokens(),
         next: follower.expected(),
         last: follower.last(),
-        other_groups: tracker.other_groups().collect(),
+        non_prefix_groups: tracker.non_prefix_groups().collect(),
         held: index.held(tracker.member()),
     }
 }
@@ -82,7 +82,7 @@ pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut Inde
         return false;
     }
     restore_blocks(follower.tracker().member(), &state.held, index);
-    follower.tracker_mut().restore_groups(state.other_groups.iter().copied());
+    follower.tracker_mut().restore_groups(state.non_prefix_groups.iter().copied());
     follower.resume(state.next, state.last);
     true
 }
@@ -111,7 +111,7 @@ pub fn stores_name(stores: &[String], tag: u16) -> String {
 #[must_use]
 pub fn capture_stores(name: String, held: Vec<Held>) -> PublisherState {
     let next = held.len() as u64;
-    PublisherState { name, instance: 0, block_tokens: 0, next, last: 0, other_groups: Vec::new(), held }
+    PublisherState { name, instance: 0, block_tokens: 0, next, last: 0, non_prefix_groups: Vec::new(), held }
 }
 
 /// Encodes the states of all publishers.
@@ -131,8 +131,8 @@ pub fn encode(publishers: &[PublisherState]) -> Vec<u8> {
         out.extend((publisher.block_tokens as u32).to_le_bytes());
         out.extend(publisher.next.to_le_bytes());
         out.extend(publisher.last.to_le_bytes());
-        out.extend((publisher.other_groups.len() as u32).to_le_bytes());
-        publisher.other_groups.iter().for_each(|group| out.extend(group.to_le_bytes()));
+        out.extend((publisher.non_prefix_groups.len() as u32).to_le_bytes());
+        publisher.non_prefix_groups.iter().for_each(|group| out.extend(group.to_le_bytes()));
         out.extend((publisher.held.len() as u64).to_le_bytes());
         for held in &publisher.held {
             out.extend(held.key.to_le_bytes());
@@ -211,11 +211,11 @@ fn publisher(bytes: &mut Bytes<'_>) -> Result<PublisherState, SnapshotError> {
     let last = bytes.u64()?;
     let groups = bytes.u32()? as usize;
     let groups = bytes.count(groups, 4)?;
-    let other_groups = (0..groups).map(|_| bytes.u32()).collect::<Result<_, _>>()?;
+    let non_prefix_groups = (0..groups).map(|_| bytes.u32()).collect::<Result<_, _>>()?;
     let blocks = bytes.u64()? as usize;
     let blocks = bytes.count(blocks, HELD_BYTES)?;
     let held = (0..blocks).map(|_| held(bytes)).collect::<Result<_, _>>()?;
-    Ok(PublisherState { name, instance, block_tokens, next, last, other_groups, held })
+    Ok(PublisherState { name, instance, block_tokens, next, last, non_prefix_groups, held })
 }
 
 fn held(bytes: &mut Bytes<'_>) -> Result<Held, SnapshotError> {
@@ -244,7 +244,7 @@ mod tests {
                 block_tokens: 16,
                 next: 99,
                 last: 0xABCD,
-                other_groups: vec![1, 4],
+                non_prefix_groups: vec![1, 4],
                 held: vec![held(1, None), held(2, Some(1))],
             },
             PublisherState {
@@ -253,7 +253,7 @@ mod tests {
                 block_tokens: 32,
                 next: 0,
                 last: 0,
-                other_groups: Vec::new(),
+                non_prefix_groups: Vec::new(),
                 held: Vec::new(),
             },
         ]

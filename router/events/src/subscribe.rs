@@ -72,7 +72,7 @@ pub struct SubscriptionContext {
     /// The index that the subscription writes to.
     pub index: Arc<Index>,
     /// Notified to forget all blocks of the publisher and request them again.
-    pub distrust: Arc<Notify>,
+    pub resync: Arc<Notify>,
 }
 
 impl SubscriptionContext {
@@ -169,7 +169,7 @@ async fn listen(feed: &Feed, followed: &SubscriptionContext, mut subscription: S
     loop {
         let delivery = tokio::select! {
             delivery = subscription.next() => delivery,
-            () = followed.distrust.notified() => Ok(Delivery::Ambiguous(is_ambiguous)),
+            () = followed.resync.notified() => Ok(Delivery::Ambiguous(is_ambiguous)),
         };
         match delivery {
             Err(reason) => return reason,

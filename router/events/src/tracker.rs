@@ -60,7 +60,7 @@ pub struct Tracker {
     block_tokens: usize,
     /// Groups of layers whose blocks do not cover whole prefixes (sliding windows, linear attention); their removals do not,
     /// either.
-    other_groups: HashSet<u32>,
+    non_prefix_groups: HashSet<u32>,
     /// Blocks in the stores that the publisher shares with others.
     shared: Option<Arc<SharedBlocks>>,
     /// Counters so far.
@@ -76,7 +76,7 @@ impl Tracker {
         Self {
             member,
             block_tokens,
-            other_groups: HashSet::new(),
+            non_prefix_groups: HashSet::new(),
             shared: None,
             counters: TrackerCounters::default(),
             blocks: Vec::new(),
@@ -101,12 +101,12 @@ impl Tracker {
         self.shared = shared;
     }
 
-    pub(crate) fn other_groups(&self) -> impl Iterator<Item = u32> {
-        self.other_groups.iter().copied()
+    pub(crate) fn non_prefix_groups(&self) -> impl Iterator<Item = u32> {
+        self.non_prefix_groups.iter().copied()
     }
 
     pub(crate) fn restore_groups(&mut self, groups: impl IntoIterator<Item = u32>) {
-        self.other_groups.extend(groups);
+        self.non_prefix_groups.extend(groups);
     }
 
     /// Applies a batch.
@@ -150,7 +150,7 @@ impl Tracker {
     }
 
     fn counts(&self, removed: &Removed) -> bool {
-        removed.group.is_none_or(|group| !self.other_groups.contains(&group))
+        removed.group.is_none_or(|group| !self.non_prefix_groups.contains(&group))
     }
 
     fn flush(&mut self, index: &mut IndexWriter<'_>, tier: Tier) {
@@ -164,7 +164,7 @@ impl Tracker {
 
     fn stored(&mut self, index: &mut IndexWriter<'_>, stored: &Stored) {
         if !stored.is_full_attention {
-            self.other_groups.extend(stored.group);
+            self.non_prefix_groups.extend(stored.group);
             return;
         }
         let has_hashes = !stored.routing_hashes.is_empty();

@@ -177,7 +177,7 @@ impl Booking {
                 worker = holder.worker.name,
                 "the engine reports far fewer cached tokens than the index predicted: its blocks are indexed anew"
             );
-            run.distrust.notify_one();
+            run.resync.notify_one();
         }
     }
 

@@ -63,7 +63,8 @@ fn default_pool() -> String {
 struct Change {
     /// Of two wishes the one with the larger version counts.
     version: u64,
-    wish: DesiredState,
+    #[serde(rename = "wish")]
+    desired: DesiredState,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     added: Option<AddedWorker>,
     /// Identity of the worker that the wish was made for ([`WorkerSpec::uid`]): a wish to drain a pod does not concern the
@@ -81,12 +82,12 @@ impl Change {
         let words = self.added.as_ref().map(|added| {
             [added.url.as_str(), &added.role, &added.pool, added.uid.as_deref().unwrap_or_default()]
         });
-        (self.version, self.wish as u8, words.unwrap_or_default(), self.uid.as_deref())
+        (self.version, self.desired as u8, words.unwrap_or_default(), self.uid.as_deref())
     }
 
     /// The run that is put to sleep; `None` for other wishes.
     fn asleep(&self) -> Option<AsleepRun> {
-        (self.wish == DesiredState::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
+        (self.desired == DesiredState::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
     }
 
     /// Whether the wish was made for this worker. Without identities from the sources the address decides.
@@ -134,17 +135,17 @@ impl Changes {
     }
 
     /// Records a wish for a worker by its name. `uid`: identity from the worker's source. `asleep`: with [`DesiredState::Sleep`], the run of its process.
-    pub(crate) fn wish(
+    pub(crate) fn set_desired(
         &mut self,
         name: &str,
         uid: Option<String>,
-        wish: DesiredState,
+        desired: DesiredState,
         asleep: Option<AsleepRun>,
         is_current: impl Fn(&str, Option<&str>) -> bool,
     ) -> Result<(), SpecError> {
         let version = self.next_version();
         let added = self.0.get(name).and_then(|change| change.added.clone());
-        self.put(name.to_owned(), Change { version, wish, added, uid, asleep }, is_current)
+        self.put(name.to_owned(), Change { version, desired, added, uid, asleep }, is_current)
     }
 
     /// Adds a worker, or replaces the description of an added one.
@@ -157,7 +158,7 @@ impl Changes {
         let version = self.next_version();
         self.put(
             name_of(&added.url),
-            Change { version, wish: DesiredState::Serve, added: Some(added), uid: None, asleep: None },
+            Change { version, desired: DesiredState::Serve, added: Some(added), uid: None, asleep: None },
             is_current,
         )
     }
@@ -189,12 +190,12 @@ impl Changes {
             let name = spec.name();
             let change = self.0.get(&name).filter(|change| change.concerns(spec));
             seen.insert(name);
-            let wish = change.map(|change| change.wish);
-            if wish == Some(DesiredState::Remove) {
+            let desired = change.map(|change| change.desired);
+            if desired == Some(DesiredState::Remove) {
                 continue;
             }
             let asleep = change.and_then(Change::asleep);
-            let is_draining = spec.is_draining || asleep.is_some() || wish == Some(DesiredState::Drain);
+            let is_draining = spec.is_draining || asleep.is_some() || desired == Some(DesiredState::Drain);
             let anew = change.and_then(|change| described(change.added.as_ref()?)).map(|anew| {
                 let uid = anew.uid.or_else(|| spec.uid.clone());
                 WorkerSpec { uid, generation: spec.generation.clone(), ..anew }
@@ -202,13 +203,13 @@ impl Changes {
             workers.push(WorkerSpec { is_draining, asleep, ..anew.unwrap_or_else(|| spec.clone()) });
         }
         for (_, change) in self.0.iter().filter(|(name, _)| !seen.contains(*name)) {
-            if change.wish == DesiredState::Remove || workers.len() >= WORKERS_MAX {
+            if change.desired == DesiredState::Remove || workers.len() >= WORKERS_MAX {
                 continue;
             }
             if let Some(added) = change.added.as_ref().and_then(&described) {
                 let asleep = change.asleep();
                 workers.push(WorkerSpec {
-                    is_draining: asleep.is_some() || change.wish == DesiredState::Drain,
+                    is_draining: asleep.is_some() || change.desired == DesiredState::Drain,
                     asleep,
                     ..added
                 });
@@ -232,7 +233,7 @@ impl Changes {
         if self.0.len() >= CHANGES_MAX && !self.0.contains_key(&name) {
             let has_no_effect = |name: &str, change: &Change| {
                 let is_current = is_current(name, change.uid.as_deref());
-                match change.wish {
+                match change.desired {
                     DesiredState::Serve => change.added.is_none(),
                     DesiredState::Remove => !is_current,
                     // The pod was drained and is gone. Without identities from the sources it may come back.
@@ -281,14 +282,14 @@ mod tests {
         let mut changes = Changes::default();
         let configured = ["http://a:1", "http://b:1"];
         changes.add(added("http://c:1"), nowhere).expect("a URL");
-        changes.wish("a:1", None, DesiredState::Drain, None, nowhere).expect("room");
+        changes.set_desired("a:1", None, DesiredState::Drain, None, nowhere).expect("room");
         let (a, b, c) = ("a:1".to_owned(), "b:1".to_owned(), "c:1".to_owned());
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (b.clone(), false), (c.clone(), false)]);
-        changes.wish("b:1", None, DesiredState::Remove, None, nowhere).expect("room");
-        changes.wish("c:1", None, DesiredState::Drain, None, nowhere).expect("room");
+        changes.set_desired("b:1", None, DesiredState::Remove, None, nowhere).expect("room");
+        changes.set_desired("c:1", None, DesiredState::Drain, None, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a.clone(), true), (c, true)]);
-        changes.wish("c:1", None, DesiredState::Remove, None, nowhere).expect("room");
-        changes.wish("a:1", None, DesiredState::Serve, None, nowhere).expect("room");
+        changes.set_desired("c:1", None, DesiredState::Remove, None, nowhere).expect("room");
+        changes.set_desired("a:1", None, DesiredState::Serve, None, nowhere).expect("room");
         assert_eq!(over(&changes, &configured), [(a, false)]);
         assert_eq!(changes.add(added("c:1"), nowhere), Err(SpecError::Url("c:1".to_owned())));
     }
@@ -307,9 +308,9 @@ mod tests {
                 let (which, name) = (next() % 3, format!("w{}:1", next() % 4));
                 match next() % 4 {
                     0 => gateways[which].add(added(&format!("http://{name}")), nowhere),
-                    1 => gateways[which].wish(&name, None, DesiredState::Serve, None, nowhere),
-                    2 => gateways[which].wish(&name, None, DesiredState::Drain, None, nowhere),
-                    _ => gateways[which].wish(&name, None, DesiredState::Remove, None, nowhere),
+                    1 => gateways[which].set_desired(&name, None, DesiredState::Serve, None, nowhere),
+                    2 => gateways[which].set_desired(&name, None, DesiredState::Drain, None, nowhere),
+                    _ => gateways[which].set_desired(&name, None, DesiredState::Remove, None, nowhere),
                 }
                 .expect("room");
                 if next() % 2 == 0 {
@@ -334,12 +335,12 @@ mod tests {
         let mut changes = Changes::default();
         let is_configured = |name: &str, _: Option<&str>| name.starts_with("configured");
         changes.add(added("http://kept:1"), is_configured).expect("room");
-        changes.wish("drained:1", None, DesiredState::Drain, None, is_configured).expect("room");
-        changes.wish("configured:1", None, DesiredState::Remove, None, is_configured).expect("room");
+        changes.set_desired("drained:1", None, DesiredState::Drain, None, is_configured).expect("room");
+        changes.set_desired("configured:1", None, DesiredState::Remove, None, is_configured).expect("room");
         for number in 0..10_000 {
             changes.add(added(&format!("http://w{number}:1")), is_configured).expect("room");
             changes
-                .wish(&format!("w{number}:1"), None, DesiredState::Remove, None, is_configured)
+                .set_desired(&format!("w{number}:1"), None, DesiredState::Remove, None, is_configured)
                 .expect("room");
         }
         assert_eq!(changes.0.len(), CHANGES_MAX);
@@ -351,7 +352,8 @@ mod tests {
         let mut pods = Changes::default();
         for number in 0..2 * CHANGES_MAX {
             let uid = Some(format!("uid-{number}"));
-            pods.wish(&format!("10.0.0.{number}:1"), uid, DesiredState::Drain, None, nowhere).expect("room");
+            pods.set_desired(&format!("10.0.0.{number}:1"), uid, DesiredState::Drain, None, nowhere)
+                .expect("room");
         }
         assert_eq!(pods.0.len(), CHANGES_MAX);
         let mut full = Changes::default();
@@ -359,7 +361,7 @@ mod tests {
             full.add(added(&format!("http://w{number}:1")), nowhere).expect("room");
         }
         assert_eq!(full.add(added("http://more:1"), nowhere), Err(SpecError::TooManyChanges));
-        full.wish("w7:1", None, DesiredState::Remove, None, nowhere).expect("it is known");
+        full.set_desired("w7:1", None, DesiredState::Remove, None, nowhere).expect("it is known");
         full.add(added("http://more:1"), nowhere).expect("its place is free");
     }
 
@@ -367,7 +369,7 @@ mod tests {
     fn wishes_of_peers_that_cannot_be_are_left_out_and_the_rest_is_taken() {
         let change = |version, url: &str| Change {
             version,
-            wish: DesiredState::Serve,
+            desired: DesiredState::Serve,
             added: Some(added(url)),
             uid: None,
             asleep: None,
@@ -382,21 +384,21 @@ mod tests {
         let mut told = Changes(told.map(|(name, change)| (name.to_owned(), change)).into());
         told.0.insert("role:1".to_owned(), {
             let role = AddedWorker { role: "boss".to_owned(), ..added("http://role:1") };
-            Change { version: now, wish: DesiredState::Serve, added: Some(role), uid: None, asleep: None }
+            Change { version: now, desired: DesiredState::Serve, added: Some(role), uid: None, asleep: None }
         });
         let mut own = Changes::default();
         assert!(own.merge(told, nowhere));
         assert_eq!(own.0.keys().collect::<Vec<_>>(), ["good:1"]);
-        own.wish("good:1", None, DesiredState::Remove, None, nowhere).expect("room");
+        own.set_desired("good:1", None, DesiredState::Remove, None, nowhere).expect("room");
         assert!(own.next_version() < now + AHEAD_MAX_NS);
     }
 
     #[test]
     fn a_wish_for_a_pod_does_not_concern_the_next_one_at_its_address() {
         let pod = |uid: &str| WorkerSpec { uid: Some(uid.to_owned()), ..WorkerSpec::new("http://a:1") };
-        for (wish, workers) in [(DesiredState::Drain, 1), (DesiredState::Remove, 0)] {
+        for (desired, workers) in [(DesiredState::Drain, 1), (DesiredState::Remove, 0)] {
             let mut changes = Changes::default();
-            changes.wish("a:1", Some("first".to_owned()), wish, None, |_, _| true).expect("room");
+            changes.set_desired("a:1", Some("first".to_owned()), desired, None, |_, _| true).expect("room");
             let first = changes.over([pod("first")].iter(), described);
             assert_eq!(first.iter().filter(|worker| worker.is_draining).count(), workers);
             let second = changes.over([pod("second")].iter(), described);
@@ -406,7 +408,7 @@ mod tests {
         }
         let long = Change {
             version: 1,
-            wish: DesiredState::Drain,
+            desired: DesiredState::Drain,
             added: None,
             uid: Some("u".repeat(UID_BYTES_MAX + 1)),
             asleep: None,
@@ -433,7 +435,7 @@ mod tests {
         changes
             .add(AddedWorker { role: "prefill".to_owned(), ..added("http://a:1") }, nowhere)
             .expect("a URL");
-        changes.wish("b:1", None, DesiredState::Drain, None, nowhere).expect("room");
+        changes.set_desired("b:1", None, DesiredState::Drain, None, nowhere).expect("room");
         let text = serde_json::to_string(&changes).expect("JSON");
         assert_eq!(serde_json::from_str::<Changes>(&text).expect("the same"), changes);
     }

@@ -273,7 +273,7 @@ impl Fleet {
         if self.described(&added, &HashMap::new()).is_none() {
             return Err(SpecError::Tls(added.url));
         }
-        self.wish(|roster| {
+        self.apply_change(|roster| {
             if let Some(key) = key {
                 Arc::make_mut(&mut roster.added_keys).insert(name_of(&added.url), key);
             }
@@ -285,36 +285,36 @@ impl Fleet {
 
     /// Drains a worker for an administrator: it gets no new requests.
     pub fn drain(self: &Arc<Self>, name: &str) -> Result<RosterDelta, SpecError> {
-        self.wish_for(name, DesiredState::Drain)
+        self.set_desired_state(name, DesiredState::Drain)
     }
 
     /// The opposite of [`Self::drain`].
     pub fn serve_again(self: &Arc<Self>, name: &str) -> Result<RosterDelta, SpecError> {
-        self.wish_for(name, DesiredState::Serve)
+        self.set_desired_state(name, DesiredState::Serve)
     }
 
     /// Removes a worker for an administrator, also one that the configuration names.
     pub fn remove(self: &Arc<Self>, name: &str) -> Result<RosterDelta, SpecError> {
-        self.wish_for(name, DesiredState::Remove)
+        self.set_desired_state(name, DesiredState::Remove)
     }
 
-    pub(crate) fn wish_for(
+    pub(crate) fn set_desired_state(
         self: &Arc<Self>,
         name: &str,
-        wish: DesiredState,
+        desired: DesiredState,
     ) -> Result<RosterDelta, SpecError> {
-        self.wish_for_run(name, wish, None)
+        self.set_desired_of_run(name, desired, None)
     }
 
-    fn wish_for_run(
+    fn set_desired_of_run(
         self: &Arc<Self>,
         name: &str,
-        wish: DesiredState,
+        desired: DesiredState,
         asleep: Option<AsleepRun>,
     ) -> Result<RosterDelta, SpecError> {
         // Normalizes the spelling of the name.
         let name = &name_of(name);
-        self.wish(|roster| {
+        self.apply_change(|roster| {
             let in_force = roster.spec.workers.iter().find(|worker| worker.name() == *name);
             let Some(in_force) = in_force else {
                 return Err(SpecError::UnknownWorker(name.to_owned()));
@@ -324,20 +324,20 @@ impl Fleet {
             let uid = reported.unwrap_or(in_force).uid.clone();
             let known = roster.identities();
             let is_current = |name: &str, uid: Option<&str>| is_current(&known, name, uid);
-            Arc::make_mut(&mut roster.changes).wish(name, uid, wish, asleep, is_current)
+            Arc::make_mut(&mut roster.changes).set_desired(name, uid, desired, asleep, is_current)
         })
     }
 
     /// Records that this run of a worker's process is put to sleep.
-    pub(crate) fn wish_sleep(
+    pub(crate) fn request_sleep(
         self: &Arc<Self>,
         name: &str,
         run: Option<u64>,
     ) -> Result<RosterDelta, SpecError> {
-        self.wish_for_run(name, DesiredState::Sleep, Some(AsleepRun(run)))
+        self.set_desired_of_run(name, DesiredState::Sleep, Some(AsleepRun(run)))
     }
 
-    fn wish(
+    fn apply_change(
         self: &Arc<Self>,
         change: impl FnOnce(&mut RosterSources) -> Result<(), SpecError>,
     ) -> Result<RosterDelta, SpecError> {
@@ -465,7 +465,7 @@ impl Fleet {
             let there = before.get(&name).filter(|worker| worker.spec.is_same_worker(wanted));
             let worker = match (there, self.pool(&wanted.pool)) {
                 (Some(worker), _) => {
-                    worker.update(|condition| condition.sleep_wish = wanted.asleep);
+                    worker.update(|condition| condition.sleep_request = wanted.asleep);
                     if worker.is_draining() != wanted.is_draining {
                         applied.drained += 1;
                         worker.update(|condition| condition.is_draining = wanted.is_draining);

@@ -72,8 +72,8 @@ impl HealthCheckState {
         if let Some(run) = run {
             let before = run.description.instance;
             let mut now = dialect.alive(client).await?;
-            let in_doubt = worker.take_possible_restart() || self.was_down;
-            if in_doubt && now.is_none() && before.is_some() {
+            let may_have_restarted = worker.take_possible_restart() || self.was_down;
+            if may_have_restarted && now.is_none() && before.is_some() {
                 // A late report must not keep the worker out; if it is another run after all, `report` notices.
                 let reported = tokio::time::timeout(config.health_timeout, dialect.report(client)).await;
                 now = reported.map_or(Ok(before), |report| report.map(|report| report.instance))?;
@@ -83,7 +83,7 @@ impl HealthCheckState {
                 _ => !self.was_down,
             };
             // An engine that reports no run number is recognised by its models.
-            if is_same && !(in_doubt && before.is_none()) {
+            if is_same && !(may_have_restarted && before.is_none()) {
                 return Ok(Answer::Same);
             }
             same_run = Some(run).filter(|_| is_same);
@@ -109,14 +109,14 @@ impl HealthCheckState {
     /// Whether the worker is asleep, by its engine's report; by an administrator's wish, for an engine that reports nothing.
     async fn is_asleep(&mut self, worker: &Worker, dialect: &dyn Dialect) -> Result<bool, EngineError> {
         if self.hides_sleep {
-            return Ok(worker.sleep_wish().is_some());
+            return Ok(worker.sleep_request().is_some());
         }
         // vLLM's scheduler answers this between two steps, which may take seconds; that says nothing of whether it is well.
         match tokio::time::timeout(SLEEP_TOLD_WITHIN, dialect.is_asleep(&worker.client)).await {
             Ok(Ok(Some(is_asleep))) => Ok(is_asleep),
             Ok(Ok(None)) => {
                 self.hides_sleep = true;
-                Ok(worker.sleep_wish().is_some())
+                Ok(worker.sleep_request().is_some())
             }
             Ok(Err(error @ EngineError::Connection { .. })) => Err(error),
             Ok(Err(_)) | Err(_) => Ok(worker.is_asleep()),
@@ -126,7 +126,7 @@ impl HealthCheckState {
 
 /// Whether the process of a worker that was put to sleep has started again since: it is awake then.
 async fn has_restarted(worker: &Worker, dialect: &dyn Dialect, config: &FleetConfig) -> bool {
-    let Some(AsleepRun(Some(run))) = worker.sleep_wish() else { return false };
+    let Some(AsleepRun(Some(run))) = worker.sleep_request() else { return false };
     // A late or refused report says nothing.
     let reported = tokio::time::timeout(config.health_timeout, dialect.report(&worker.client)).await;
     matches!(reported, Ok(Ok(report)) if report.instance.is_some_and(|now| now != run))
@@ -154,7 +154,7 @@ async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdi
         Answer::Restarted => {
             tracing::info!(worker = worker.name, "worker was asleep, and has started again");
             // The worker may have left the roster meanwhile.
-            let _gone = fleet.wish_for(&worker.name, DesiredState::Serve);
+            let _gone = fleet.set_desired_state(&worker.name, DesiredState::Serve);
             return Verdict::Waits;
         }
         Answer::New(description) => description,

@@ -76,7 +76,7 @@ impl Fleet {
         before.iter().for_each(|run| run.set_ready(false));
         self.remake_roster(&worker.pool);
         for run in before.iter() {
-            if let Some(task) = run.take_writing() {
+            if let Some(task) = run.take_index_task() {
                 task.abort();
                 // Only after its end it can no longer write to the place that is released here.
                 let _aborted = task.await;
@@ -140,14 +140,14 @@ impl Fleet {
         }
         let follower = Arc::new(Mutex::new(follower));
         let is_warm = Arc::new(AtomicBool::new(feed.is_none()));
-        let distrust = Arc::<Notify>::default();
+        let resync = Arc::<Notify>::default();
         let has_feed = feed.is_some();
         let (task, routed) = match feed {
             Some(feed) => {
                 let followed = SubscriptionContext {
                     follower: Arc::clone(&follower),
                     index: Arc::clone(&self.index),
-                    distrust: Arc::clone(&distrust),
+                    resync: Arc::clone(&resync),
                 };
                 (self.follow(feed, followed, &is_warm, worker), None)
             }
@@ -170,10 +170,10 @@ impl Fleet {
             follower,
             has_feed,
             is_warm,
-            distrust,
+            resync,
             loads_changed: self.loads_changed.clone(),
             routed,
-            writing: Some(task),
+            index_task: Some(task),
         })
     }
 

@@ -20,12 +20,12 @@ pub(crate) async fn poll(client: EngineClient, followed: SubscriptionContext, be
     let mut decoder = Decoder::default();
     let mut is_first = true;
     let mut complained = false;
-    let SubscriptionContext { follower, index, distrust } = followed;
+    let SubscriptionContext { follower, index, resync } = followed;
     loop {
         let asked = tokio::time::timeout(ANSWER_WITHIN, client.post_large(PATH, bytes::Bytes::new()));
         let answer = tokio::select! {
             answer = asked => answer.map_err(|_| "no answer in time".to_owned()),
-            () = distrust.notified() => {
+            () = resync.notified() => {
                 follower.lock().unwrap_or_else(PoisonError::into_inner).start_over(&mut index.write());
                 continue;
             }

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 /// Capacity of the queue. Further prompts are dropped, which may cost cache hits.
 const WAITING_MAX: usize = 1024;
 /// Prompts that arrive within this time are recorded together.
-const TOGETHER: Duration = Duration::from_millis(5);
+const BATCH_WINDOW: Duration = Duration::from_millis(5);
 /// Interval at which expired prompts are removed while no new ones arrive.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
@@ -24,7 +24,7 @@ const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct RoutedPromptQueue {
     waiting: ArrayQueue<Vec<u64>>,
     /// Whether the task has been notified of the queued prompts.
-    is_told: AtomicBool,
+    is_notified: AtomicBool,
     queued: Notify,
 }
 
@@ -32,7 +32,7 @@ impl RoutedPromptQueue {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             waiting: ArrayQueue::new(WAITING_MAX),
-            is_told: AtomicBool::new(false),
+            is_notified: AtomicBool::new(false),
             queued: Notify::new(),
         })
     }
@@ -41,7 +41,7 @@ impl RoutedPromptQueue {
     pub(crate) fn note(&self, block_hashes: &[u64]) {
         let _not_noted = self.waiting.push(block_hashes.to_vec());
         // Release: pairs with the acquire in `keep`, which sees this prompt when it sees the flag.
-        if !self.is_told.swap(true, Ordering::AcqRel) {
+        if !self.is_notified.swap(true, Ordering::AcqRel) {
             self.queued.notify_one();
         }
     }
@@ -58,9 +58,9 @@ pub(crate) async fn keep(
             approximate.expire(&mut index.write(), Instant::now());
             continue;
         }
-        tokio::time::sleep(TOGETHER).await;
+        tokio::time::sleep(BATCH_WINDOW).await;
         // Acquire: pairs with the release in `note`. Prompts that come from now on notify again.
-        routed.is_told.swap(false, Ordering::AcqRel);
+        routed.is_notified.swap(false, Ordering::AcqRel);
         while let Some(hashes) = routed.waiting.pop() {
             approximate.routed(&mut index.write(), &hashes, Instant::now());
         }

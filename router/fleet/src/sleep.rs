@@ -84,7 +84,7 @@ struct SleepGuard(Arc<Worker>);
 
 impl SleepGuard {
     fn begin(worker: &Arc<Worker>) -> Result<Self, SleepError> {
-        match worker.is_turning.swap(true, Ordering::AcqRel) {
+        match worker.is_sleep_call_running.swap(true, Ordering::AcqRel) {
             true => Err(SleepError::Busy(worker.name.clone())),
             false => Ok(Self(Arc::clone(worker))),
         }
@@ -93,7 +93,7 @@ impl SleepGuard {
 
 impl Drop for SleepGuard {
     fn drop(&mut self) {
-        self.0.is_turning.store(false, Ordering::Release);
+        self.0.is_sleep_call_running.store(false, Ordering::Release);
     }
 }
 
@@ -124,10 +124,10 @@ impl Fleet {
         }
         let tells = told.is_some();
         let was_draining = worker.is_draining();
-        self.wish_for(name, DesiredState::Drain)?;
+        self.set_desired_state(name, DesiredState::Drain)?;
         let serve_again = || match was_draining {
             true => Ok(()),
-            false => self.wish_for(name, DesiredState::Serve).map(drop),
+            false => self.set_desired_state(name, DesiredState::Serve).map(drop),
         };
         if !is_idle_within(&worker, dialect, DRAIN_MAX).await {
             if !worker.is_draining() {
@@ -137,7 +137,7 @@ impl Fleet {
             return Err(SleepError::Requests(worker.name.clone()));
         }
         if !tells {
-            self.wish_sleep(name, first.description.instance)?;
+            self.request_sleep(name, first.description.instance)?;
         }
         let began = Instant::now();
         let slept = within(TURN_MAX, &worker, dialect.sleep(&worker.client)).await;
@@ -153,7 +153,7 @@ impl Fleet {
                 serve_again()?;
             } else {
                 worker.is_uncertain.store(true, Ordering::Release);
-                self.wish_for(name, DesiredState::Drain)?;
+                self.set_desired_state(name, DesiredState::Drain)?;
             }
             worker.check_health_now();
             return Err(error);
@@ -196,7 +196,7 @@ impl Fleet {
         if let Err(error) = within(WARM_MAX, &worker, first_token(&worker, engine)).await {
             tracing::warn!(worker = worker.name, "the first request after waking failed: {error}");
         }
-        self.wish_for(name, DesiredState::Serve)?;
+        self.set_desired_state(name, DesiredState::Serve)?;
         worker.check_health_now();
         while worker.state() != WorkerState::Ready
             && !worker.is_removed()

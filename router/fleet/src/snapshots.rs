@@ -169,7 +169,7 @@ mod tests {
             block_tokens: 16,
             next: 1,
             last: 0,
-            other_groups: Vec::new(),
+            non_prefix_groups: Vec::new(),
             held: Vec::new(),
         };
         (name.to_owned(), state)

@@ -93,7 +93,7 @@ pub(crate) struct Condition {
     /// Whether the operator wants no new requests at the worker.
     pub(crate) is_draining: bool,
     /// The run of the process that was put to sleep, if its engine does not report sleep.
-    pub(crate) sleep_wish: Option<AsleepRun>,
+    pub(crate) sleep_request: Option<AsleepRun>,
     /// Whether the engine has released its memory.
     pub(crate) is_asleep: bool,
     /// Whether the worker was removed from the fleet.

@@ -388,7 +388,10 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
         }
         let since = *failed_since.get_or_insert_with(Instant::now);
         if (hangs || since.elapsed() >= FORGOTTEN_AFTER) && !store.mirror().is_empty() {
-            tracing::warn!(store = store.url, "a shared store does not answer: its blocks are removed from the index");
+            tracing::warn!(
+                store = store.url,
+                "a shared store does not answer: its blocks are removed from the index"
+            );
             let forgetting = Arc::clone(&store);
             let forgotten =
                 tokio::task::spawn_blocking(move || fleet.stores.forget(&fleet.index, &forgetting)).await;

@@ -137,10 +137,10 @@ fn add_one(
         follower: Arc::new(Mutex::new(Follower::new(Tracker::new(member, description.block_tokens)))),
         has_feed: true,
         is_warm: Arc::new(AtomicBool::new(true)),
-        distrust: Arc::new(Notify::new()),
+        resync: Arc::new(Notify::new()),
         loads_changed: None,
         routed: None,
-        writing: None,
+        index_task: None,
     });
     worker.runs.store(Arc::new(vec![Arc::new(run)]));
     worker.set_health(Health::Answers);

@@ -67,7 +67,7 @@ pub struct WorkerRun {
     /// Whether the rank's KV events are followed, so that the index knows its blocks.
     pub is_warm: Arc<AtomicBool>,
     /// Notified when the index promised blocks that the worker does not have.
-    pub(crate) distrust: Arc<Notify>,
+    pub(crate) resync: Arc<Notify>,
     /// Notified when this gateway's outstanding work at any worker changes; `None` without peers.
     pub(crate) loads_changed: Option<Arc<Notify>>,
     /// Prompts routed to a worker without events, on their way into the index.
@@ -75,7 +75,7 @@ pub struct WorkerRun {
     /// Position in the load order of the pool.
     seat: ArcSwapOption<LoadOrderPosition>,
     /// Task that writes to the index; ended before the place in the index is reused.
-    pub(crate) writing: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) index_task: Mutex<Option<JoinHandle<()>>>,
 }
 
 const _: () = assert!(std::mem::offset_of!(WorkerRun, load) == 64 && Load::HOT_BYTES <= 64);
@@ -171,8 +171,8 @@ impl WorkerRun {
         self.role == Role::Decode && self.description.engine.dialect().decode_needs_prefill()
     }
 
-    pub(crate) fn take_writing(&self) -> Option<JoinHandle<()>> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take_index_task(&self) -> Option<JoinHandle<()>> {
+        self.index_task.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -187,10 +187,10 @@ pub(crate) struct RunParts {
     pub(crate) follower: Arc<Mutex<Follower>>,
     pub(crate) has_feed: bool,
     pub(crate) is_warm: Arc<AtomicBool>,
-    pub(crate) distrust: Arc<Notify>,
+    pub(crate) resync: Arc<Notify>,
     pub(crate) loads_changed: Option<Arc<Notify>>,
     pub(crate) routed: Option<Arc<RoutedPromptQueue>>,
-    pub(crate) writing: Option<JoinHandle<()>>,
+    pub(crate) index_task: Option<JoinHandle<()>>,
 }
 
 impl WorkerRun {
@@ -210,19 +210,19 @@ impl WorkerRun {
             follower: parts.follower,
             has_feed: parts.has_feed,
             is_warm: parts.is_warm,
-            distrust: parts.distrust,
+            resync: parts.resync,
             loads_changed: parts.loads_changed,
             routed: parts.routed,
             seat: ArcSwapOption::empty(),
             takes_requests: AtomicBool::new(false),
-            writing: Mutex::new(parts.writing),
+            index_task: Mutex::new(parts.index_task),
         }
     }
 }
 
 impl Drop for WorkerRun {
     fn drop(&mut self) {
-        if let Some(task) = self.take_writing() {
+        if let Some(task) = self.take_index_task() {
             task.abort();
         }
     }
@@ -363,11 +363,11 @@ pub struct Worker {
     /// Wakes the health task: a request failed, or a report named another run.
     pub(crate) suspected: Notify,
     /// Whether this gateway is putting the worker to sleep or waking it.
-    pub(crate) is_turning: AtomicBool,
+    pub(crate) is_sleep_call_running: AtomicBool,
     /// Whether a sleep or wake call has failed and the engine does not report whether it sleeps.
     pub(crate) is_uncertain: AtomicBool,
     /// Whether the process may have restarted since it described itself.
-    in_doubt: AtomicBool,
+    may_have_restarted: AtomicBool,
     /// Time of the first missed health check before the worker was given up; `None` while health checks are answered.
     silent_since: Mutex<Option<Instant>>,
     /// Notified when the worker is given up although its connections are open. A request that has received bytes since
@@ -382,8 +382,8 @@ pub struct Worker {
 impl Worker {
     pub(crate) fn new(spec: &WorkerSpec, pool: &Arc<Pool>, tls: Option<&Arc<ClientTls>>) -> Arc<Self> {
         let upstream = Upstream::with_key(&spec.url, tls, spec.key.as_ref());
-        let (is_draining, sleep_wish) = (spec.is_draining, spec.asleep);
-        let condition = Condition { is_draining, sleep_wish, ..Condition::default() };
+        let (is_draining, sleep_request) = (spec.is_draining, spec.asleep);
+        let condition = Condition { is_draining, sleep_request, ..Condition::default() };
         Arc::new(Self {
             client: EngineClient::over(&upstream),
             upstream,
@@ -396,9 +396,9 @@ impl Worker {
             reason: Mutex::default(),
             breaker: Breaker::new(Instant::now()),
             suspected: Notify::new(),
-            is_turning: AtomicBool::new(false),
+            is_sleep_call_running: AtomicBool::new(false),
             is_uncertain: AtomicBool::new(false),
-            in_doubt: AtomicBool::new(false),
+            may_have_restarted: AtomicBool::new(false),
             silent_since: Mutex::new(None),
             down: Notify::new(),
             disconnected: Notify::new(),
@@ -425,8 +425,8 @@ impl Worker {
     }
 
     /// The run of the process that was put to sleep, if its engine does not report sleep.
-    pub(crate) fn sleep_wish(&self) -> Option<AsleepRun> {
-        self.lock_condition().sleep_wish
+    pub(crate) fn sleep_request(&self) -> Option<AsleepRun> {
+        self.lock_condition().sleep_request
     }
 
     /// Whether the worker was asleep at its last report.
@@ -518,13 +518,13 @@ impl Worker {
 
     /// Notes that the process may have restarted, and starts a health check at once.
     pub fn mark_possibly_restarted(&self) {
-        self.in_doubt.store(true, Ordering::Relaxed);
+        self.may_have_restarted.store(true, Ordering::Relaxed);
         self.suspected.notify_one();
     }
 
     /// Returns and clears the doubt.
     pub(crate) fn take_possible_restart(&self) -> bool {
-        self.in_doubt.swap(false, Ordering::Relaxed)
+        self.may_have_restarted.swap(false, Ordering::Relaxed)
     }
 
     /// Records an answered health check, however late.

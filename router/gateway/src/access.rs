@@ -38,7 +38,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Source of an identity provider's keys (JWKS).
 #[derive(Debug, Clone)]
-pub enum JwksFrom {
+pub enum JwksSource {
     /// A file; read again when it changes.
     File(PathBuf),
     /// A URL, fetched at intervals and when a token names an unknown key.
@@ -51,7 +51,7 @@ pub enum JwksFrom {
 #[derive(Debug, Clone)]
 pub struct TokenConfig {
     /// Source of the provider's keys.
-    pub jwks: JwksFrom,
+    pub jwks: JwksSource,
     /// Required issuer of a token.
     pub issuer: String,
     /// Required audience of a token.
@@ -63,7 +63,7 @@ pub struct TokenConfig {
 impl TokenConfig {
     fn file(&self) -> Option<&std::path::Path> {
         match &self.jwks {
-            JwksFrom::File(file) => Some(file),
+            JwksSource::File(file) => Some(file),
             _ => None,
         }
     }
@@ -204,13 +204,13 @@ fn verifier(config: &TokenConfig) -> Result<JwtVerifier, String> {
     });
     let verifier = verifier.map_err(|error| error.to_string())?;
     match &config.jwks {
-        JwksFrom::File(file) => drop(verifier.set_keys(jwks(file)?)),
+        JwksSource::File(file) => drop(verifier.set_keys(jwks(file)?)),
         // The keys are fetched once the gateway runs: a provider that is down for a moment does not prevent
         // the start.
-        JwksFrom::Url(url) => {
+        JwksSource::Url(url) => {
             parts(url).ok_or_else(|| bad_url("access.jwks_url", url))?;
         }
-        JwksFrom::Issuer => {
+        JwksSource::Issuer => {
             let name = "access.token_issuer, without `access.jwks_file` and `access.jwks_url`,";
             parts(&config.issuer).ok_or_else(|| bad_url(name, &config.issuer))?;
         }
@@ -243,7 +243,7 @@ async fn fetch(url: &str, tls: Option<&Arc<ClientTls>>) -> Result<bytes::Bytes, 
 /// Fetches the keys of an identity provider.
 async fn fetch_jwks(config: &TokenConfig, tls: Option<&Arc<ClientTls>>) -> Result<Jwks, String> {
     let url = match &config.jwks {
-        JwksFrom::Url(url) => url.clone(),
+        JwksSource::Url(url) => url.clone(),
         _ => {
             let url = format!("{}/.well-known/openid-configuration", config.issuer.trim_end_matches('/'));
             let told: serde_json::Value = serde_json::from_slice(&fetch(&url, tls).await?)
@@ -539,12 +539,15 @@ impl Access {
                 }
                 ticket.succeeded(self.now());
             }
-            Err(error) => tracing::warn!(error, "the keys of tokens (JWKS) cannot be fetched; the previous ones stay in use"),
+            Err(error) => tracing::warn!(
+                error,
+                "the keys of tokens (JWKS) cannot be fetched; the previous ones stay in use"
+            ),
         }
     }
 
     /// Reads all files again and reopens the audit log, on an operator's signal. Blocking.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn reload_files(&self) {
         self.reload();
         let server = self.config.server_tls.as_ref().map_or(Ok(()), |tls| tls.reload());
         let upstream = self.config.tls.as_ref().map_or(Ok(()), |tls| tls.reload());

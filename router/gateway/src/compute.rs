@@ -220,7 +220,9 @@ impl Work {
                 let message = "Too many large requests are waiting; try again later.";
                 ApiError::unavailable(message).retry_after(Some(1))
             }
-            ComputeError::Panicked => ApiError::internal("An internal error occurred while the request was processed."),
+            ComputeError::Panicked => {
+                ApiError::internal("An internal error occurred while the request was processed.")
+            }
         })
     }
 }

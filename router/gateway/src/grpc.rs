@@ -53,7 +53,7 @@ pub async fn serve_grpc<L: Listener>(
     let config = Config {
         received_bytes_max,
         request_bytes_max: gateway.config.body_bytes_max,
-        unread_max: gateway.config.write_timeout,
+        stalled_read_timeout: gateway.config.write_timeout,
         ..defaults
     };
     router_kserve::serve(listener, Arc::new(KServeBackend(gateway)), config, shutdown).await;

@@ -31,7 +31,7 @@ const STALE_AFTER: Duration = Duration::from_secs(30);
 /// Times of one engine, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct EngineTimes {
+pub(crate) struct EngineHostTimes {
     processes: u32,
     requests: u64,
     first_byte_p50_ms: Option<f64>,
@@ -48,26 +48,26 @@ pub(crate) struct EngineTimes {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Told {
-    workers: HashMap<String, EngineTimes>,
+    workers: HashMap<String, EngineHostTimes>,
 }
 
 /// The latest times of each engine.
 #[derive(Debug, Default)]
-pub(crate) struct KernelTimes(Mutex<HashMap<String, (Instant, EngineTimes)>>);
+pub(crate) struct HostLatencies(Mutex<HashMap<String, (Instant, EngineHostTimes)>>);
 
-impl KernelTimes {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Instant, EngineTimes)>> {
+impl HostLatencies {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Instant, EngineHostTimes)>> {
         // Each entry is consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the times of a worker, unless they are stale.
-    pub(crate) fn of(&self, name: &str) -> Option<EngineTimes> {
+    pub(crate) fn of(&self, name: &str) -> Option<EngineHostTimes> {
         let known = self.lock();
         known.get(name).filter(|(at, _)| at.elapsed() < STALE_AFTER).map(|(_, times)| times.clone())
     }
 
-    fn take(&self, told: HashMap<String, EngineTimes>) -> Result<(), String> {
+    fn take(&self, told: HashMap<String, EngineHostTimes>) -> Result<(), String> {
         let mut known = self.lock();
         known.retain(|_, (at, _)| at.elapsed() < STALE_AFTER);
         for (name, times) in &told {
@@ -98,7 +98,8 @@ pub(crate) async fn post(State(gateway): State<Arc<Gateway>>, headers: HeaderMap
     match taken.and_then(|told| gateway.kernel.take(told.workers)) {
         Ok(()) => json_response(StatusCode::OK, "{}".to_owned()),
         Err(problem) => {
-            ApiError::malformed(format!("The body is no list of engines with their times: {problem}.")).into_response()
+            ApiError::malformed(format!("The body is no list of engines with their times: {problem}."))
+                .into_response()
         }
     }
 }
@@ -107,7 +108,7 @@ pub(crate) async fn post(State(gateway): State<Arc<Gateway>>, headers: HeaderMap
 mod tests {
     use super::*;
 
-    fn times(why: &str) -> EngineTimes {
+    fn times(why: &str) -> EngineHostTimes {
         let text = format!(
             "{{\"processes\": 2, \"requests\": 9, \"first_byte_p50_ms\": 1.5, \"first_byte_p99_ms\": null, \"read_late_p99_ms\": null, \
              \"run_queue_p99_ms\": 20, \"disk_read_p99_ms\": null, \"resent_per_second\": 0, \"why\": {why:?}}}"
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_last_word_counts_and_there_are_bounds() {
-        let known = KernelTimes::default();
+        let known = HostLatencies::default();
         known.take(HashMap::from([("A:1".to_owned(), times(""))])).expect("room");
         known.take(HashMap::from([("a:1".to_owned(), times("slow"))])).expect("room");
         assert_eq!(known.of("a:1"), Some(times("slow")));

@@ -45,7 +45,7 @@ mod timing;
 mod traced;
 mod upstream;
 
-pub use access::{AccessConfig, Explain, JwksFrom, TokenConfig};
+pub use access::{AccessConfig, Explain, JwksSource, TokenConfig};
 pub use answer::output_parser::Formats;
 pub use config::{GatewayConfig, TextSource, Tuning};
 pub use grpc::serve_grpc;

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use router_fleet::{Load, Pool};
 
-use crate::requests_by::RequestsBy;
+use crate::requests_by::RequestCounters;
 use crate::timing::{ANSWERS, DECISIONS, Timing};
 
 /// Series with one value per worker.
@@ -26,7 +26,7 @@ type RatioByPool = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    pub(crate) requests: RequestsBy,
+    pub(crate) requests: RequestCounters,
     pub(crate) active: Gauge,
     pub(crate) waiting: Gauge,
     pub(crate) running: Gauge,
@@ -93,7 +93,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let mut this = Self {
             registry: Registry::with_prefix("kvasir_gateway"),
-            requests: RequestsBy::default(),
+            requests: RequestCounters::default(),
             active: Gauge::default(),
             waiting: Gauge::default(),
             running: Gauge::default(),
@@ -187,15 +187,27 @@ impl Metrics {
             "Requests that a proxy had another endpoint serve",
             this.served_elsewhere.clone(),
         );
-        registry.register("migrations", "Streams that were continued on another worker", this.migrations.clone());
-        registry.register("hedged", "Hedged attempts: second ones beside a slow first one", this.hedged.clone());
+        registry.register(
+            "migrations",
+            "Streams that were continued on another worker",
+            this.migrations.clone(),
+        );
+        registry.register(
+            "hedged",
+            "Hedged attempts: second ones beside a slow first one",
+            this.hedged.clone(),
+        );
         registry.register("deadline_exceeded", "Requests whose time was over", this.late.clone());
         registry.register(
             "time_to_first_token_seconds",
             "Time from request to first token",
             this.time_to_first_token.clone(),
         );
-        registry.register("inter_token_seconds", "Time between two chunks of a stream", this.inter_token.clone());
+        registry.register(
+            "inter_token_seconds",
+            "Time between two chunks of a stream",
+            this.inter_token.clone(),
+        );
         registry.register("shed", "Requests sent away because too many waited", this.shed.clone());
         registry.register(
             "broken_streams",
@@ -203,11 +215,7 @@ impl Metrics {
             this.broken_streams.clone(),
         );
         registry.register("stored_bytes", "Bytes of stored documents", this.stored_bytes.clone());
-        registry.register(
-            "not_stored",
-            "Responses that could not be stored",
-            this.not_stored.clone(),
-        );
+        registry.register("not_stored", "Responses that could not be stored", this.not_stored.clone());
         registry.register("routing_seconds", "Time of one routing decision", this.routing.clone());
         registry.register("index_blocks", "(worker, block) pairs in the index", this.index_blocks.clone());
         registry.register("index_bytes", "Bytes of the index", this.index_bytes.clone());
@@ -264,7 +272,11 @@ impl Metrics {
             ("audit_exact", "Requests whose cached tokens were as predicted", &this.audit_exact),
             ("audit_predicted_tokens", "Cached tokens that were predicted", &this.audit_predicted),
             ("audit_reported_tokens", "Cached tokens that the engine reported", &this.audit_reported),
-            ("audit_resets", "Times that a worker's blocks were indexed anew because predictions had drifted", &this.audit_resets),
+            (
+                "audit_resets",
+                "Times that a worker's blocks were indexed anew because predictions had drifted",
+                &this.audit_resets,
+            ),
         ];
         for (name, help, family) in by_worker {
             registry.register(name, help, family.clone());

@@ -20,7 +20,7 @@ pub async fn serve_picker<L: Listener>(
 ) where
     L::Addr: Clone + Send + Sync + 'static,
 {
-    let config = PickerConfig { requests_max, unread_max: gateway.config.write_timeout };
+    let config = PickerConfig { requests_max, stalled_read_timeout: gateway.config.write_timeout };
     let routes = client_router(Arc::clone(&gateway));
     router_picker::serve(listener, routes, move || gateway.takes_requests(), config, shutdown).await;
 }

@@ -16,15 +16,15 @@ const STATUSES: usize = 500;
 
 /// Counters by surface and status. Clones share them.
 #[derive(Clone)]
-pub(crate) struct RequestsBy(Arc<[[AtomicU64; STATUSES]; Surface::ALL.len()]>);
+pub(crate) struct RequestCounters(Arc<[[AtomicU64; STATUSES]; Surface::ALL.len()]>);
 
-impl Default for RequestsBy {
+impl Default for RequestCounters {
     fn default() -> Self {
         Self(Arc::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0)))))
     }
 }
 
-impl RequestsBy {
+impl RequestCounters {
     pub(crate) fn count(&self, surface: Surface, status: StatusCode) {
         // In the order of `Surface::ALL`; a test checks this.
         let surface = surface as usize;
@@ -50,13 +50,13 @@ impl RequestsBy {
     }
 }
 
-impl fmt::Debug for RequestsBy {
+impl fmt::Debug for RequestCounters {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_list().entries(self.counts()).finish()
     }
 }
 
-impl EncodeMetric for RequestsBy {
+impl EncodeMetric for RequestCounters {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         for (surface, status, count) in self.counts() {
             let labels = [("surface", surface.to_owned()), ("status", status.to_string())];

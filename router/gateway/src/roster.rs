@@ -235,6 +235,11 @@ fn refused(error: &SpecError) -> Response {
 async fn configuration(State(gateway): State<Arc<Gateway>>) -> Response {
     match gateway.configuration() {
         Some(configuration) => json_response(StatusCode::OK, configuration.to_string()),
-        None => ApiError::new(StatusCode::NOT_FOUND, "The configuration cannot be read from this gateway.", "not_found").into_response(),
+        None => ApiError::new(
+            StatusCode::NOT_FOUND,
+            "The configuration cannot be read from this gateway.",
+            "not_found",
+        )
+        .into_response(),
     }
 }

@@ -64,7 +64,7 @@ pub struct Gateway {
     shown_discovery: ArcSwapOption<Value>,
     /// Latest plan that a planner posted.
     pub(crate) plan: ArcSwapOption<crate::plan::Plan>,
-    pub(crate) kernel: crate::kernel::KernelTimes,
+    pub(crate) kernel: crate::kernel::HostLatencies,
     pub(crate) lengths: crate::lengths::Lengths,
 }
 
@@ -106,7 +106,7 @@ impl Gateway {
             shown_configuration: ArcSwapOption::empty(),
             shown_discovery: ArcSwapOption::empty(),
             plan: ArcSwapOption::empty(),
-            kernel: crate::kernel::KernelTimes::default(),
+            kernel: crate::kernel::HostLatencies::default(),
             lengths: crate::lengths::Lengths::default(),
         });
         let weak = || Arc::downgrade(&gateway);
@@ -199,8 +199,8 @@ impl Gateway {
     }
 
     /// Reads files again and reopens logs, on a hang-up signal. Blocking.
-    pub fn hang_up(&self) {
-        self.access.hang_up();
+    pub fn reload_files(&self) {
+        self.access.reload_files();
     }
 
     /// Sends the remaining traces; to be called when the last request is over.

@@ -30,7 +30,7 @@ pub struct Config {
     pub connections_max: usize,
     /// Longest time that an answer waits for its client to read on, after which the answer is given up.
     /// Default: 60 s.
-    pub unread_max: Duration,
+    pub stalled_read_timeout: Duration,
 }
 
 impl Default for Config {
@@ -45,7 +45,7 @@ impl Default for Config {
             pipelined_max: 16,
             calls_per_connection_max: 64,
             connections_max: 1024,
-            unread_max: Duration::from_secs(60),
+            stalled_read_timeout: Duration::from_secs(60),
         }
     }
 }

@@ -53,7 +53,7 @@ pub async fn serve<B: Backend, L: Listener>(
         streams_max: config.calls_per_connection_max,
         stream_window_bytes: CALL_WINDOW_BYTES,
         connection_window_bytes: CONNECTION_WINDOW_BYTES,
-        unread_max: config.unread_max,
+        stalled_read_timeout: config.stalled_read_timeout,
         ..ServeConfig::default()
     };
     let budget = Arc::new(Budget::new(config.received_bytes_max.max(config.request_bytes_max)));

@@ -22,7 +22,7 @@ pub(crate) enum Gate {
 
 /// Result of feeding text to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fed {
+pub(crate) enum FeedResult {
     /// All text was consumed.
     More,
     /// The object's closing brace was the last byte used.
@@ -89,7 +89,7 @@ impl JsonCall {
         }
     }
 
-    pub(crate) fn feed(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, Fed) {
+    pub(crate) fn feed(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         let mut at = 0;
         while at < text.len() {
             let (holds, started) = (self.holds(), self.started);
@@ -100,21 +100,21 @@ impl JsonCall {
             };
             let slice = prefix(&text[at..], limit.saturating_sub(self.raw.len()));
             if slice.is_empty() {
-                return (at, Fed::Failed);
+                return (at, FeedResult::Failed);
             }
             let (used, fed) = self.advance(slice, sink);
             at += used;
             // The text up to the start of the call is decided, and is not held any more.
-            if fed == Fed::Done || started != self.started {
+            if fed == FeedResult::Done || started != self.started {
                 self.raw.clear();
             } else if holds {
                 self.raw.push_str(&slice[..used]);
             }
-            if fed != Fed::More {
+            if fed != FeedResult::More {
                 return (at, fed);
             }
         }
-        (at, Fed::More)
+        (at, FeedResult::More)
     }
 
     /// Whether text is held at present: before the call starts, and after its arguments, where the rest of the object may still
@@ -135,7 +135,7 @@ impl JsonCall {
     }
 
     /// Consumes at least one byte of `text`, or fails.
-    fn advance(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, Fed) {
+    fn advance(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         match self.state {
             State::InKey { escaped } | State::InName { escaped } => return self.quoted(text, escaped, sink),
             State::Scanned(field) => return self.scanned(text, field, sink),
@@ -144,7 +144,7 @@ impl JsonCall {
         }
         let byte = text.as_bytes().first().copied().unwrap_or_default();
         if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
-            return (1, Fed::More);
+            return (1, FeedResult::More);
         }
         self.state = match (self.state, byte) {
             (State::Open, b'{') => State::KeyOrClose,
@@ -161,7 +161,7 @@ impl JsonCall {
             }
             (State::Value(field @ (Field::Arguments | Field::Other)), _) => {
                 if field == Field::Arguments && !self.open_arguments(sink) {
-                    return (0, Fed::Failed);
+                    return (0, FeedResult::Failed);
                 }
                 match byte {
                     b'{' | b'[' | b'"' => {
@@ -169,14 +169,14 @@ impl JsonCall {
                         State::Scanned(field)
                     }
                     b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => State::Bare(field),
-                    _ => return (0, Fed::Failed),
+                    _ => return (0, FeedResult::Failed),
                 }
             }
-            _ => return (0, Fed::Failed),
+            _ => return (0, FeedResult::Failed),
         };
         // The value's first byte belongs to the value, the others are structure.
         let value = matches!(self.state, State::Scanned(_) | State::Bare(_));
-        if value { self.advance(text, sink) } else { (1, Fed::More) }
+        if value { self.advance(text, sink) } else { (1, FeedResult::More) }
     }
 
     /// Starts the call, or begins to hold the arguments while the name is missing.
@@ -207,19 +207,19 @@ impl JsonCall {
     }
 
     /// Consumes a key or the name, up to its closing quote.
-    fn quoted(&mut self, text: &str, mut escaped: bool, sink: &mut Sink<'_>) -> (usize, Fed) {
+    fn quoted(&mut self, text: &str, mut escaped: bool, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
-                _ if byte < 0x20 => return (at, Fed::Failed),
+                _ if byte < 0x20 => return (at, FeedResult::Failed),
                 _ if escaped => escaped = false,
                 b'\\' => escaped = true,
                 b'"' => {
                     self.token.push_str(&text[..=at]);
                     let Ok(token) = serde_json::from_str::<String>(&self.token) else {
-                        return (at, Fed::Failed);
+                        return (at, FeedResult::Failed);
                     };
                     let taken = self.take_token(token, sink);
-                    return if taken { (at + 1, Fed::More) } else { (at, Fed::Failed) };
+                    return if taken { (at + 1, FeedResult::More) } else { (at, FeedResult::Failed) };
                 }
                 _ => {}
             }
@@ -229,7 +229,7 @@ impl JsonCall {
             State::InName { .. } => State::InName { escaped },
             _ => State::InKey { escaped },
         };
-        (text.len(), Fed::More)
+        (text.len(), FeedResult::More)
     }
 
     fn take_token(&mut self, token: String, sink: &mut Sink<'_>) -> bool {
@@ -260,7 +260,7 @@ impl JsonCall {
         }
     }
 
-    fn scanned(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, Fed) {
+    fn scanned(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         let (used, scan) = self.scanner.feed(text);
         if field == Field::Arguments {
             self.emit(&text[..used], sink);
@@ -268,17 +268,17 @@ impl JsonCall {
             self.arguments_ended |= scan == Scan::Ended;
         }
         match scan {
-            Scan::Inside => (used, Fed::More),
+            Scan::Inside => (used, FeedResult::More),
             Scan::Ended => {
                 self.state = State::AfterValue;
-                (used, Fed::More)
+                (used, FeedResult::More)
             }
-            Scan::Broken => (used, Fed::Failed),
+            Scan::Broken => (used, FeedResult::Failed),
         }
     }
 
     /// Consumes a number or literal, which ends before the next delimiter.
-    fn bare(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, Fed) {
+    fn bare(&mut self, text: &str, field: Field, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         let end =
             text.bytes().position(|byte| matches!(byte, b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r'));
         let used = end.unwrap_or(text.len());
@@ -291,19 +291,19 @@ impl JsonCall {
         if end.is_some() {
             self.state = State::AfterValue;
         }
-        (used, Fed::More)
+        (used, FeedResult::More)
     }
 
-    fn close(&mut self, sink: &mut Sink<'_>) -> (usize, Fed) {
+    fn close(&mut self, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         if !self.started {
             let startable = self.name.is_some() && self.gate == Gate::Announced && self.held.is_none();
             if !startable || !self.start(sink) {
-                return (0, Fed::Failed);
+                return (0, FeedResult::Failed);
             }
             sink.arguments("{}");
             self.arguments_ended = true;
         }
         sink.end(self.arguments_ended && self.arguments_valid);
-        (1, Fed::Done)
+        (1, FeedResult::Done)
     }
 }

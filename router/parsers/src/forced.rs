@@ -4,7 +4,7 @@
 //! bare arguments object. Source: vLLM's documentation of `tool_choice` ("Required" and "Named Function
 //! Calling"). Text after the JSON is content, as is output that does not begin with it.
 
-use crate::call::Fed;
+use crate::call::FeedResult;
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::list::CallList;
@@ -49,9 +49,9 @@ impl Machine for Forced {
             State::List(list) => {
                 let (used, fed) = list.feed(text, sink);
                 match fed {
-                    Fed::More => return Step::wait(used),
-                    Fed::Done => self.state = State::After,
-                    Fed::Failed => self.state = State::Content,
+                    FeedResult::More => return Step::wait(used),
+                    FeedResult::Done => self.state = State::After,
+                    FeedResult::Failed => self.state = State::Content,
                 }
                 Step::again(used)
             }

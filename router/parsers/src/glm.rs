@@ -10,7 +10,7 @@
 
 use crate::arguments::ArgumentWriter;
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Begins, Found, Machine, Step, begins, find, prefix, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, prefix, skip_space};
 use crate::output::Sink;
 use crate::value::Kind;
 
@@ -68,9 +68,9 @@ impl Glm {
         }
         let rest = &text[used..];
         let tag = match begins(rest, &["\n", KEY, CALL_END], last) {
-            Begins::Maybe => return Step::wait(used),
-            Begins::With(_) => true,
-            Begins::No => false,
+            PrefixMatch::Maybe => return Step::wait(used),
+            PrefixMatch::With(_) => true,
+            PrefixMatch::No => false,
         };
         let trimmed = name.trim();
         if !tag || trimmed.is_empty() || trimmed.contains(char::is_whitespace) {
@@ -92,18 +92,18 @@ impl Glm {
             return Step::wait(space);
         }
         match begins(&text[space..], &[KEY, CALL_END], last) {
-            Begins::Maybe => Step::wait(space),
-            Begins::With(0) => {
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::With(0) => {
                 self.state = State::Key(String::new());
                 Step::again(space + KEY.len())
             }
-            Begins::With(_) => {
+            PrefixMatch::With(_) => {
                 self.writer.close(sink);
                 sink.end(true);
                 self.state = State::After;
                 Step::again(space + CALL_END.len())
             }
-            Begins::No => self.broken("", space, sink),
+            PrefixMatch::No => self.broken("", space, sink),
         }
     }
 
@@ -133,8 +133,8 @@ impl Glm {
             return Step::wait(space);
         }
         match begins(&text[space..], &[VALUE], last) {
-            Begins::Maybe => Step::wait(space),
-            Begins::With(_) => {
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::With(_) => {
                 let key = key.trim();
                 let schema = sink.tool(&self.name).and_then(|tool| tool.argument(key));
                 let kind = schema.map_or(Kind::Any, Kind::of);
@@ -142,7 +142,7 @@ impl Glm {
                 self.state = State::Value;
                 Step::again(space + VALUE.len())
             }
-            Begins::No => {
+            PrefixMatch::No => {
                 let lost = format!("{KEY}{key}{KEY_END}");
                 self.broken(&lost, space, sink)
             }

@@ -5,8 +5,8 @@
 //! not end it. A missing closing tag is forgiven. White space after a call is dropped, other text after it
 //! is content; text before the first call is content as written, white space included, as in vLLM.
 
-use crate::call::{Fed, Gate, JsonCall};
-use crate::machine::{Begins, Found, Machine, Step, begins, find, skip_space};
+use crate::call::{FeedResult, Gate, JsonCall};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, skip_space};
 use crate::output::Sink;
 
 const OPEN: &str = "<tool_call>";
@@ -51,9 +51,9 @@ impl Machine for Hermes {
             State::Call(call) => {
                 let (used, fed) = call.feed(text, sink);
                 match fed {
-                    Fed::More => return Step::wait(used),
-                    Fed::Done => self.state = State::Closing,
-                    Fed::Failed => {
+                    FeedResult::More => return Step::wait(used),
+                    FeedResult::Done => self.state = State::Closing,
+                    FeedResult::Failed => {
                         call.abandon(sink);
                         self.state = State::Content;
                     }
@@ -66,12 +66,12 @@ impl Machine for Hermes {
                     return Step::wait(space);
                 }
                 match begins(&text[space..], &[CLOSE], last) {
-                    Begins::With(_) => {
+                    PrefixMatch::With(_) => {
                         self.state = State::After;
                         Step::again(space + CLOSE.len())
                     }
-                    Begins::Maybe => Step::wait(space),
-                    Begins::No => {
+                    PrefixMatch::Maybe => Step::wait(space),
+                    PrefixMatch::No => {
                         self.state = State::Content;
                         Step::again(space)
                     }

@@ -1,7 +1,7 @@
 //! Several calls as JSON objects: a list `[{…}, {…}]` (Mistral's older models, forced tool choice), or
 //! objects in a row with `;` between (Llama 3).
 
-use crate::call::{Fed, Gate, JsonCall};
+use crate::call::{FeedResult, Gate, JsonCall};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::machine::leading_space;
 use crate::output::Sink;
@@ -39,7 +39,7 @@ impl CallList {
 
     /// Takes text. On `Done` and on `Failed` the rest belongs to the caller; a failed list has given its
     /// own text out.
-    pub(crate) fn feed(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, Fed) {
+    pub(crate) fn feed(&mut self, text: &str, sink: &mut Sink<'_>) -> (usize, FeedResult) {
         let mut at = 0;
         loop {
             let rest = &text[at..];
@@ -47,11 +47,11 @@ impl CallList {
                 let (used, fed) = call.feed(rest, sink);
                 at += used;
                 match fed {
-                    Fed::More => return (at, Fed::More),
-                    Fed::Done => self.state = State::Between,
-                    Fed::Failed => {
+                    FeedResult::More => return (at, FeedResult::More),
+                    FeedResult::Done => self.state = State::Between,
+                    FeedResult::Failed => {
                         call.abandon(sink);
-                        return (at, Fed::Failed);
+                        return (at, FeedResult::Failed);
                     }
                 }
                 continue;
@@ -63,7 +63,7 @@ impl CallList {
                 self.raw.push_str(&rest[..space]);
             }
             at += space;
-            let Some(&byte) = rest.as_bytes().get(space) else { return (at, Fed::More) };
+            let Some(&byte) = rest.as_bytes().get(space) else { return (at, FeedResult::More) };
             match (&self.state, byte) {
                 (State::Open, b'[') => {
                     self.raw.push('[');
@@ -78,17 +78,17 @@ impl CallList {
                     at += 1;
                     self.state = State::Object;
                 }
-                (State::Between, b']') if self.bracketed => return (at + 1, Fed::Done),
+                (State::Between, b']') if self.bracketed => return (at + 1, FeedResult::Done),
                 (State::Between, b';') if !self.bracketed => {
                     self.raw.push(';');
                     at += 1;
                     self.state = State::Object;
                 }
                 (State::Between, b'{') if !self.bracketed => self.state = State::Object,
-                (State::Between, _) => return (at, Fed::Done),
+                (State::Between, _) => return (at, FeedResult::Done),
                 _ => {
                     sink.content(&std::mem::take(&mut self.raw));
-                    return (at, Fed::Failed);
+                    return (at, FeedResult::Failed);
                 }
             }
         }

@@ -6,10 +6,10 @@
 //! answer, so there the object must begin the output, have parameters and name an offered tool. The tag is
 //! recognised anywhere; code after it that is no JSON object (the built-in tools) is content, tag included.
 
-use crate::call::{Fed, Gate};
+use crate::call::{FeedResult, Gate};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::list::CallList;
-use crate::machine::{Begins, Found, Machine, Step, begins, find, leading_space, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, skip_space};
 use crate::output::Sink;
 
 const TAG: &str = "<|python_tag|>";
@@ -44,7 +44,7 @@ impl Machine for Llama {
                 held.push_str(&text[..space]);
                 let rest = &text[space..];
                 if held.len() <= HEADER_BYTES_MAX {
-                    if rest.is_empty() || matches!(begins(rest, &[TAG], last), Begins::Maybe) {
+                    if rest.is_empty() || matches!(begins(rest, &[TAG], last), PrefixMatch::Maybe) {
                         return Step::wait(space);
                     }
                     if rest.starts_with('{') {
@@ -71,9 +71,9 @@ impl Machine for Llama {
             State::Calls(list) => {
                 let (used, fed) = list.feed(text, sink);
                 match fed {
-                    Fed::More => return Step::wait(used),
-                    Fed::Done => self.state = State::After,
-                    Fed::Failed => self.state = State::Content,
+                    FeedResult::More => return Step::wait(used),
+                    FeedResult::Done => self.state = State::After,
+                    FeedResult::Failed => self.state = State::Content,
                 }
                 Step::again(used)
             }

@@ -62,7 +62,7 @@ pub(crate) fn find(text: &str, markers: &[&str], last: bool) -> Found {
 }
 
 /// Result of comparing the beginning of a text with several literals.
-pub(crate) enum Begins {
+pub(crate) enum PrefixMatch {
     /// The text begins with the literal of this index.
     With(usize),
     /// Undecided: the whole text is a proper prefix of a literal.
@@ -72,14 +72,14 @@ pub(crate) enum Begins {
 }
 
 /// Compares the beginning of a text with literals.
-pub(crate) fn begins(text: &str, literals: &[&str], last: bool) -> Begins {
+pub(crate) fn begins(text: &str, literals: &[&str], last: bool) -> PrefixMatch {
     if let Some(index) = literals.iter().position(|literal| text.starts_with(literal)) {
-        return Begins::With(index);
+        return PrefixMatch::With(index);
     }
     if !last && literals.iter().any(|literal| literal.starts_with(text)) {
-        return Begins::Maybe;
+        return PrefixMatch::Maybe;
     }
-    Begins::No
+    PrefixMatch::No
 }
 
 /// Number of bytes of JSON white space at the beginning of a text.

@@ -6,7 +6,7 @@
 //! marker tells the forms apart, so that one parser reads all. Source: mistral-common's instruct
 //! tokenizers v3 to v13, and vLLM's documentation of its `mistral` parser.
 
-use crate::call::Fed;
+use crate::call::FeedResult;
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::list::CallList;
@@ -129,9 +129,9 @@ impl Machine for Mistral {
             State::List(list) => {
                 let (used, fed) = list.feed(text, sink);
                 match fed {
-                    Fed::More => return Step::wait(used),
-                    Fed::Done => self.state = State::After,
-                    Fed::Failed => self.state = State::Content,
+                    FeedResult::More => return Step::wait(used),
+                    FeedResult::Done => self.state = State::After,
+                    FeedResult::Failed => self.state = State::Content,
                 }
                 Step::again(used)
             }

@@ -11,7 +11,7 @@ use crate::limits::{BARE_WORD_BYTES_MAX, NESTING_MAX};
 
 /// Result of feeding one character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fed {
+pub(crate) enum FeedResult {
     /// The literal continues.
     More,
     /// The literal ended with this character.
@@ -77,7 +77,7 @@ impl Literal {
     }
 
     /// Consumes one character and appends JSON to `out`.
-    pub(crate) fn feed(&mut self, c: char, out: &mut String) -> Fed {
+    pub(crate) fn feed(&mut self, c: char, out: &mut String) -> FeedResult {
         match &mut self.state {
             State::Value { closable, comma } => {
                 let (closable, comma) = (*closable, *comma);
@@ -97,7 +97,7 @@ impl Literal {
                         return self.before(c, out);
                     }
                 }
-                Fed::More
+                FeedResult::More
             }
             State::String { .. } => self.string(c, out),
             State::Escape { quote, triple } => {
@@ -106,7 +106,7 @@ impl Literal {
             }
             State::Hex { quote, triple, code } => {
                 if !c.is_ascii_hexdigit() {
-                    return Fed::Wrong;
+                    return FeedResult::Wrong;
                 }
                 code.push(c);
                 let width = match code.as_bytes().first() {
@@ -115,24 +115,28 @@ impl Literal {
                     _ => 8,
                 };
                 if code.len() <= width {
-                    return Fed::More;
+                    return FeedResult::More;
                 }
-                let Ok(number) = u32::from_str_radix(&code[1..], 16) else { return Fed::Wrong };
+                let Ok(number) = u32::from_str_radix(&code[1..], 16) else { return FeedResult::Wrong };
                 match char::from_u32(number) {
                     Some(c) => push_escaped(c, out),
                     // Half of a surrogate pair, which JSON writes the same way.
                     None if width == 4 => out.push_str(&format!("\\u{number:04x}")),
-                    None => return Fed::Wrong,
+                    None => return FeedResult::Wrong,
                 }
                 self.state = State::String { quote: *quote, triple: *triple, closing: 0 };
-                Fed::More
+                FeedResult::More
             }
             State::Word(word) => {
                 if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '+' | '-') {
                     word.push(c);
-                    return if word.len() > BARE_WORD_BYTES_MAX { Fed::Wrong } else { Fed::More };
+                    return if word.len() > BARE_WORD_BYTES_MAX {
+                        FeedResult::Wrong
+                    } else {
+                        FeedResult::More
+                    };
                 }
-                let Some(json) = word_to_json(word) else { return Fed::Wrong };
+                let Some(json) = word_to_json(word) else { return FeedResult::Wrong };
                 let key = self.frames.last().is_some_and(|frame| frame.dictionary && frame.key);
                 if key {
                     out.push('"');
@@ -144,7 +148,7 @@ impl Literal {
                 self.before(c, out)
             }
             State::Element => self.element(c, out),
-            State::Ended => Fed::EndedBefore,
+            State::Ended => FeedResult::EndedBefore,
         }
     }
 
@@ -159,7 +163,7 @@ impl Literal {
         }
     }
 
-    fn value(&mut self, c: char, closable: bool, comma: bool, out: &mut String) -> Fed {
+    fn value(&mut self, c: char, closable: bool, comma: bool, out: &mut String) -> FeedResult {
         let key = self.frames.last().is_some_and(|frame| frame.dictionary && frame.key);
         if comma && !matches!(c, ' ' | '\t' | '\n' | '\r' | ']' | ')' | '}') {
             out.push_str(", ");
@@ -172,7 +176,7 @@ impl Literal {
             }
             '[' | '(' | '{' if !key => {
                 if self.frames.len() == NESTING_MAX {
-                    return Fed::Wrong;
+                    return FeedResult::Wrong;
                 }
                 let dictionary = c == '{';
                 let close = match c {
@@ -188,20 +192,20 @@ impl Literal {
             _ if c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-') => {
                 self.state = State::Word(c.to_string());
             }
-            _ => return Fed::Wrong,
+            _ => return FeedResult::Wrong,
         }
-        Fed::More
+        FeedResult::More
     }
 
-    fn string(&mut self, c: char, out: &mut String) -> Fed {
-        let State::String { quote, triple, closing } = &mut self.state else { return Fed::Wrong };
+    fn string(&mut self, c: char, out: &mut String) -> FeedResult {
+        let State::String { quote, triple, closing } = &mut self.state else { return FeedResult::Wrong };
         if c == *quote {
             *closing += 1;
             if *closing == if *triple { 3 } else { 1 } {
                 out.push('"');
                 return self.after();
             }
-            return Fed::More;
+            return FeedResult::More;
         }
         // The quotes inside a triple-quoted string did not close it.
         for _ in 0..std::mem::take(closing) {
@@ -211,13 +215,13 @@ impl Literal {
             '\\' => self.state = State::Escape { quote: *quote, triple: *triple },
             _ => push_escaped(c, out),
         }
-        Fed::More
+        FeedResult::More
     }
 
-    fn escape(&mut self, c: char, quote: char, triple: bool, out: &mut String) -> Fed {
+    fn escape(&mut self, c: char, quote: char, triple: bool, out: &mut String) -> FeedResult {
         self.state = State::String { quote, triple, closing: 0 };
         let plain = match c {
-            '\n' => return Fed::More,
+            '\n' => return FeedResult::More,
             'n' => '\n',
             't' => '\t',
             'r' => '\r',
@@ -229,7 +233,7 @@ impl Literal {
             '\\' | '\'' | '"' => c,
             'x' | 'u' | 'U' => {
                 self.state = State::Hex { quote, triple, code: c.to_string() };
-                return Fed::More;
+                return FeedResult::More;
             }
             // Python keeps the backslash of an unknown escape.
             _ => {
@@ -238,29 +242,29 @@ impl Literal {
             }
         };
         push_escaped(plain, out);
-        Fed::More
+        FeedResult::More
     }
 
     /// After an element whose last character was taken.
-    fn after(&mut self) -> Fed {
+    fn after(&mut self) -> FeedResult {
         if self.frames.is_empty() {
             self.state = State::Ended;
-            return Fed::Ended;
+            return FeedResult::Ended;
         }
         self.state = State::Element;
-        Fed::More
+        FeedResult::More
     }
 
     /// After an element that ended before `c`.
-    fn before(&mut self, c: char, out: &mut String) -> Fed {
+    fn before(&mut self, c: char, out: &mut String) -> FeedResult {
         match self.after() {
-            Fed::Ended => Fed::EndedBefore,
+            FeedResult::Ended => FeedResult::EndedBefore,
             _ => self.element(c, out),
         }
     }
 
-    fn element(&mut self, c: char, out: &mut String) -> Fed {
-        let Some(frame) = self.frames.last_mut() else { return Fed::Wrong };
+    fn element(&mut self, c: char, out: &mut String) -> FeedResult {
+        let Some(frame) = self.frames.last_mut() else { return FeedResult::Wrong };
         match c {
             ' ' | '\t' | '\n' | '\r' => self.state = State::Element,
             ':' if frame.dictionary && frame.key => {
@@ -273,18 +277,18 @@ impl Literal {
                 self.state = State::Value { closable: true, comma: true };
             }
             _ if c == frame.close && !(frame.dictionary && frame.key) => return self.close(c, out),
-            _ => return Fed::Wrong,
+            _ => return FeedResult::Wrong,
         }
-        Fed::More
+        FeedResult::More
     }
 
-    fn close(&mut self, c: char, out: &mut String) -> Fed {
+    fn close(&mut self, c: char, out: &mut String) -> FeedResult {
         match self.frames.pop() {
             Some(frame) if frame.close == c => {
                 out.push(if frame.dictionary { '}' } else { ']' });
                 self.after()
             }
-            _ => Fed::Wrong,
+            _ => FeedResult::Wrong,
         }
     }
 }
@@ -294,14 +298,14 @@ pub(crate) fn to_json(text: &str) -> Option<String> {
     let mut literal = Literal::new();
     let mut out = String::with_capacity(text.len());
     for c in text.trim().chars() {
-        if !matches!(literal.feed(c, &mut out), Fed::More | Fed::Ended) {
+        if !matches!(literal.feed(c, &mut out), FeedResult::More | FeedResult::Ended) {
             return None;
         }
     }
     match literal.state {
         State::Ended => Some(out),
         // A space ends a literal that only the next character could end.
-        _ => (literal.feed(' ', &mut out) == Fed::EndedBefore).then_some(out),
+        _ => (literal.feed(' ', &mut out) == FeedResult::EndedBefore).then_some(out),
     }
 }
 

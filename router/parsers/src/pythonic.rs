@@ -7,9 +7,9 @@
 //! beginning of an answer stays content. Positional arguments are no call.
 
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Begins, Machine, Step, begins, skip_space};
+use crate::machine::{Machine, PrefixMatch, Step, begins, skip_space};
 use crate::output::Sink;
-use crate::python::{Fed, Literal};
+use crate::python::{FeedResult, Literal};
 
 const BEFORE: [&str; 3] = ["<|python_start|>", "<|python_tag|>", "["];
 const END: &str = "<|python_end|>";
@@ -79,8 +79,8 @@ impl Pythonic {
         }
         let literals = if tagged { &BEFORE[2..] } else { &BEFORE[..] };
         match begins(&text[space..], literals, last) {
-            Begins::Maybe => Step::wait(space),
-            Begins::With(index) => {
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::With(index) => {
                 self.raw.push_str(literals[index]);
                 self.state = match literals[index] {
                     "[" => State::Name(String::new()),
@@ -88,7 +88,7 @@ impl Pythonic {
                 };
                 Step::again(space + literals[index].len())
             }
-            Begins::No => {
+            PrefixMatch::No => {
                 self.give_up(sink);
                 Step::again(space)
             }
@@ -134,13 +134,13 @@ impl Pythonic {
                 _ => return false,
             },
             State::Value(literal) => match literal.feed(c, json) {
-                Fed::More => {}
-                Fed::Ended => self.state = State::AfterValue,
-                Fed::EndedBefore => {
+                FeedResult::More => {}
+                FeedResult::Ended => self.state = State::AfterValue,
+                FeedResult::EndedBefore => {
                     self.state = State::AfterValue;
                     return self.take(c, json, sink);
                 }
-                Fed::Wrong => return false,
+                FeedResult::Wrong => return false,
             },
             State::AfterValue => match c {
                 ',' => {
@@ -215,9 +215,9 @@ impl Machine for Pythonic {
                     return Step::wait(space);
                 }
                 let used = match begins(&text[space..], &[END], last) {
-                    Begins::Maybe => return Step::wait(space),
-                    Begins::With(_) => space + END.len(),
-                    Begins::No => {
+                    PrefixMatch::Maybe => return Step::wait(space),
+                    PrefixMatch::With(_) => space + END.len(),
+                    PrefixMatch::No => {
                         self.state = State::Content;
                         space
                     }

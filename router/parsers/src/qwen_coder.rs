@@ -11,7 +11,7 @@
 
 use crate::arguments::ArgumentWriter;
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Begins, Found, Machine, Step, begins, find, leading_space, prefix, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, prefix, skip_space};
 use crate::output::Sink;
 use crate::value::Kind;
 
@@ -104,9 +104,9 @@ impl QwenCoder {
             return Step::wait(space);
         }
         match begins(&text[space..], &[FUNCTION], last) {
-            Begins::Maybe => Step::wait(space),
-            Begins::No => self.malformed(space, sink),
-            Begins::With(_) => {
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::No => self.malformed(space, sink),
+            PrefixMatch::With(_) => {
                 self.raw.push_str(FUNCTION);
                 self.state = State::Name { text: String::new(), announced: true };
                 Step::again(space + FUNCTION.len())
@@ -147,8 +147,8 @@ impl QwenCoder {
             return Step::wait(space);
         }
         let used = match begins(&text[space..], &TAGS, last) {
-            Begins::Maybe => return Step::wait(space),
-            Begins::With(index) => {
+            PrefixMatch::Maybe => return Step::wait(space),
+            PrefixMatch::With(index) => {
                 if index != 0 {
                     self.end(true, sink);
                 }
@@ -159,7 +159,7 @@ impl QwenCoder {
                 };
                 space + TAGS[index].len()
             }
-            Begins::No => {
+            PrefixMatch::No => {
                 self.end(false, sink);
                 self.state = State::Content;
                 space
@@ -212,17 +212,17 @@ impl QwenCoder {
             return Step::wait(space);
         }
         match begins(&text[space..], &[CALL_END, FUNCTION], last) {
-            Begins::Maybe => Step::wait(space),
-            Begins::With(0) => {
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::With(0) => {
                 self.state = State::After;
                 Step::again(space + CALL_END.len())
             }
-            Begins::With(_) => {
+            PrefixMatch::With(_) => {
                 self.raw = FUNCTION.to_owned();
                 self.state = State::Name { text: String::new(), announced: true };
                 Step::again(space + FUNCTION.len())
             }
-            Begins::No => {
+            PrefixMatch::No => {
                 self.state = State::Content;
                 Step::again(space)
             }

@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Begins, Found, begins, find, leading_space};
+use crate::machine::{Found, PrefixMatch, begins, find, leading_space};
 use crate::section::KIMI_SECTION_BEGIN;
 
 /// The tags of one family.
@@ -112,12 +112,12 @@ impl Reasoning {
             return Routed::wait(space, "", Route::Content);
         }
         match begins(&text[space..], &[self.tags.open], last) {
-            Begins::Maybe => Routed::wait(space, "", Route::Content),
-            Begins::With(_) => {
+            PrefixMatch::Maybe => Routed::wait(space, "", Route::Content),
+            PrefixMatch::With(_) => {
                 self.state = State::Inside;
                 Routed::again(space + self.tags.open.len(), "", Route::Content)
             }
-            Begins::No => {
+            PrefixMatch::No => {
                 let (text, route) = self.unopened();
                 Routed { used: space, text: Cow::Owned(text), route, again: true }
             }

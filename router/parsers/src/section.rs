@@ -13,7 +13,7 @@
 
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Begins, Found, Machine, Step, begins, find, leading_space, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, skip_space};
 use crate::output::Sink;
 
 const FENCE: &str = "```";
@@ -143,13 +143,13 @@ impl Section {
         let Some(space) = self.held_space(text) else { return Step::wait(text.len()) };
         let begin = self.dialect.call_begin;
         match begins(&text[space..], &[begin], last) {
-            Begins::With(_) => {
+            PrefixMatch::With(_) => {
                 self.raw.push_str(begin);
                 self.state = State::Header(String::new());
                 Step::again(space + begin.len())
             }
-            Begins::Maybe => Step::wait(space),
-            Begins::No => self.malformed(space, sink),
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::No => self.malformed(space, sink),
         }
     }
 
@@ -186,9 +186,9 @@ impl Section {
     fn lead(&mut self, text: &str, last: bool, sink: &mut Sink<'_>) -> Step {
         let Some(space) = self.held_space(text) else { return Step::wait(text.len()) };
         let empty = match begins(&text[space..], &["{", self.dialect.call_end], last) {
-            Begins::With(index) => index == 1,
-            Begins::Maybe => return Step::wait(space),
-            Begins::No => return self.malformed(space, sink),
+            PrefixMatch::With(index) => index == 1,
+            PrefixMatch::Maybe => return Step::wait(space),
+            PrefixMatch::No => return self.malformed(space, sink),
         };
         let State::Lead((name, id)) = &mut self.state else { return Step::again(0) };
         sink.start(name, id.take());
@@ -211,13 +211,13 @@ impl Section {
         let end = self.dialect.call_end;
         let literals: &[&str] = if *fence_seen { &[end] } else { &[end, FENCE] };
         let used = match begins(&text[space..], literals, last) {
-            Begins::Maybe => return Step::wait(space),
-            Begins::With(1) => {
+            PrefixMatch::Maybe => return Step::wait(space),
+            PrefixMatch::With(1) => {
                 *fence_seen = true;
                 return Step::again(space + FENCE.len());
             }
-            Begins::With(_) => space + end.len(),
-            Begins::No => space,
+            PrefixMatch::With(_) => space + end.len(),
+            PrefixMatch::No => space,
         };
         sink.end(*valid);
         self.state = if used > space { State::Between } else { State::Content };
@@ -231,17 +231,17 @@ impl Section {
         }
         let markers = [self.dialect.call_begin, self.dialect.section_end];
         match begins(&text[space..], &markers, last) {
-            Begins::Maybe => Step::wait(space),
-            Begins::With(0) => {
+            PrefixMatch::Maybe => Step::wait(space),
+            PrefixMatch::With(0) => {
                 self.raw = markers[0].to_owned();
                 self.state = State::Header(String::new());
                 Step::again(space + markers[0].len())
             }
-            Begins::With(_) => {
+            PrefixMatch::With(_) => {
                 self.state = State::After;
                 Step::again(space + markers[1].len())
             }
-            Begins::No => {
+            PrefixMatch::No => {
                 self.state = State::Content;
                 Step::again(space)
             }

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::serve::ListenerExt;
 use http_body_util::BodyExt;
-use router_engines::handover::ProxyHandover;
+use router_engines::proxy_dispatch::ProxyDispatch;
 use router_engines::upstream::{Call, Upstream};
 use router_picker::{PickerConfig, serve};
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let upstream = Upstream::new(engine, None);
     let relay = async move |request: Request| -> Response {
-        let Some(handover) = request.extensions().get::<ProxyHandover>().cloned() else {
+        let Some(proxy_dispatch) = request.extensions().get::<ProxyDispatch>().cloned() else {
             return StatusCode::NOT_FOUND.into_response();
         };
         let (head, body) = request.into_parts();
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             body: body.to_bytes(),
             once: true,
         };
-        match handover.send(&upstream, call).await {
+        match proxy_dispatch.send(&upstream, call).await {
             Ok(reply) => reply.map(Body::new),
             Err(error) => (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
         }
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = tokio::net::TcpListener::bind(listen).await?;
     // A connection that is gone already will say so soon.
     let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    let config = PickerConfig { requests_max: 16_384, unread_max: Duration::from_secs(60) };
+    let config = PickerConfig { requests_max: 16_384, stalled_read_timeout: Duration::from_secs(60) };
     serve(listener, Router::new().fallback(relay), || true, config, std::future::pending()).await;
     Ok(())
 }

@@ -46,12 +46,12 @@ const AUTHORITY_INDEX: usize = 1;
 pub(crate) struct AuthorityRewriteListener<L>(pub(crate) L);
 
 impl<L: Listener> Listener for AuthorityRewriteListener<L> {
-    type Io = Readable<L::Io>;
+    type Io = RewrittenStream<L::Io>;
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         let (io, peer) = self.0.accept().await;
-        (Readable { io, frames: Frames::default() }, peer)
+        (RewrittenStream { io, frames: Frames::default() }, peer)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
@@ -60,12 +60,12 @@ impl<L: Listener> Listener for AuthorityRewriteListener<L> {
 }
 
 /// An HTTP/2 connection with rewritten header blocks.
-pub(crate) struct Readable<T> {
+pub(crate) struct RewrittenStream<T> {
     io: T,
     frames: Frames,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Readable<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for RewrittenStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -99,7 +99,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Readable<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Readable<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for RewrittenStream<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -38,7 +38,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt, Limited};
 use prost_types::value::Kind;
 use router_engines::dialect::authority_of;
-use router_engines::handover::{Piece, ProxyHandover, ProxyRequest, ReplySender, ServedElsewhere};
+use router_engines::proxy_dispatch::{Piece, ProxyDispatch, ProxyRequest, ReplySender, ServedElsewhere};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::Status;
 use tower_service::Service;
@@ -223,7 +223,7 @@ where
         .await;
     };
     let shows_answers = head.modes.response == BodySendMode::FullDuplexStreamed;
-    let (handover, mut handed_over) = ProxyHandover::new(shows_answers, head.among.take());
+    let (proxy_dispatch, mut handed_over) = ProxyDispatch::new(shows_answers, head.among.take());
     let client = Client { headers: head.headers.clone(), uri: head.uri.clone(), has_body: !is_complete };
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     let body = match is_complete {
@@ -231,7 +231,7 @@ where
         false => Body::new(RequestBody { pieces: receiver, left: head.content_length() }),
     };
     let mut request = head.into_request(body);
-    request.extensions_mut().insert(handover);
+    request.extensions_mut().insert(proxy_dispatch);
     let mut answer = pin!(routes.call(request));
 
     let upload = (!is_complete).then_some(sender);
@@ -246,8 +246,8 @@ where
     let worker = handed_over.base.clone();
     let (reply, destination) = client.send(&out, *handed_over, end).await?;
     let (engine, served) = match engine_head(&mut incoming, answer.as_mut()).await? {
-        Replied::Engine(engine, served) => (engine, served),
-        Replied::Local(local, served) => {
+        HeadOutcome::Engine(engine, served) => (engine, served),
+        HeadOutcome::Local(local, served) => {
             let is_worker_failure = local.is_worker_failure()
                 && !served.is_some_and(|served| is_elsewhere(&served, &destination));
             let reason = format!("the proxy got no answer from it: {}", local.details);
@@ -255,8 +255,8 @@ where
             let Ok(response) = answer.await;
             return send_immediately(&out, response).await;
         }
-        Replied::Answered(response) => return send_immediately(&out, response).await,
-        Replied::Closed => return Ok(()),
+        HeadOutcome::Answered(response) => return send_immediately(&out, response).await,
+        HeadOutcome::Closed => return Ok(()),
     };
     let is_complete = engine.end_of_stream;
     let mut engine = response_head(&engine.headers.unwrap_or_default());
@@ -266,7 +266,7 @@ where
     let feed = Feed::new(reply.answered(engine.clone()).ok());
     match shows_answers {
         true if is_complete => without_body(&engine, feed, &out, answer).await,
-        true => Answering::new(engine, feed).run(&mut incoming, &out, answer).await,
+        true => AnswerExchange::new(engine, feed).run(&mut incoming, &out, answer).await,
         false => unseen(&engine, is_complete, feed, &mut incoming, &out, answer).await,
     }
 }
@@ -287,7 +287,7 @@ enum Received {
 async fn receive<I>(
     incoming: &mut I,
     mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
-    handover: &mut oneshot::Receiver<ProxyRequest>,
+    proxy_dispatch: &mut oneshot::Receiver<ProxyRequest>,
     upload: Option<mpsc::Sender<Bytes>>,
 ) -> Result<Received, Status>
 where
@@ -309,7 +309,7 @@ where
         }
         tokio::select! {
             biased;
-            taken = &mut *handover, if handed_over.is_none() && !is_declined => match taken {
+            taken = &mut *proxy_dispatch, if handed_over.is_none() && !is_declined => match taken {
                 Ok(taken) => {
                     handed_over = Some(Box::new(taken));
                     // Bytes beyond the announced length are dropped.
@@ -343,7 +343,7 @@ where
 }
 
 /// Outcome of a request that the proxy has sent.
-enum Replied {
+enum HeadOutcome {
     /// The head of an engine's answer, and the engine's address, if the proxy reports it.
     Engine(HttpHeaders, Option<String>),
     /// The proxy's own answer in the engine's place, and the engine that it had tried, if it reports that.
@@ -364,19 +364,19 @@ fn is_elsewhere(served: &str, destination: &str) -> bool {
 async fn engine_head<I>(
     incoming: &mut I,
     mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
-) -> Result<Replied, Status>
+) -> Result<HeadOutcome, Status>
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
     loop {
         tokio::select! {
             part = next_message(incoming) => match part? {
-                None => return Ok(Replied::Closed),
+                None => return Ok(HeadOutcome::Closed),
                 Some((Part::ResponseHeaders(headers), attributes, metadata)) => {
                     let served = served(metadata.as_ref()).map(str::to_owned);
                     return Ok(match LocalReply::read(&attributes) {
-                        Some(local) => Replied::Local(local, served),
-                        None => Replied::Engine(headers, served),
+                        Some(local) => HeadOutcome::Local(local, served),
+                        None => HeadOutcome::Engine(headers, served),
                     });
                 }
                 Some((Part::RequestBody(_) | Part::RequestTrailers(_), ..)) => {}
@@ -384,7 +384,7 @@ where
             },
             response = &mut answer => {
                 let Ok(response) = response;
-                return Ok(Replied::Answered(response));
+                return Ok(HeadOutcome::Answered(response));
             }
         }
     }
@@ -527,7 +527,7 @@ async fn without_body(
 }
 
 /// State of an answer whose body goes through the gateway.
-struct Answering {
+struct AnswerExchange {
     engine: http::Response<()>,
     feed: Feed<Piece>,
     engine_body: EngineBody,
@@ -547,7 +547,7 @@ impl EngineBody {
     }
 }
 
-impl Answering {
+impl AnswerExchange {
     fn new(engine: http::Response<()>, feed: Feed<Piece>) -> Self {
         Self { engine, feed, engine_body: EngineBody::Awaited }
     }

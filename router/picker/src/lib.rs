@@ -2,7 +2,7 @@
 //! request.
 //!
 //! The picker is another way into a gateway, not another gateway. A request becomes an HTTP request for the gateway's own
-//! routes, with a [`ProxyHandover`](router_engines::handover::ProxyHandover) among its extensions. Keys, limits, tokens, routing and errors
+//! routes, with a [`ProxyDispatch`](router_engines::proxy_dispatch::ProxyDispatch) among its extensions. Keys, limits, tokens, routing and errors
 //! are those of any request. Where the gateway would send it to an engine, the proxy sends it; where the gateway would read the
 //! engine's answer, the proxy shows it. A prefill leg is sent by the gateway itself, so prefill and decode workers need no
 //! sidecar.

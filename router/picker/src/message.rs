@@ -5,7 +5,7 @@ use http::header::{self, HeaderName, HeaderValue};
 use http::{HeaderMap as Headers, Method, Request, Response, StatusCode, Uri};
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
-use router_engines::handover::ProxyRequest;
+use router_engines::proxy_dispatch::ProxyRequest;
 
 use crate::proto::ext_proc::body_mutation::Mutation;
 use crate::proto::ext_proc::header_value_option::HeaderAppendAction;
@@ -347,7 +347,7 @@ pub(crate) fn immediate(response: &Response<()>, body: Bytes) -> ProcessingRespo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use router_engines::handover::ProxyHandover;
+    use router_engines::proxy_dispatch::ProxyDispatch;
     use router_engines::upstream::{Call, Upstream};
 
     fn map(pairs: &[(&str, &str)]) -> HeaderMap {
@@ -405,13 +405,13 @@ mod tests {
     #[test]
     fn clients_headers_do_not_reach_engines() {
         let upstream = Upstream::new("http://10.0.0.1:8000", None);
-        let (handover, mut proxy) = ProxyHandover::new(true, None);
+        let (proxy_dispatch, mut proxy) = ProxyDispatch::new(true, None);
         let call =
             Call::json("/v1/completions", Bytes::new()).with(HeaderName::from_static("x-request-id"), "own");
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let handed_over = runtime.block_on(async {
             tokio::select! {
-                _ = handover.send(&upstream, call) => unreachable!("nobody answers"),
+                _ = proxy_dispatch.send(&upstream, call) => unreachable!("nobody answers"),
                 handed_over = &mut proxy => handed_over.expect("a request"),
             }
         });

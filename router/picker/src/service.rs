@@ -37,7 +37,7 @@ pub struct PickerConfig {
     /// Largest number of requests in flight; further ones are refused.
     pub requests_max: usize,
     /// Longest wait of a message for the proxy to read on.
-    pub unread_max: Duration,
+    pub stalled_read_timeout: Duration,
 }
 
 struct Picker {
@@ -63,7 +63,7 @@ pub async fn serve<L: Listener>(
         streams_max,
         stream_window_bytes: STREAM_WINDOW_BYTES,
         connection_window_bytes: STREAM_WINDOW_BYTES.saturating_mul(streams_max).min(WINDOW_BYTES_MAX),
-        unread_max: config.unread_max,
+        stalled_read_timeout: config.stalled_read_timeout,
         ..ServeConfig::default()
     };
     let picker = Picker { routes, places: Arc::new(Semaphore::new(config.requests_max)) };

@@ -144,7 +144,7 @@ struct SegmentState {
 pub(crate) struct NodeAllocator {
     segments: Vec<Option<SegmentState>>,
     /// Segments with a free number. The lowest is used first, so that the others run empty.
-    roomy: BTreeSet<u32>,
+    non_full: BTreeSet<u32>,
     pub(crate) allocated: usize,
     pub(crate) nodes: usize,
 }
@@ -152,14 +152,14 @@ pub(crate) struct NodeAllocator {
 impl NodeAllocator {
     /// Allocates a number; its node is as the last owner left it. `None` when all numbers are in use.
     pub(crate) fn allocate(&mut self, arena: &Arena) -> Option<NodeId> {
-        let at = match self.roomy.first() {
+        let at = match self.non_full.first() {
             Some(&at) => at as usize,
             None => self.grow(arena)?,
         };
         let state = self.segments[at].as_mut()?;
         let within = state.free.pop()?;
         if state.free.is_empty() {
-            self.roomy.remove(&(at as u32));
+            self.non_full.remove(&(at as u32));
         }
         self.nodes += 1;
         Some((at * SEGMENT_NODES) as NodeId + NodeId::from(within))
@@ -180,7 +180,7 @@ impl NodeAllocator {
         } else {
             self.segments[at] = Some(state);
         }
-        self.roomy.insert(at as u32);
+        self.non_full.insert(at as u32);
         self.allocated += 1;
         Some(at)
     }
@@ -191,11 +191,11 @@ impl NodeAllocator {
         let Some(Some(state)) = self.segments.get_mut(at) else { return };
         state.free.push((id as usize % SEGMENT_NODES) as u16);
         self.nodes -= 1;
-        self.roomy.insert(at as u32);
+        self.non_full.insert(at as u32);
         if state.free.len() < SEGMENT_NODES {
             return;
         }
-        self.roomy.remove(&(at as u32));
+        self.non_full.remove(&(at as u32));
         self.segments[at] = None;
         self.allocated -= 1;
         let segment = arena.segments[at].swap(std::ptr::null_mut(), Ordering::AcqRel);

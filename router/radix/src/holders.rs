@@ -35,7 +35,7 @@ impl Tier {
 pub(crate) const TIERS: usize = Tier::ALL.len();
 
 #[derive(Debug)]
-pub(crate) struct Ext {
+pub(crate) struct HolderSets {
     /// Number of words of a full set.
     width: usize,
     /// Number of tiers: 1 for the device alone, else [`TIERS`].
@@ -78,7 +78,7 @@ impl Entry {
 
 const _: () = assert!(IDS_MAX <= 1 << 13);
 
-impl Ext {
+impl HolderSets {
     pub(crate) fn new(width: usize, tiers: usize, entries: usize) -> Self {
         let cells = (0..width * tiers + entries).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -243,7 +243,7 @@ impl Ext {
     }
 }
 
-/// Number of full sets that an [`Ext`] needs for a tier.
+/// Number of full sets that an [`HolderSets`] needs for a tier.
 pub(crate) fn tiers_for(tier: Tier) -> usize {
     if tier == Tier::Device { 1 } else { TIERS }
 }

@@ -5,7 +5,7 @@
 //! between two loads. A block's slot number never changes: a split leaves the first blocks in the node and moves the rest to
 //! a new node *at the same numbers*, so that places and masks stay valid.
 
-use crate::holders::Ext;
+use crate::holders::HolderSets;
 use crate::limits::NODE_BLOCKS;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -98,7 +98,7 @@ pub(crate) struct Node {
     /// Up to four members that hold all of the node on the device. Ignored while `ext` is set.
     pub(crate) list: AtomicU64,
     /// Holders that a list of four cannot represent; null without any.
-    pub(crate) ext: AtomicPtr<Ext>,
+    pub(crate) ext: AtomicPtr<HolderSets>,
     /// The node before, or the fork that this is a child of ([`FORK`]). Readers compare it with the key of their look-up in the
     /// table of children; other uses are the writer's.
     pub(crate) parent: AtomicU32,

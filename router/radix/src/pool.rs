@@ -32,7 +32,7 @@ struct State {
 pub(crate) struct Pool {
     chunks: Vec<Option<State>>,
     /// Chunks with a free piece; the lowest is used first, so that the others run empty.
-    roomy: BTreeSet<u32>,
+    non_full: BTreeSet<u32>,
     allocated: usize,
 }
 
@@ -49,7 +49,7 @@ impl Pool {
 
     /// Pieces that can be had without more memory.
     pub(crate) fn spare(&self) -> usize {
-        self.roomy
+        self.non_full
             .iter()
             .filter_map(|&at| self.chunks[at as usize].as_ref())
             .map(|state| state.free.len())
@@ -58,14 +58,14 @@ impl Pool {
 
     /// An empty piece. The process ends when the system has no memory, as for any allocation.
     pub(crate) fn allocate(&mut self) -> PieceId {
-        let at = match self.roomy.first() {
+        let at = match self.non_full.first() {
             Some(&at) => at as usize,
             None => self.grow(),
         };
         let Some(Some(state)) = self.chunks.get_mut(at) else { unreachable!("a roomy chunk is there") };
         let Some(within) = state.free.pop() else { unreachable!("a roomy chunk has a free piece") };
         if state.free.is_empty() {
-            self.roomy.remove(&(at as u32));
+            self.non_full.remove(&(at as u32));
         }
         state.memory.0[usize::from(within)].fill(Bucket::default());
         (at * CHUNK_PIECES) as PieceId + PieceId::from(within)
@@ -82,7 +82,7 @@ impl Pool {
         } else {
             self.chunks[at] = Some(state);
         }
-        self.roomy.insert(at as u32);
+        self.non_full.insert(at as u32);
         self.allocated += 1;
         at
     }
@@ -91,10 +91,10 @@ impl Pool {
         let at = id as usize / CHUNK_PIECES;
         let Some(Some(state)) = self.chunks.get_mut(at) else { return };
         state.free.push((id as usize % CHUNK_PIECES) as u16);
-        self.roomy.insert(at as u32);
+        self.non_full.insert(at as u32);
         if state.free.len() == CHUNK_PIECES {
             self.chunks[at] = None;
-            self.roomy.remove(&(at as u32));
+            self.non_full.remove(&(at as u32));
             self.allocated -= 1;
         }
     }

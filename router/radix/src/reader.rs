@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use crate::holders::{Ext, TIERS, Tier};
+use crate::holders::{HolderSets, TIERS, Tier};
 use crate::index::{Member, Shared};
 use crate::limits::{IDS_MAX, WORDS_MAX};
 use crate::node::{Children, LIST_MAX, List, Node, NodeId, ROOT, Shape};
@@ -190,7 +190,7 @@ struct NodeView<'a> {
     shape: Shape,
     agreeing: usize,
     list: List,
-    ext: Option<&'a Ext>,
+    ext: Option<&'a HolderSets>,
 }
 
 impl<'a, const WORDS: usize> Walk<'a, WORDS> {
@@ -217,7 +217,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             let is_whole = seen.agreeing == seen.shape.len();
             match seen.ext {
                 None => self.keep_list(seen.list),
-                Some(ext) => self.keep_ext(ext, &seen),
+                Some(ext) => self.keep_holder_sets(ext, &seen),
             }
             if matches!(self.active, Active::Few(_, 0)) {
                 return self.tiers_seen;
@@ -251,7 +251,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
                 self.shared.arena.prefetch(child);
             }
             let agreeing = node.agreement(shape, rest);
-            // Acquire: pairs with the releases in the writer's `set_ext`, `set_bits` and `tidy`.
+            // Acquire: pairs with the releases in the writer's `set_holder_sets`, `set_bits` and `tidy`.
             let ext = node.ext.load(Ordering::Acquire);
             let list = List(node.list.load(Ordering::Acquire));
             // The hashes were read before the shape is read again. Pairs with the fence in `Writer::append`.
@@ -307,7 +307,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 
     /// Keeps members that hold all of the node; records the depth of those that hold only its beginning.
-    fn keep_ext(&mut self, ext: &Ext, seen: &NodeView<'_>) {
+    fn keep_holder_sets(&mut self, ext: &HolderSets, seen: &NodeView<'_>) {
         self.tiers_seen |= ext.present();
         match self.active {
             Active::Set => self.keep_ext_of_set(ext, seen),
@@ -329,7 +329,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         }
     }
 
-    fn keep_ext_of_set(&mut self, ext: &Ext, seen: &NodeView<'_>) {
+    fn keep_ext_of_set(&mut self, ext: &HolderSets, seen: &NodeView<'_>) {
         // Loads the full sets before the entries: see the writer's order in `holders`.
         let mut going_on = [0_u64; WORDS];
         for (word, (going_on, before)) in going_on.iter_mut().zip(&self.set).enumerate().take(self.words) {
@@ -362,7 +362,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 
     /// Leading blocks of a node that a member without a full bit holds.
-    fn blocks_of(&self, ext: &Ext, id: u16, shape: Shape) -> usize {
+    fn blocks_of(&self, ext: &HolderSets, id: u16, shape: Shape) -> usize {
         leading_of(ext.partial_mask(id, self.level), shape)
     }
 

@@ -1,11 +1,11 @@
 //! The accept loop of all servers: HTTP/1.1 and HTTP/2 (over TLS, or with prior knowledge) on one port.
 //!
 //! Limits: the number of connections, the time until a connection's first request, the size of a head, and the time for which
-//! an answer over HTTP/2 waits for a client that does not read on ([`UnreadBody`]). A shutdown finishes requests in flight.
+//! an answer over HTTP/2 waits for a client that does not read on ([`StalledReadBody`]). A shutdown finishes requests in flight.
 
 #![forbid(unsafe_code)]
 
-mod unread;
+mod stalled_read;
 mod version;
 
 use std::convert::Infallible;
@@ -33,7 +33,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub use unread::UnreadBody;
+pub use stalled_read::StalledReadBody;
 use version::begin;
 
 /// Largest head of a request; a longer one is answered with 431.
@@ -42,7 +42,7 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Time within which an idle HTTP/2 connection must end after a GOAWAY.
-const GOODBYE_WITHIN: Duration = Duration::from_secs(5);
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limits of a server.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ pub struct ServeConfig {
     /// Bytes that an HTTP/2 client may send ahead per connection.
     pub connection_window_bytes: u32,
     /// Longest wait of an answer over HTTP/2 for its client to read on.
-    pub unread_max: Duration,
+    pub stalled_read_timeout: Duration,
 }
 
 impl Default for ServeConfig {
@@ -77,7 +77,7 @@ impl Default for ServeConfig {
             // Small windows: the bytes in them are not yet charged to the budget of request bodies.
             stream_window_bytes: 64 << 10,
             connection_window_bytes: 1 << 20,
-            unread_max: Duration::from_secs(60),
+            stalled_read_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -183,7 +183,7 @@ impl<A: Clone + Send + Sync + 'static> Service<Request<Incoming>> for Calls<A> {
             }
             // A stream's window may be closed while the socket takes bytes.
             let counted = |body| Body::new(Counted { body, _in_flight: in_flight });
-            Ok(answer.map(|body| Body::new(UnreadBody::new(counted(body), limit))))
+            Ok(answer.map(|body| Body::new(StalledReadBody::new(counted(body), limit))))
         })
     }
 }
@@ -236,7 +236,7 @@ impl Builders {
             return;
         }
         let activity = Arc::new(Activity::default());
-        let http2 = Some((self.config.unread_max, Arc::clone(&activity)));
+        let http2 = Some((self.config.stalled_read_timeout, Arc::clone(&activity)));
         let mut connection = pin!(self.http2.serve_connection(stream, Calls { router, peer, http2 }));
         let is_stopping = tokio::select! {
             _broken = &mut connection => return,
@@ -251,7 +251,7 @@ impl Builders {
         connection.as_mut().graceful_shutdown();
         let goodbye = async {
             loop {
-                tokio::time::sleep(GOODBYE_WITHIN).await;
+                tokio::time::sleep(GOAWAY_TIMEOUT).await;
                 // A call that crossed the GOAWAY is finished.
                 if !is_stopping && activity.in_flight.load(Ordering::Relaxed) == 0 {
                     return;

@@ -14,12 +14,12 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FIRST_BYTES: usize = 4096;
 
 /// A connection with its first bytes, which were read already.
-pub(crate) struct Begun<S> {
+pub(crate) struct PrefixedStream<S> {
     first: Bytes,
     stream: S,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PrefixedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -34,7 +34,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PrefixedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -65,15 +65,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
 }
 
 /// Reads until the HTTP version is known; the bytes are kept.
-pub(crate) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> std::io::Result<(Begun<S>, bool)> {
+pub(crate) async fn begin<S: AsyncRead + Unpin>(mut stream: S) -> std::io::Result<(PrefixedStream<S>, bool)> {
     let mut first = BytesMut::with_capacity(FIRST_BYTES);
     loop {
         let known = first.len().min(PREFACE.len());
         if first[..known] != PREFACE[..known] {
-            return Ok((Begun { first: first.freeze(), stream }, false));
+            return Ok((PrefixedStream { first: first.freeze(), stream }, false));
         }
         if known == PREFACE.len() {
-            return Ok((Begun { first: first.freeze(), stream }, true));
+            return Ok((PrefixedStream { first: first.freeze(), stream }, true));
         }
         if stream.read_buf(&mut first).await? == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());

@@ -40,7 +40,7 @@ pub struct TlsListener {
     /// Number of failed accepts in a row.
     failures: u32,
     /// End of the pause after a failed accept.
-    rest_until: Option<Instant>,
+    backoff_until: Option<Instant>,
 }
 
 impl TlsListener {
@@ -63,7 +63,7 @@ impl TlsListener {
             begun: VecDeque::new(),
             evicted: None,
             failures: 0,
-            rest_until: None,
+            backoff_until: None,
         }
     }
 
@@ -126,7 +126,7 @@ impl TlsListener {
     fn accept_failed(&mut self, error: &io::Error) {
         if let Some(rest) = back_off(error, self.failures) {
             self.failures = self.failures.saturating_add(1);
-            self.rest_until = Some(Instant::now() + rest);
+            self.backoff_until = Some(Instant::now() + rest);
             self.tls.tally.accept_errors.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%error, "accept failed");
         }
@@ -142,7 +142,7 @@ impl Listener for TlsListener {
             // All state of an iteration is in `self`: dropping this future between iterations loses
             // nothing.
             let is_full = self.handshakes.len() >= self.limits.in_flight_max;
-            let (evict_at, rest_until) = (self.eviction(), self.rest_until);
+            let (evict_at, backoff_until) = (self.eviction(), self.backoff_until);
             tokio::select! {
                 Some(ended) = self.handshakes.join_next_with_id() => {
                     // An error is an aborted handshake; a failed handshake was logged by its task.
@@ -155,8 +155,8 @@ impl Listener for TlsListener {
                     }
                 }
                 () = sleep_until_some(evict_at) => self.evict(),
-                () = sleep_until_some(rest_until) => self.rest_until = None,
-                accepted = self.tcp.accept(), if !is_full && rest_until.is_none() => match accepted {
+                () = sleep_until_some(backoff_until) => self.backoff_until = None,
+                accepted = self.tcp.accept(), if !is_full && backoff_until.is_none() => match accepted {
                     Ok((tcp, addr)) => self.begin(tcp, addr),
                     Err(error) => self.accept_failed(&error),
                 },

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use router_tls::{ClientTls, HandshakeLimits};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{House, serve, until};
+use support::{TlsFixture, serve, until};
 use tokio::net::TcpStream;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn want_of_descriptors_passes() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let client = ClientTls::load(&house.client).expect("loaded");
     let limit = getrlimit(Resource::Nofile);

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collector::{Collector, Manner};
+use collector::{Collector, CollectorReply};
 use router_trace::{KeyValue, SpanKind, Status, Trace, TraceConfig, Tracer, names};
 
 /// Traces in a row, well below the queue's capacity.
@@ -44,7 +44,7 @@ fn note(trace: &mut Trace, now: Instant, model: &Arc<str>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn cost_of_a_trace() {
-    let collector = Collector::start("127.0.0.1:0", Manner::Takes).await;
+    let collector = Collector::start("127.0.0.1:0", CollectorReply::Takes).await;
     let of_ratio = |sample_ratio| {
         let endpoint = collector.endpoint();
         Tracer::new(TraceConfig { endpoint, sample_ratio, ..TraceConfig::default() }).expect("tracer")

@@ -4,7 +4,7 @@ mod collector;
 
 use std::time::{Duration, Instant, SystemTime};
 
-use collector::{Collector, Manner, find, text, texts, until};
+use collector::{Collector, CollectorReply, find, text, texts, until};
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Sent;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind as SentKind;
@@ -40,7 +40,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[tokio::test]
 async fn a_whole_life() {
-    let collector = Collector::start("127.0.0.1:0", Manner::Takes).await;
+    let collector = Collector::start("127.0.0.1:0", CollectorReply::Takes).await;
     let tracer = Tracer::new(config(collector.endpoint())).expect("tracer");
     let start = Instant::now();
     let started = SystemTime::now();
@@ -152,7 +152,7 @@ async fn a_whole_life() {
 
 #[tokio::test]
 async fn an_abandoned_request_is_an_error() {
-    let collector = Collector::start("127.0.0.1:0", Manner::Takes).await;
+    let collector = Collector::start("127.0.0.1:0", CollectorReply::Takes).await;
     let tracer = Tracer::new(config(collector.endpoint())).expect("tracer");
     let start = Instant::now();
     let mut trace = tracer.begin(None, None, start).expect("all are sampled");
@@ -219,13 +219,13 @@ async fn a_collector_that_comes_late_and_one_that_dies() {
     let tracer = Tracer::new(config(format!("http://{address}"))).expect("a collector is not needed");
     finish_one(&tracer);
     until("the failure", || tracer.counters().failed == 1).await;
-    let collector = Collector::start(&address, Manner::Takes).await;
+    let collector = Collector::start(&address, CollectorReply::Takes).await;
     finish_one(&tracer);
     until("the export", || tracer.counters().exported == 1).await;
-    *collector.manner.lock().expect("lock") = Manner::Refuses;
+    *collector.manner.lock().expect("lock") = CollectorReply::Refuses;
     finish_one(&tracer);
     until("the refusal", || tracer.counters().failed == 2).await;
-    *collector.manner.lock().expect("lock") = Manner::Takes;
+    *collector.manner.lock().expect("lock") = CollectorReply::Takes;
     finish_one(&tracer);
     until("the next export", || tracer.counters().exported == 2).await;
     assert_eq!(collector.spans().len(), 2);
@@ -236,7 +236,7 @@ async fn a_collector_that_comes_late_and_one_that_dies() {
 
 #[tokio::test]
 async fn a_collector_that_hangs_holds_neither_requests_nor_the_end() {
-    let collector = Collector::start("127.0.0.1:0", Manner::Hangs).await;
+    let collector = Collector::start("127.0.0.1:0", CollectorReply::Hangs).await;
     let hang = config(collector.endpoint());
     let impatient = TraceConfig { timeout: Duration::from_millis(300), ..hang.clone() };
     let tracer = Tracer::new(impatient).expect("tracer");
@@ -259,7 +259,7 @@ async fn a_collector_that_hangs_holds_neither_requests_nor_the_end() {
 
 #[tokio::test]
 async fn more_than_a_batch_goes_out_at_the_end() {
-    let collector = Collector::start("127.0.0.1:0", Manner::Takes).await;
+    let collector = Collector::start("127.0.0.1:0", CollectorReply::Takes).await;
     let tracer = Tracer::new(config(collector.endpoint())).expect("tracer");
     (0..1300).for_each(|_| finish_one(&tracer));
     assert!(tracer.shutdown(BOUND).await);
@@ -278,7 +278,7 @@ async fn a_collector_behind_tls_that_is_not_there() {
 
 #[tokio::test]
 async fn a_tracer_that_is_dropped_leaves_its_traces_harmless() {
-    let collector = Collector::start("127.0.0.1:0", Manner::Takes).await;
+    let collector = Collector::start("127.0.0.1:0", CollectorReply::Takes).await;
     let tracer = Tracer::new(config(collector.endpoint())).expect("tracer");
     let now = Instant::now();
     let trace = tracer.begin(None, None, now).expect("all are sampled");

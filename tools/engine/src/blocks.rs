@@ -29,7 +29,7 @@ const SLOW_FOR: Duration = Duration::from_secs(1);
 /// Data for the events of a block that is held in the pool or in host memory. The store has the data of blocks that are only
 /// on disk.
 #[derive(Debug)]
-struct Facts {
+struct BlockRecord {
     parent: Option<BlockIdentity>,
     position: u32,
     tokens: Box<[u32]>,
@@ -37,7 +37,7 @@ struct Facts {
     on_device: bool,
     on_host: bool,
     /// Whether the block was published as stored.
-    is_told: bool,
+    is_published: bool,
     /// Whether the block is being copied to the store while it stays in the pool.
     is_copied: bool,
     /// Copies to the store that are in flight and whose removal from the pool is published when they are complete.
@@ -55,7 +55,7 @@ pub(crate) struct Blocks {
     event_tokens: bool,
     /// Events since the last publication.
     pub(crate) events: Vec<KvEvent>,
-    facts: HashMap<BlockIdentity, Facts>,
+    facts: HashMap<BlockIdentity, BlockRecord>,
     /// Time before which evictions do not wait for the store, because it could not keep up.
     slow_until: Option<Instant>,
 }
@@ -84,14 +84,14 @@ impl Blocks {
     pub(crate) fn survived(&mut self, survivors: Vec<RecoveredBlock>) {
         for RecoveredBlock { identity, description } in survivors {
             let Some((tokens, extras)) = decode_meta(&description.meta) else { continue };
-            let facts = Facts {
+            let facts = BlockRecord {
                 parent: description.parent,
                 position: description.position,
                 tokens: tokens.into(),
                 extras,
                 on_device: false,
                 on_host: false,
-                is_told: false,
+                is_published: false,
                 is_copied: false,
                 removals_owed: 0,
                 tenant: description.tenant,
@@ -197,7 +197,7 @@ impl Blocks {
             let identity = sequence.identities[block];
             let parent = block.checked_sub(1).map(|parent| sequence.identities[parent]);
             let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
-            let facts = self.facts.entry(identity).or_insert_with(|| Facts {
+            let facts = self.facts.entry(identity).or_insert_with(|| BlockRecord {
                 parent,
                 position: block as u32,
                 tokens: tokens.into(),
@@ -205,14 +205,14 @@ impl Blocks {
                 on_device: false,
                 // The block may have just come from host memory, known to the store alone.
                 on_host: self.store.as_ref().is_some_and(|store| store.is_on_host(&identity)),
-                is_told: false,
+                is_published: false,
                 is_copied: false,
                 removals_owed: 0,
                 tenant,
             });
-            if !facts.on_device && !facts.is_told && facts.on_host {
+            if !facts.on_device && !facts.is_published && facts.on_host {
                 self.events.push(stored_event(identity, facts, Tier::Host, self.event_tokens));
-                facts.is_told = true;
+                facts.is_published = true;
             }
             facts.on_device = true;
             self.events.push(stored_event(identity, facts, Tier::Device, self.event_tokens));
@@ -229,7 +229,7 @@ impl Blocks {
         match medium {
             Medium::Host => {
                 facts.on_host = true;
-                if !std::mem::replace(&mut facts.is_told, true) {
+                if !std::mem::replace(&mut facts.is_published, true) {
                     self.events.push(stored_event(identity, facts, Tier::Host, self.event_tokens));
                 }
             }
@@ -256,7 +256,7 @@ impl Blocks {
             Medium::Host => {
                 let Some(facts) = self.facts.get_mut(&identity) else { return };
                 facts.on_host = false;
-                if std::mem::replace(&mut facts.is_told, false) {
+                if std::mem::replace(&mut facts.is_published, false) {
                     self.events.push(removed_event(identity, Tier::Host));
                 }
                 self.forget_if_gone(identity);
@@ -281,7 +281,7 @@ impl Blocks {
     }
 
     fn forget_if_gone(&mut self, identity: BlockIdentity) {
-        let is_gone = |facts: &Facts| {
+        let is_gone = |facts: &BlockRecord| {
             !facts.on_device && !facts.on_host && !facts.is_copied && facts.removals_owed == 0
         };
         if self.facts.get(&identity).is_some_and(is_gone) {
@@ -292,7 +292,7 @@ impl Blocks {
 
 /// Event of a stored block with its tokens and its tenant's extra keys, or with the hash of both that the gateway looks up:
 /// the event then contains neither text nor a tenant's salt.
-fn stored_event(identity: BlockIdentity, facts: &Facts, tier: Tier, with_tokens: bool) -> KvEvent {
+fn stored_event(identity: BlockIdentity, facts: &BlockRecord, tier: Tier, with_tokens: bool) -> KvEvent {
     let stored = Stored {
         hashes: vec![identity.short()],
         parent: facts.parent.map(|parent| parent.short()),
@@ -358,14 +358,14 @@ mod tests {
     fn events_tell_neither_tokens_nor_salts_unless_they_are_to() {
         use kvstore_block::{PromptExtras, block_hashes};
         let tokens: Vec<u32> = (0x1000..0x1020).collect();
-        let facts = |block: usize| Facts {
+        let facts = |block: usize| BlockRecord {
             parent: block.checked_sub(1).map(|_| BlockIdentity([1; 16])),
             position: block as u32,
             tokens: tokens[block * 16..(block + 1) * 16].into(),
             extras: if block == 0 { vec!["tenants-salt".to_owned()] } else { Vec::new() },
             on_device: true,
             on_host: false,
-            is_told: false,
+            is_published: false,
             is_copied: false,
             removals_owed: 0,
             tenant: TenantId(0),

@@ -262,7 +262,7 @@ impl EngineHandle {
     }
 
     /// Queues a request.
-    pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+    pub fn submit(&self, request: Request) -> Result<OutputStream, SubmitError> {
         assert!(!request.prompt.is_empty(), "a prompt has at least one token");
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let room = self.shared.context_tokens.saturating_sub(request.prompt.len()).max(1);
@@ -296,7 +296,7 @@ impl EngineHandle {
             return Err(SubmitError::Full);
         }
         match self.sender.send(Message::Submit(Box::new(sequence))) {
-            Ok(()) => Ok(Generation { id, pieces, sender: self.sender.clone(), ended: false }),
+            Ok(()) => Ok(OutputStream { id, pieces, sender: self.sender.clone(), ended: false }),
             Err(_) => Err(SubmitError::Stopped),
         }
     }
@@ -329,14 +329,14 @@ fn random_seed() -> u64 {
 }
 
 /// Receiver of the pieces of one request. Dropping it cancels the request.
-pub struct Generation {
+pub struct OutputStream {
     id: u64,
     pieces: mpsc::Receiver<Output>,
     sender: Sender<Message>,
     ended: bool,
 }
 
-impl Generation {
+impl OutputStream {
     /// Returns the next piece; `None` when the engine has stopped or the last piece was returned.
     pub async fn next(&mut self) -> Option<Output> {
         if self.ended {
@@ -348,7 +348,7 @@ impl Generation {
     }
 }
 
-impl Drop for Generation {
+impl Drop for OutputStream {
     fn drop(&mut self) {
         if !self.ended {
             let _stopped = self.sender.send(Message::Cancel(self.id));

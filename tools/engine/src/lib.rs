@@ -24,7 +24,7 @@ pub mod server;
 mod stats;
 
 pub use config::EngineConfig;
-pub use engine::{Engine, EngineHandle, EngineInbox, Generation, Output, Request, Services, SubmitError};
+pub use engine::{Engine, EngineHandle, EngineInbox, Output, OutputStream, Request, Services, SubmitError};
 pub use error::EngineError;
 pub use events::{EventPublisher, EventSink, PublisherAddresses};
 pub use kv::KvPool;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::time::Instant;
 
 use crate::pool::Table;
-use crate::rooms::RoomGuard;
+use crate::rooms::RendezvousGuard;
 use crate::stats::add;
 use crate::worker::{State, Worker};
 
@@ -21,7 +21,7 @@ struct Lease {
     block_ids: Vec<u32>,
     cached: usize,
     /// Keeps the room of the two legs open.
-    _room: Option<RoomGuard>,
+    _room: Option<RendezvousGuard>,
 }
 
 /// A worker's leases. Each holds at least one block, so their number is bounded by that of the blocks.

@@ -14,7 +14,7 @@ const ROOMS_MAX: usize = 1 << 20;
 
 /// State of a room.
 #[derive(Debug, Clone, Default)]
-struct RoomState {
+struct RendezvousState {
     /// Engine id of the prefill worker and the number of prompt tokens that it had cached, once the blocks are
     /// available.
     offered_by: Option<(String, usize)>,
@@ -23,7 +23,7 @@ struct RoomState {
     is_given_up: bool,
 }
 
-type Rooms = HashMap<String, Arc<watch::Sender<RoomState>>>;
+type Rooms = HashMap<String, Arc<watch::Sender<RendezvousState>>>;
 
 fn rooms() -> MutexGuard<'static, Rooms> {
     static ROOMS: OnceLock<Mutex<Rooms>> = OnceLock::new();
@@ -32,14 +32,14 @@ fn rooms() -> MutexGuard<'static, Rooms> {
 
 /// Membership of a leg in a room. Dropping it leaves the room.
 #[derive(Debug)]
-pub(crate) struct RoomGuard {
+pub(crate) struct RendezvousGuard {
     name: String,
-    room: Option<Arc<watch::Sender<RoomState>>>,
+    room: Option<Arc<watch::Sender<RendezvousState>>>,
 }
 
 /// Error of waiting for the other leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RoomError {
+pub(crate) enum RendezvousError {
     /// The other leg did not arrive in time.
     Timeout,
     /// The other leg gave the hand-off up.
@@ -47,45 +47,45 @@ pub(crate) enum RoomError {
 }
 
 /// Enters a room, creating it if needed. `None`: there are too many rooms.
-pub(crate) fn enter(name: &str) -> Option<RoomGuard> {
+pub(crate) fn enter(name: &str) -> Option<RendezvousGuard> {
     let mut rooms = rooms();
     if rooms.len() >= ROOMS_MAX && !rooms.contains_key(name) {
         return None;
     }
     let room = rooms.entry(name.to_owned()).or_insert_with(|| Arc::new(watch::Sender::default()));
-    Some(RoomGuard { name: name.to_owned(), room: Some(Arc::clone(room)) })
+    Some(RendezvousGuard { name: name.to_owned(), room: Some(Arc::clone(room)) })
 }
 
 /// Enters a room if it exists.
-pub(crate) fn existing(name: &str) -> Option<RoomGuard> {
+pub(crate) fn existing(name: &str) -> Option<RendezvousGuard> {
     let room = rooms().get(name).cloned()?;
-    Some(RoomGuard { name: name.to_owned(), room: Some(room) })
+    Some(RendezvousGuard { name: name.to_owned(), room: Some(room) })
 }
 
-impl RoomGuard {
+impl RendezvousGuard {
     async fn wait<T>(
         &self,
         within: Duration,
-        ready: impl Fn(&RoomState) -> Option<T>,
-    ) -> Result<T, RoomError> {
-        let Some(room) = &self.room else { return Err(RoomError::GivenUp) };
+        ready: impl Fn(&RendezvousState) -> Option<T>,
+    ) -> Result<T, RendezvousError> {
+        let Some(room) = &self.room else { return Err(RendezvousError::GivenUp) };
         let mut view = room.subscribe();
         let known = view.wait_for(|known| ready(known).is_some() || known.is_given_up);
         match tokio::time::timeout(within, known).await {
-            Ok(Ok(known)) => ready(&known).ok_or(RoomError::GivenUp),
-            Ok(Err(_)) => Err(RoomError::GivenUp),
-            Err(_) => Err(RoomError::Timeout),
+            Ok(Ok(known)) => ready(&known).ok_or(RendezvousError::GivenUp),
+            Ok(Err(_)) => Err(RendezvousError::GivenUp),
+            Err(_) => Err(RendezvousError::Timeout),
         }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut RoomState)) {
+    fn tell(&self, change: impl FnOnce(&mut RendezvousState)) {
         if let Some(room) = &self.room {
             room.send_modify(change);
         }
     }
 
     /// The prefill leg: waits for the decode leg to appear.
-    pub(crate) async fn decode_is_there(&self, within: Duration) -> Result<(), RoomError> {
+    pub(crate) async fn decode_is_there(&self, within: Duration) -> Result<(), RendezvousError> {
         self.wait(within, |known| known.decode_is_there.then_some(())).await
     }
 
@@ -95,12 +95,12 @@ impl RoomGuard {
     }
 
     /// The prefill leg: waits for the blocks to be fetched.
-    pub(crate) async fn is_fetched(&self, within: Duration) -> Result<(), RoomError> {
+    pub(crate) async fn is_fetched(&self, within: Duration) -> Result<(), RendezvousError> {
         self.wait(within, |known| known.is_fetched.then_some(())).await
     }
 
     /// The decode leg: waits for the blocks. Returns the engine that has them, and the tokens that it had cached.
-    pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), RoomError> {
+    pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), RendezvousError> {
         self.tell(|known| known.decode_is_there = true);
         self.wait(within, |known| known.offered_by.clone()).await
     }
@@ -116,7 +116,7 @@ impl RoomGuard {
     }
 }
 
-impl Drop for RoomGuard {
+impl Drop for RendezvousGuard {
     fn drop(&mut self) {
         let mut rooms = rooms();
         drop(self.room.take());
@@ -150,9 +150,9 @@ mod tests {
         drop((prefill, decode));
         assert!(existing("rooms-test-1").is_none());
         let lonely = enter("rooms-test-2").expect("room");
-        assert_eq!(lonely.offered_by(Duration::from_millis(5)).await, Err(RoomError::Timeout));
+        assert_eq!(lonely.offered_by(Duration::from_millis(5)).await, Err(RendezvousError::Timeout));
         lonely.give_up();
         assert_eq!(lonely.decode_is_there(within).await, Ok(()), "what is known stays known");
-        assert_eq!(lonely.is_fetched(within).await, Err(RoomError::GivenUp));
+        assert_eq!(lonely.is_fetched(within).await, Err(RendezvousError::GivenUp));
     }
 }

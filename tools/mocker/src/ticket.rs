@@ -21,7 +21,7 @@ pub(crate) struct Progress {
 
 /// The ticket of one request.
 #[derive(Debug, Default)]
-pub(crate) struct Ticket(Mutex<State>);
+pub(crate) struct OutputProgress(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -29,7 +29,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl Ticket {
+impl OutputProgress {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -19,7 +19,7 @@ use crate::output_generator::{Output, OutputGenerator};
 use crate::pool::{Chain, Pool, Table};
 use crate::scheduler::{self, Scheduler};
 use crate::stats::{Counters, MockStats, add, get};
-use crate::ticket::{Progress, Ticket};
+use crate::ticket::{OutputProgress, Progress};
 use crate::{Dialect, MockConfig};
 
 /// Number of workers created in this process.
@@ -76,7 +76,7 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     pub(crate) chain: Chain,
     pub(crate) table: Table,
-    pub(crate) ticket: Arc<Ticket>,
+    pub(crate) ticket: Arc<OutputProgress>,
     pub(crate) is_length: bool,
     /// Whether the prompt's KV came from another worker.
     pub(crate) is_external: bool,
@@ -103,7 +103,7 @@ pub(crate) struct Order {
 pub(crate) struct Running {
     worker: Arc<Worker>,
     id: u64,
-    ticket: Arc<Ticket>,
+    ticket: Arc<OutputProgress>,
 }
 
 impl Running {
@@ -206,7 +206,7 @@ impl Worker {
             drop(state);
             add(&self.counters.requests, 1);
             let progress = Progress { tokens: sequence.output, cached, is_over: true, is_failed: false };
-            let ticket = Arc::new(Ticket::finished(progress));
+            let ticket = Arc::new(OutputProgress::finished(progress));
             return Ok(Running { worker: Arc::clone(self), id: 0, ticket });
         }
         // Sequences that a running batch has room for wait only until the next step, so they do not count

@@ -55,7 +55,7 @@ pub struct Outcome {
 
 /// Load booked on a worker.
 #[derive(Debug, Default, Clone, Copy)]
-struct Booked {
+struct BookedLoad {
     requests: u32,
     queued_tokens: u32,
     decoding_blocks: u32,
@@ -77,7 +77,7 @@ struct Fleet {
     workers: Vec<Worker>,
     /// Events of workers that are not visible to the router yet.
     reports: Vec<Reports>,
-    booked: Vec<Booked>,
+    booked: Vec<BookedLoad>,
     learner: Learner,
     factors: Vec<Factor>,
     in_flight: Vec<InFlight>,
@@ -134,7 +134,7 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
         members,
         workers: (0..setup.workers).map(|_| Worker::new(setup.model)).collect(),
         reports: (0..setup.workers).map(|_| Reports::new()).collect(),
-        booked: vec![Booked::default(); setup.workers],
+        booked: vec![BookedLoad::default(); setup.workers],
         learner: Learner::default(),
         factors: vec![Factor::default(); setup.workers],
         in_flight: vec![InFlight::default(); count],

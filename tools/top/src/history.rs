@@ -1,6 +1,6 @@
 //! Computations over polls: rates by difference, quantiles from buckets, and the time series of the last minutes.
 //!
-//! Time is a [`Duration`] since an origin of the caller's, at least [`COURSE`] before the first answer if samples of the
+//! Time is a [`Duration`] since an origin of the caller's, at least [`SERIES_LENGTH`] before the first answer if samples of the
 //! gateway are recorded, too. A gateway that was restarted counts from zero again: the state that differences need is then
 //! dropped, so that no rate is ever negative. The series keeps its points.
 
@@ -12,10 +12,10 @@ use crate::wire::{Counters, Histogram, Histograms, Status, Worker};
 /// Length of the window of current rates and quantiles.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
 /// Length of the kept series.
-pub(crate) const COURSE: Duration = Duration::from_secs(300);
+pub(crate) const SERIES_LENGTH: Duration = Duration::from_secs(300);
 /// Time between the kept samples of the bytes that workers have sent.
 const SENT_EVERY: Duration = Duration::from_secs(5);
-/// Largest number of kept points and marks: [`COURSE`] at the shortest interval, plus one.
+/// Largest number of kept points and marks: [`SERIES_LENGTH`] at the shortest interval, plus one.
 const KEPT_MAX: usize = 3001;
 
 /// Counters and histograms at a time.
@@ -132,11 +132,13 @@ impl History {
         self.marks = VecDeque::from([zero]);
     }
 
-    /// Records the gateway's samples that are older than this answer, at most [`COURSE`] old and newer than the last point.
+    /// Records the gateway's samples that are older than this answer, at most [`SERIES_LENGTH`] old and newer than the last point.
     pub(crate) fn record_samples(&mut self, now: Duration, status: &Status, samples: Vec<Status>) {
         for mut sample in samples {
             let age = Duration::from_millis(status.now_unix_ms.saturating_sub(sample.now_unix_ms));
-            let Some(at) = now.checked_sub(age).filter(|at| *at < now && age <= COURSE) else { continue };
+            let Some(at) = now.checked_sub(age).filter(|at| *at < now && age <= SERIES_LENGTH) else {
+                continue;
+            };
             if self.points.back().is_none_or(|last| last.at < at) {
                 sample.started_unix = status.started_unix;
                 self.record(at, &sample);
@@ -152,7 +154,7 @@ impl History {
     fn push(&mut self, point: Point) {
         self.points.push_back(point);
         while self.points.len() > KEPT_MAX
-            || self.points.front().is_some_and(|first| point.at.saturating_sub(first.at) > COURSE)
+            || self.points.front().is_some_and(|first| point.at.saturating_sub(first.at) > SERIES_LENGTH)
         {
             self.points.pop_front();
         }
@@ -188,23 +190,23 @@ impl History {
     }
 
     /// The shortest of one, two and five minutes that covers the whole series.
-    pub(crate) fn course_span(&self) -> Duration {
+    pub(crate) fn series_span(&self) -> Duration {
         let known = match (self.points.front(), self.points.back()) {
             (Some(first), Some(last)) => last.at - first.at,
             _ => Duration::ZERO,
         };
         let spans = [Duration::from_secs(60), Duration::from_secs(120)];
-        spans.into_iter().find(|span| known <= *span).unwrap_or(COURSE)
+        spans.into_iter().find(|span| known <= *span).unwrap_or(SERIES_LENGTH)
     }
 
     /// The series in `columns` equal intervals, newest last: the mean of each interval's known values. Intervals begin at
     /// multiples of their length, so that past values do not change when a point is added.
-    pub(crate) fn course(&self, columns: usize, of: impl Fn(&Point) -> Option<f64>) -> Vec<Option<f64>> {
+    pub(crate) fn series(&self, columns: usize, of: impl Fn(&Point) -> Option<f64>) -> Vec<Option<f64>> {
         let mut pieces = vec![(0.0, 0_u32); columns];
         let Some(last) = self.points.back().filter(|_| columns > 0) else {
             return vec![None; columns];
         };
-        let piece = self.course_span().as_secs_f64() / columns as f64;
+        let piece = self.series_span().as_secs_f64() / columns as f64;
         let piece_of = |at: Duration| (at.as_secs_f64() / piece) as usize;
         for point in &self.points {
             let age = piece_of(last.at) - piece_of(point.at);

@@ -156,8 +156,8 @@ fn a_restart_gives_no_negative_rate() {
         later.counters.requests += 30;
         history.record(seconds(3), &later);
         assert_eq!(history.rates().expect(case).requests, 30.0, "{case}");
-        let course = history.course(60, |point| point.requests);
-        let known: Vec<f64> = course.into_iter().flatten().collect();
+        let series = history.series(60, |point| point.requests);
+        let known: Vec<f64> = series.into_iter().flatten().collect();
         assert_eq!(known, [100.0, 30.0], "{case}: the restart itself is a gap");
     }
 }
@@ -173,8 +173,8 @@ fn time_that_stands_still_gives_no_rate() {
 #[test]
 fn the_course_has_gaps_and_bounds() {
     let mut history = History::default();
-    assert_eq!(history.course(3, |point| point.active), [None; 3]);
-    assert!(history.course(0, |point| point.active).is_empty());
+    assert_eq!(history.series(3, |point| point.active), [None; 3]);
+    assert!(history.series(0, |point| point.active).is_empty());
     for second in 0..60 {
         if second % 20 < 10 {
             history.record(seconds(second), &Status { active: Some(second), ..Status::default() });
@@ -182,15 +182,15 @@ fn the_course_has_gaps_and_bounds() {
             history.record_gap(seconds(second));
         }
     }
-    assert_eq!(history.course_span(), seconds(60));
-    let course = history.course(6, |point| point.active);
-    assert_eq!(course, [Some(4.5), None, Some(24.5), None, Some(44.5), None]);
+    assert_eq!(history.series_span(), seconds(60));
+    let series = history.series(6, |point| point.active);
+    assert_eq!(series, [Some(4.5), None, Some(24.5), None, Some(44.5), None]);
     for tenth in 600..40_000 {
         history.record(Duration::from_millis(tenth * 100), &status(1, tenth));
     }
-    assert_eq!(history.course_span(), COURSE);
+    assert_eq!(history.series_span(), SERIES_LENGTH);
     assert!(history.points.len() <= KEPT_MAX && history.marks.len() <= 602, "{}", history.marks.len());
-    assert!(history.course(50, |point| point.requests).iter().all(|rate| rate.is_some()));
+    assert!(history.series(50, |point| point.requests).iter().all(|rate| rate.is_some()));
 }
 
 #[test]
@@ -212,13 +212,13 @@ fn the_course_begins_before_the_first_answer() {
     let at = |second: u64| Status { now_unix_ms: second * 1000, ..status(7, second * 2) };
     // Every ten seconds for ten minutes; the answer comes at second 600.
     let samples = (0..60).map(|sample| Status { started_unix: 0, ..at(sample * 10) }).collect();
-    history.record_samples(COURSE, &at(600), samples);
-    history.record(COURSE, &at(600));
+    history.record_samples(SERIES_LENGTH, &at(600), samples);
+    history.record(SERIES_LENGTH, &at(600));
     assert_eq!(history.window(), seconds(60));
     assert_eq!(history.window_rates().map(|rates| rates.requests), Some(2.0));
     assert_eq!(history.windowed(|of| &of.time_to_first_token).total(), 120);
-    assert_eq!(history.course_span(), COURSE);
-    let known = history.course(30, |point| point.requests);
+    assert_eq!(history.series_span(), SERIES_LENGTH);
+    let known = history.series(30, |point| point.requests);
     assert!(
         known.iter().flatten().all(|rate| *rate == 2.0) && known.iter().flatten().count() >= 29,
         "{known:?}"
@@ -226,7 +226,7 @@ fn the_course_begins_before_the_first_answer() {
     // After a restart the new run's samples are added; earlier points stay.
     let restarted = Status { started_unix: 650, now_unix_ms: 680_000, ..status(650, 30) };
     let sample = Status { now_unix_ms: 670_000, ..status(0, 20) };
-    history.record_samples(COURSE + seconds(80), &restarted, vec![sample]);
-    history.record(COURSE + seconds(80), &restarted);
+    history.record_samples(SERIES_LENGTH + seconds(80), &restarted, vec![sample]);
+    history.record(SERIES_LENGTH + seconds(80), &restarted);
     assert_eq!((history.window(), history.points.len()), (seconds(10), 25));
 }

@@ -1,7 +1,7 @@
 //! Polls the gateway, on a thread of its own, over one connection that is kept open.
 //!
 //! Each answer and each failure becomes one [`Message`]. The channel is bounded: while the terminal does not take
-//! messages, polling pauses. Dropping the receiver or the sender of [`Orders`] ends the thread.
+//! messages, polling pauses. Dropping the receiver or the sender of [`PauseSwitch`] ends the thread.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -59,12 +59,15 @@ pub(crate) struct Answer {
 }
 
 /// Switch that pauses polling. Dropping the sender ends the thread.
-pub(crate) type Orders = watch::Sender<IsPaused>;
+pub(crate) type PauseSwitch = watch::Sender<IsPaused>;
 pub(crate) type IsPaused = bool;
 
 /// Starts the thread. With `is_interactive` the first answer has the gateway's samples, and SIGTERM, SIGHUP and SIGINT
 /// become [`Message::Stop`] from here on; they then no longer end the process by themselves.
-pub(crate) fn start(target: Target, is_interactive: bool) -> Result<(Receiver<Message>, Orders), TopError> {
+pub(crate) fn start(
+    target: Target,
+    is_interactive: bool,
+) -> Result<(Receiver<Message>, PauseSwitch), TopError> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(TopError::Poller)?;
     let guard = runtime.enter();

@@ -13,9 +13,9 @@ use ratatui::text::Span;
 use crate::config::{FRAME_CELLS_MAX, TopConfig};
 use crate::display::Display;
 use crate::error::TopError;
-use crate::history::COURSE;
+use crate::history::SERIES_LENGTH;
 use crate::keys::action;
-use crate::poll::{self, Message, Orders};
+use crate::poll::{self, Message, PauseSwitch};
 use crate::screen::Screen;
 use crate::state::State;
 use crate::view;
@@ -51,13 +51,13 @@ fn show(
     mut display: Display,
     mut state: State,
     messages: &Receiver<Message>,
-    orders: &Orders,
+    orders: &PauseSwitch,
 ) -> Result<(), TopError> {
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(TopError::Terminal)?;
     terminal.clear().map_err(TopError::Terminal)?;
     let started = Instant::now();
-    // The clock starts at `COURSE`: a sample from before the start would otherwise have a negative time.
-    let now = || COURSE + started.elapsed();
+    // The clock starts at `SERIES_LENGTH`: a sample from before the start would otherwise have a negative time.
+    let now = || SERIES_LENGTH + started.elapsed();
     let mut drawn_at: Option<Instant> = None;
     loop {
         let mut is_changed = drawn_at.is_none_or(|at| at.elapsed() >= FRAME_AFTER);

@@ -20,7 +20,7 @@ pub(super) const FOLDER_SLACK_BYTES: u64 = 1 << 20;
 
 /// Facts that the judge needs besides the samples.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Facts {
+pub(super) struct RunTotals {
     /// Most bytes that the disk tier may use, its log's tables included.
     pub(super) disk_bytes: u64,
     /// Bytes of these that are not slots.
@@ -63,7 +63,7 @@ impl Verdict {
 }
 
 /// Judges a run. `samples` are in the order of time, and not empty.
-pub(super) fn judge(samples: &[Sample], facts: &Facts) -> Vec<Verdict> {
+pub(super) fn judge(samples: &[Sample], facts: &RunTotals) -> Vec<Verdict> {
     let end = samples.last().map_or(0.0, |sample| sample.at.as_secs_f64());
     let warm = samples.iter().position(|sample| sample.at.as_secs_f64() >= end / 4.0).unwrap_or(0);
     let warm = &samples[warm..];
@@ -137,7 +137,7 @@ fn line_through(points: &[(f64, f64)]) -> (f64, f64) {
     (y + slope * (points.first().map_or(x, |first| first.0) - x), slope)
 }
 
-fn shared(samples: &[Sample], facts: &Facts) -> Verdict {
+fn shared(samples: &[Sample], facts: &RunTotals) -> Verdict {
     let most = largest(samples, |sample| sample.shared_bytes);
     Verdict {
         name: "shared memory",
@@ -150,7 +150,7 @@ fn shared(samples: &[Sample], facts: &Facts) -> Verdict {
     }
 }
 
-fn leases(facts: &Facts) -> Verdict {
+fn leases(facts: &RunTotals) -> Verdict {
     Verdict {
         name: "leases",
         is_ok: facts.leased == 0 && facts.slots_used == 0,
@@ -161,7 +161,7 @@ fn leases(facts: &Facts) -> Verdict {
     }
 }
 
-fn files(samples: &[Sample], facts: &Facts) -> Verdict {
+fn files(samples: &[Sample], facts: &RunTotals) -> Verdict {
     let (length, allocated) =
         (largest(samples, |sample| sample.file_bytes), largest(samples, |sample| sample.allocated_bytes));
     let most = facts.disk_bytes + FOLDER_SLACK_BYTES;
@@ -181,8 +181,8 @@ fn flat(name: &'static str, warm: &[Sample], of: fn(&Sample) -> u64) -> Verdict 
     Verdict { name, is_ok: most <= first, text: format!("{first} after the warm-up, at most {most} since") }
 }
 
-fn bytes(facts: &Facts) -> Verdict {
-    let Facts { verified, wrong_bytes, damaged, unanswered, .. } = *facts;
+fn bytes(facts: &RunTotals) -> Verdict {
+    let RunTotals { verified, wrong_bytes, damaged, unanswered, .. } = *facts;
     Verdict {
         name: "bytes",
         is_ok: verified > 0 && wrong_bytes + damaged + unanswered == 0,
@@ -193,8 +193,8 @@ fn bytes(facts: &Facts) -> Verdict {
     }
 }
 
-fn turnover(facts: &Facts) -> Verdict {
-    let Facts { data_bytes, distinct_bytes, disk_evicted, disk_read, .. } = *facts;
+fn turnover(facts: &RunTotals) -> Verdict {
+    let RunTotals { data_bytes, distinct_bytes, disk_evicted, disk_read, .. } = *facts;
     Verdict {
         name: "turnover",
         is_ok: distinct_bytes >= data_bytes && disk_evicted > 0 && disk_read > 0,
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    const GOOD: Facts = Facts {
+    const GOOD: RunTotals = RunTotals {
         disk_bytes: 10 << 30,
         table_bytes: 1 << 20,
         slab_bytes: 2 << 30,
@@ -251,7 +251,7 @@ mod tests {
         (0..=100).map(sample).collect()
     }
 
-    fn failed(samples: &[Sample], facts: &Facts) -> Vec<&'static str> {
+    fn failed(samples: &[Sample], facts: &RunTotals) -> Vec<&'static str> {
         judge(samples, facts)
             .into_iter()
             .filter(|verdict| !verdict.is_ok)
@@ -305,15 +305,15 @@ mod tests {
     fn each_bad_fact_is_found_and_named() {
         let flat = samples(|_, _| {});
         for (name, facts) in [
-            ("leases", Facts { leased: 1, ..GOOD }),
-            ("leases", Facts { slots_used: 1, ..GOOD }),
-            ("bytes", Facts { wrong_bytes: 1, ..GOOD }),
-            ("bytes", Facts { damaged: 1, ..GOOD }),
-            ("bytes", Facts { unanswered: 1, ..GOOD }),
-            ("bytes", Facts { verified: 0, ..GOOD }),
-            ("turnover", Facts { distinct_bytes: GOOD.data_bytes - 1, ..GOOD }),
-            ("turnover", Facts { disk_evicted: 0, ..GOOD }),
-            ("turnover", Facts { disk_read: 0, ..GOOD }),
+            ("leases", RunTotals { leased: 1, ..GOOD }),
+            ("leases", RunTotals { slots_used: 1, ..GOOD }),
+            ("bytes", RunTotals { wrong_bytes: 1, ..GOOD }),
+            ("bytes", RunTotals { damaged: 1, ..GOOD }),
+            ("bytes", RunTotals { unanswered: 1, ..GOOD }),
+            ("bytes", RunTotals { verified: 0, ..GOOD }),
+            ("turnover", RunTotals { distinct_bytes: GOOD.data_bytes - 1, ..GOOD }),
+            ("turnover", RunTotals { disk_evicted: 0, ..GOOD }),
+            ("turnover", RunTotals { disk_read: 0, ..GOOD }),
         ] {
             assert_eq!(failed(&flat, &facts), [name], "{facts:?}");
         }

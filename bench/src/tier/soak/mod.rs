@@ -24,7 +24,7 @@ use clap::{Args, ValueEnum};
 
 use super::files::Scratch;
 use crate::size;
-use judge::{Facts, judge};
+use judge::{RunTotals, judge};
 use rig::{Rig, get};
 use watch::Sample;
 use work::Worker;
@@ -161,7 +161,7 @@ pub(crate) fn run(smoke: bool, args: &SoakArgs) -> Result<()> {
 }
 
 /// Runs the work, samples it, and waits until it has come to rest.
-fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, Facts)> {
+fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, RunTotals)> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
     for thread in 0..args.threads {
@@ -191,7 +191,7 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
     println!("{}", tally(args, rig));
     let verified = get(&rig.tally.verified);
     let damage = ["checksum_failures", "misses_damaged", "misses_media", "misses_device", "write_failures"];
-    let facts = Facts {
+    let facts = RunTotals {
         disk_bytes: args.disk,
         table_bytes: args.disk - rig.store.slots()[1] * args.block,
         slab_bytes: rig.slab_bytes(),

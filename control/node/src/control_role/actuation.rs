@@ -13,7 +13,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use control_actuate::{PoolTarget, WantedSender, Webhook, keda_routes, wanted_counts};
+use control_actuate::{DesiredSender, PoolTarget, Webhook, desired_counts, keda_routes};
 use control_config::Settings;
 use control_planner::Decision;
 use futures_util::future::BoxFuture;
@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use super::leadership::Leadership;
 use crate::compose::some;
 use crate::credentials::Credentials;
-use crate::planning::{PoolCounts, Seen};
+use crate::planning::{FleetObservation, PoolCounts};
 use crate::{http, secret};
 
 pub(super) struct Actuation {
@@ -40,7 +40,7 @@ enum Actuator {
     /// Decisions are only shown.
     Advise,
     /// Decisions are published from `publishes_from` on to a task that serves or posts them.
-    Publish { counts: WantedSender, serving: JoinHandle<()>, publishes_from: Instant },
+    Publish { counts: DesiredSender, serving: JoinHandle<()>, publishes_from: Instant },
     #[cfg(feature = "kubernetes")]
     Kubernetes(Box<kubernetes::Workloads>),
 }
@@ -95,7 +95,7 @@ impl Actuation {
         &mut self,
         decisions: &[Decision],
         counts: &[PoolCounts],
-        seen: &Seen,
+        seen: &FleetObservation,
     ) -> Vec<usize> {
         match &mut self.actuator {
             Actuator::Advise => Vec::new(),
@@ -145,7 +145,7 @@ impl Actuator {
                     .parse()
                     .with_context(|| format!("control.keda_listen: {listen:?} is no IP:PORT"))?;
                 let listener = PlainListener::new(http::bind(address).await?);
-                let (sender, counts) = wanted_counts();
+                let (sender, counts) = desired_counts();
                 let routes = keda_routes(counts).prepare().into_axum_router();
                 let bounds = ServeConfig { http2_only: true, connections_max: 64, ..ServeConfig::default() };
                 let serving =
@@ -160,7 +160,7 @@ impl Actuator {
                 let key = secret::variable("KVASIR_WEBHOOK_KEY")?;
                 let upstream = Upstream::with_key(&base, credentials.tls(&base)?.as_ref(), key.as_ref());
                 let webhook = Webhook::new(EngineClient::over(&upstream), path);
-                let (sender, counts) = wanted_counts();
+                let (sender, counts) = desired_counts();
                 let serving = tokio::spawn(webhook.run(counts));
                 Ok(Self::Publish { counts: sender, serving, publishes_from })
             }
@@ -204,7 +204,7 @@ mod kubernetes {
     use control_planner::{Decision, WorkerCounts};
 
     use crate::compose::some;
-    use crate::planning::{PoolCounts, Seen};
+    use crate::planning::{FleetObservation, PoolCounts};
 
     /// Blocks per unit of deletion cost: costs are `i32`, and pods of about equal use should have equal
     /// costs.
@@ -293,7 +293,7 @@ mod kubernetes {
         pub(crate) async fn carry_out(
             &mut self,
             decisions: &[Decision],
-            seen: &Seen,
+            seen: &FleetObservation,
             leads: impl Fn() -> bool,
         ) -> Vec<usize> {
             let (mut problems, mut set) = (Vec::new(), Vec::new());
@@ -348,7 +348,7 @@ mod kubernetes {
 
     /// Returns the deletion cost by pod address: the cached blocks of all its ranks, in units of
     /// [`BLOCKS_OF_COST`].
-    fn deletion_costs(seen: &Seen) -> HashMap<String, i32> {
+    fn deletion_costs(seen: &FleetObservation) -> HashMap<String, i32> {
         let mut costs: HashMap<String, f64> = HashMap::new();
         for worker in &seen.workers {
             if let Some((host, _)) = worker.name.rsplit_once(':') {
@@ -361,12 +361,12 @@ mod kubernetes {
     #[cfg(test)]
     mod tests {
         use super::*;
-        use crate::planning::SeenWorker;
+        use crate::planning::ObservedWorker;
         use control_planner::WorkerRole;
 
         #[test]
         fn the_cost_of_a_pod_is_what_all_its_ranks_hold() {
-            let worker = |name: &str, cached_blocks| SeenWorker {
+            let worker = |name: &str, cached_blocks| ObservedWorker {
                 name: name.to_owned(),
                 role: WorkerRole::Both,
                 is_ready: true,
@@ -383,7 +383,7 @@ mod kubernetes {
                 worker("10.0.0.1:8001", 64.0),
                 worker("[fd00::1]:1", 0.0),
             ];
-            let costs = deletion_costs(&Seen { workers, ..Seen::default() });
+            let costs = deletion_costs(&FleetObservation { workers, ..FleetObservation::default() });
             assert_eq!((costs.get("10.0.0.1"), costs.get("fd00::1")), (Some(&11), Some(&0)));
         }
     }

@@ -24,8 +24,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::credentials::Credentials;
 use crate::http::StopSource;
-use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
-use crate::{Common, exposure, http, process};
+use crate::planning::{FleetObservation, Observer, Planning, PoolCounts, planned_role, post};
+use crate::{GlobalArgs, exposure, http, process};
 use actuation::Actuation;
 use gateways::Gateways;
 use report::{Report, Reporter};
@@ -39,7 +39,7 @@ const FORGET_TICKS: u32 = 120;
 #[derive(Args)]
 pub(crate) struct ControlArgs {
     #[command(flatten)]
-    common: Common,
+    common: GlobalArgs,
     /// A gateway of the fleet, as HOST:PORT or https://HOST:PORT; use its `gateway.admin_listen` address if
     /// that is set. May be given several times: all gateways of the fleet (default: `control.gateways`). A
     /// name behind http may have several addresses.
@@ -202,7 +202,7 @@ async fn control(
 }
 
 /// Counts the workers of a role as gateways see them.
-fn seen_counts(role: WorkerRole, has_prefill: bool, seen: &Seen) -> PoolCounts {
+fn seen_counts(role: WorkerRole, has_prefill: bool, seen: &FleetObservation) -> PoolCounts {
     let mut counts = PoolCounts::default();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
         match (worker.is_draining, worker.is_ready) {

@@ -36,7 +36,7 @@ pub(super) struct Report {
 }
 
 #[derive(Debug, Default)]
-struct Shown {
+struct ControlStatus {
     report: Report,
     wanted: Vec<(String, u32)>,
     plan: Option<String>,
@@ -45,14 +45,14 @@ struct Shown {
 
 #[derive(Debug, Clone)]
 pub(super) struct Reporter {
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<ControlStatus>>,
     ready_within: Duration,
     /// Whether a planner runs. Without a planner the service is always ready.
     is_planning: bool,
 }
 
 impl Reporter {
-    fn with<T>(&self, change: impl FnOnce(&mut Shown) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut ControlStatus) -> T) -> T {
         change(&mut self.shown.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -22,7 +22,7 @@ use control_planner::{Decision, WorkerRole};
 use http::Method;
 use router_engines::client::EngineClient;
 
-use crate::planning::{PoolCounts, Seen, SeenWorker, planned_role};
+use crate::planning::{FleetObservation, ObservedWorker, PoolCounts, planned_role};
 use crate::workers_command::path_of;
 
 /// Pause after a failed attempt to put a worker to sleep or to wake it.
@@ -64,7 +64,7 @@ pub(super) struct Spares {
 
 /// A worker process with all its ranks.
 #[derive(Debug, Clone, PartialEq)]
-struct WholeWorker {
+struct WorkerProcess {
     name: String,
     is_awake: bool,
     is_asleep: bool,
@@ -73,10 +73,10 @@ struct WholeWorker {
 }
 
 /// Groups the workers of a role by process, with all ranks of a process together.
-fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<WholeWorker> {
-    let mut all: Vec<WholeWorker> = Vec::new();
+fn whole(role: WorkerRole, has_prefill: bool, seen: &FleetObservation) -> Vec<WorkerProcess> {
+    let mut all: Vec<WorkerProcess> = Vec::new();
     for worker in seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role) {
-        let SeenWorker { name, is_ready, is_draining, is_asleep, cached_blocks, requests, .. } = worker;
+        let ObservedWorker { name, is_ready, is_draining, is_asleep, cached_blocks, requests, .. } = worker;
         let name = name.split_once('@').map_or(name.as_str(), |(name, _)| name);
         let is_awake = *is_ready && !is_draining;
         match all.iter_mut().find(|known| known.name == name) {
@@ -85,7 +85,7 @@ fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<WholeWorker> {
                 known.is_asleep &= is_asleep;
                 known.value = (known.value.0 + cached_blocks, known.value.1 + requests);
             }
-            None => all.push(WholeWorker {
+            None => all.push(WorkerProcess {
                 name: name.to_owned(),
                 is_awake,
                 is_asleep: *is_asleep,
@@ -99,13 +99,13 @@ fn whole(role: WorkerRole, has_prefill: bool, seen: &Seen) -> Vec<WholeWorker> {
 /// Returns the names to wake and the names to put to sleep, so that `wanted` are awake and at most `spares`
 /// asleep.
 fn choose(
-    mut workers: Vec<WholeWorker>,
+    mut workers: Vec<WorkerProcess>,
     turns: &HashMap<String, SleepChange>,
     wanted: u32,
     spares: u32,
 ) -> (Vec<String>, Vec<String>) {
-    let turn = |worker: &WholeWorker| turns.get(&worker.name).copied();
-    let count = |is: &dyn Fn(&WholeWorker) -> bool| workers.iter().filter(|worker| is(worker)).count();
+    let turn = |worker: &WorkerProcess| turns.get(&worker.name).copied();
+    let count = |is: &dyn Fn(&WorkerProcess) -> bool| workers.iter().filter(|worker| is(worker)).count();
     let waking = count(&|worker| turn(worker) == Some(SleepChange::Wakes));
     let falling = count(&|worker| turn(worker) == Some(SleepChange::FallsAsleep));
     let asleep = count(&|worker| worker.is_asleep && turn(worker) != Some(SleepChange::Wakes));
@@ -114,8 +114,8 @@ fn choose(
     let to_wake = wanted.saturating_sub(awake + waking);
     let to_sleep = awake.saturating_sub(wanted).min(spares.saturating_sub(asleep + falling));
     workers.sort_by(|a, b| a.value.0.total_cmp(&b.value.0).then(a.value.1.total_cmp(&b.value.1)));
-    let free = |worker: &&WholeWorker| turn(worker).is_none();
-    let names = |is: fn(&&WholeWorker) -> bool, most: usize| -> Vec<String> {
+    let free = |worker: &&WorkerProcess| turn(worker).is_none();
+    let names = |is: fn(&&WorkerProcess) -> bool, most: usize| -> Vec<String> {
         workers.iter().filter(is).filter(free).take(most).map(|worker| worker.name.clone()).collect()
     };
     (names(|worker| worker.is_asleep, to_wake), names(|worker| worker.is_awake, to_sleep))
@@ -134,11 +134,17 @@ impl Spares {
     }
 
     /// Subtracts sleeping workers from the counts of a role: the planner decides on awake workers.
-    pub(super) fn count(&self, role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &mut PoolCounts) {
+    pub(super) fn count(
+        &self,
+        role: WorkerRole,
+        has_prefill: bool,
+        seen: &FleetObservation,
+        counts: &mut PoolCounts,
+    ) {
         let workers = whole(role, has_prefill, seen);
         let sleeping = workers.iter().filter(|worker| worker.is_asleep).count() as u32;
         let mut turns = self.lock();
-        let is_falling = |worker: &&WholeWorker| {
+        let is_falling = |worker: &&WorkerProcess| {
             !worker.is_asleep && turns.by_name.get(&worker.name) == Some(&SleepChange::FallsAsleep)
         };
         let falling = workers.iter().filter(is_falling).count() as u32;
@@ -175,7 +181,7 @@ impl Spares {
         role: WorkerRole,
         has_prefill: bool,
         decision: &Decision,
-        seen: &Seen,
+        seen: &FleetObservation,
         clients: &[EngineClient],
     ) {
         if self.wanted == 0 || clients.is_empty() || seen.silent > 0 || seen.is_partial {
@@ -258,9 +264,9 @@ async fn ask(
 mod tests {
     use super::*;
 
-    fn worker(name: &str, state: &str, blocks: f64) -> WholeWorker {
+    fn worker(name: &str, state: &str, blocks: f64) -> WorkerProcess {
         let (is_awake, is_asleep) = (state == "awake", state == "asleep");
-        WholeWorker { name: name.to_owned(), is_awake, is_asleep, value: (blocks, 0.0) }
+        WorkerProcess { name: name.to_owned(), is_awake, is_asleep, value: (blocks, 0.0) }
     }
 
     fn turns(of: &[(&str, SleepChange)]) -> HashMap<String, SleepChange> {
@@ -294,8 +300,8 @@ mod tests {
         assert_eq!(choose(fleet(), &failed, 3, 1), (names(&[]), names(&[])), "it is left alone");
     }
 
-    fn seen_worker(name: &str, state: &str) -> SeenWorker {
-        SeenWorker {
+    fn seen_worker(name: &str, state: &str) -> ObservedWorker {
+        ObservedWorker {
             name: name.to_owned(),
             role: WorkerRole::Both,
             is_ready: state == "ready",
@@ -328,7 +334,7 @@ mod tests {
         ] {
             let names = ["a:1", "b:1", "c:1"];
             let workers = states.iter().zip(names).map(|(state, name)| seen_worker(name, state)).collect();
-            let seen = Seen { workers, ..Seen::default() };
+            let seen = FleetObservation { workers, ..FleetObservation::default() };
             let mut counts = PoolCounts { in_force: workload.2, ..PoolCounts::default() };
             (counts.workers.ready, counts.workers.starting) = (workload.0, workload.1);
             spares.count(WorkerRole::Both, false, &seen, &mut counts);
@@ -345,7 +351,7 @@ mod tests {
     fn a_worker_is_all_its_ranks() {
         let rank = |name: &str, is_ready: bool| seen_worker(name, if is_ready { "ready" } else { "joining" });
         let workers = vec![rank("a:1@0", true), rank("a:1@1", false), rank("b:1", true)];
-        let seen = Seen { workers, ..Seen::default() };
+        let seen = FleetObservation { workers, ..FleetObservation::default() };
         let all = whole(WorkerRole::Both, false, &seen);
         let told: Vec<(&str, bool, f64)> =
             all.iter().map(|worker| (worker.name.as_str(), worker.is_awake, worker.value.0)).collect();

@@ -17,7 +17,7 @@ use router_engines::client::EngineClient;
 use serde_json::{Value, json};
 
 use headroom_choice::HeadroomChoice;
-pub(crate) use observer::{Observer, Seen, SeenWorker};
+pub(crate) use observer::{FleetObservation, ObservedWorker, Observer};
 
 /// Most changes that are shown.
 const CHANGES_MAX: usize = 32;
@@ -72,7 +72,7 @@ impl Planning {
     }
 
     /// Decides on the count of each role, in the order of the roles.
-    pub(crate) fn decide(&mut self, seen: &Seen, counts: &[PoolCounts]) -> Vec<Decision> {
+    pub(crate) fn decide(&mut self, seen: &FleetObservation, counts: &[PoolCounts]) -> Vec<Decision> {
         let has_prefill = self.roles.len() > 1;
         let observe = |(&role, counts)| observation(role, has_prefill, seen, counts);
         let observations: Vec<Observation> = self.roles.iter().zip(counts).map(observe).collect();
@@ -136,7 +136,7 @@ impl Planning {
 }
 
 /// Returns the kernels' reasons for the workers of a role, limited to the first few.
-fn slow(role: WorkerRole, has_prefill: bool, seen: &Seen) -> String {
+fn slow(role: WorkerRole, has_prefill: bool, seen: &FleetObservation) -> String {
     const SHOWN: usize = 3;
     let of_role = seen.workers.iter().filter(|worker| planned_role(worker, has_prefill) == role);
     let slow = of_role.filter(|worker| !worker.why_slow.is_empty()).take(SHOWN);
@@ -221,7 +221,7 @@ fn config(settings: &PlannerSettings, is_acting: bool, pools: &[PoolConfig]) -> 
 
 /// Returns the role that a worker is planned as. With prefill workers, a combined worker counts as decode;
 /// without, all count as combined.
-pub(crate) fn planned_role(worker: &SeenWorker, has_prefill: bool) -> WorkerRole {
+pub(crate) fn planned_role(worker: &ObservedWorker, has_prefill: bool) -> WorkerRole {
     match (worker.role, has_prefill) {
         (_, false) => WorkerRole::Both,
         (WorkerRole::Prefill, true) => WorkerRole::Prefill,
@@ -229,8 +229,13 @@ pub(crate) fn planned_role(worker: &SeenWorker, has_prefill: bool) -> WorkerRole
     }
 }
 
-fn observation(role: WorkerRole, has_prefill: bool, seen: &Seen, counts: &PoolCounts) -> Observation {
-    let sum = |of: fn(&SeenWorker) -> f64| -> f64 {
+fn observation(
+    role: WorkerRole,
+    has_prefill: bool,
+    seen: &FleetObservation,
+    counts: &PoolCounts,
+) -> Observation {
+    let sum = |of: fn(&ObservedWorker) -> f64| -> f64 {
         let workers = seen.workers.iter().filter(|worker| {
             // Draining workers' load is not part of the ready workers' load.
             planned_role(worker, has_prefill) == role && !worker.is_draining
@@ -276,7 +281,12 @@ mod tests {
     fn changes_are_shown_with_their_reason_and_bounded() {
         let settings = PlannerSettings { decode_max: 9, ..PlannerSettings::default() };
         let mut planning = Planning::new(&settings, false);
-        let seen = |waiting: f64| Seen { seconds: 5.0, begun: 5.0, waiting, ..Seen::default() };
+        let seen = |waiting: f64| FleetObservation {
+            seconds: 5.0,
+            begun: 5.0,
+            waiting,
+            ..FleetObservation::default()
+        };
         let mut counts = PoolCounts { in_force: 1, ..PoolCounts::default() };
         counts.workers.ready = 1;
         for _ in 0..3 {

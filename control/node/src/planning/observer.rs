@@ -87,7 +87,7 @@ impl Timings {
 
 /// A worker as a gateway sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct SeenWorker {
+pub(crate) struct ObservedWorker {
     pub(crate) name: String,
     pub(crate) role: WorkerRole,
     pub(crate) is_ready: bool,
@@ -107,7 +107,7 @@ pub(crate) struct SeenWorker {
 
 /// Requests, lengths and latencies since the last observation, and the present workers.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct FleetObservation {
     pub(crate) seconds: f64,
     pub(crate) begun: f64,
     /// Attempts among `begun` that used a prefill worker.
@@ -117,7 +117,7 @@ pub(crate) struct Seen {
     pub(crate) itl: Timings,
     /// Requests waiting at gateways.
     pub(crate) waiting: f64,
-    pub(crate) workers: Vec<SeenWorker>,
+    pub(crate) workers: Vec<ObservedWorker>,
     /// Number of gateways that did not answer.
     pub(crate) silent: usize,
     /// Whether a silent gateway may still serve, or a gateway was removed so recently that its clients may
@@ -141,7 +141,7 @@ struct Gateway {
     /// Time at which the gateway was added to the list.
     listed: Instant,
     /// Rates per second in the last interval in which the gateway answered.
-    rate: Seen,
+    rate: FleetObservation,
 }
 
 pub(crate) struct Observer {
@@ -157,7 +157,7 @@ impl Observer {
             client,
             before: None,
             listed: Instant::now(),
-            rate: Seen::default(),
+            rate: FleetObservation::default(),
         });
         Self { gateways: gateways.collect(), before: None, left: None }
     }
@@ -175,7 +175,7 @@ impl Observer {
                 client: client.clone(),
                 before: None,
                 listed: Instant::now(),
-                rate: Seen::default(),
+                rate: FleetObservation::default(),
             },
         };
         self.gateways = clients.iter().map(gateway).collect();
@@ -185,11 +185,11 @@ impl Observer {
     }
 
     /// Queries all gateways; `None` if none has ever answered twice, or none answers now.
-    pub(crate) async fn observe(&mut self) -> Option<Seen> {
+    pub(crate) async fn observe(&mut self) -> Option<FleetObservation> {
         let answers = join_all(self.gateways.iter().map(|gateway| fetch(&gateway.client))).await;
         let now = Instant::now();
         let seconds = self.before.replace(now).map(|before| (now - before).as_secs_f64());
-        let mut all = Seen::default();
+        let mut all = FleetObservation::default();
         for (gateway, answer) in self.gateways.iter_mut().zip(&answers) {
             match answer {
                 Some(status) => gateway.take(status, now, &mut all),
@@ -198,7 +198,7 @@ impl Observer {
                     // A gateway that is permanently gone must not count forever.
                     let heard = gateway.before.as_ref().map_or(gateway.listed, |(_, at)| *at);
                     match now - heard > GONE_AFTER {
-                        true => gateway.rate = Seen::default(),
+                        true => gateway.rate = FleetObservation::default(),
                         false => all.is_partial = true,
                     }
                 }
@@ -218,11 +218,14 @@ async fn fetch(client: &EngineClient) -> Option<Value> {
 
 impl Gateway {
     /// Applies an answer: its rates since the previous answer, and its workers.
-    fn take(&mut self, status: &Value, now: Instant, all: &mut Seen) {
+    fn take(&mut self, status: &Value, now: Instant, all: &mut FleetObservation) {
         let sample = Sample::parse(status);
         // A restarted gateway is assumed to have its previous rates.
-        let mut rate =
-            Seen { begun: self.rate.begun, disaggregated: self.rate.disaggregated, ..Seen::default() };
+        let mut rate = FleetObservation {
+            begun: self.rate.begun,
+            disaggregated: self.rate.disaggregated,
+            ..FleetObservation::default()
+        };
         if let Some((before, at)) = &self.before
             && before.started_unix == sample.started_unix
         {
@@ -257,7 +260,7 @@ impl Gateway {
     }
 }
 
-impl Seen {
+impl FleetObservation {
     fn add_rate(&mut self, rate: &Self, seconds: f64, is_fresh: bool) {
         self.begun += rate.begun * seconds;
         self.disaggregated += rate.disaggregated * seconds;
@@ -295,11 +298,11 @@ fn recent(status: &Value, count: u64) -> Vec<Lengths> {
     lengths.take(usize::try_from(count).unwrap_or(usize::MAX)).collect()
 }
 
-fn parse_worker(told: &Value) -> Option<SeenWorker> {
+fn parse_worker(told: &Value) -> Option<ObservedWorker> {
     let number = |name: &str| told[name].as_f64().unwrap_or(0.0);
     let state = told["state"].as_str().unwrap_or_default();
     let cached = told["pools"].as_array().into_iter().flatten().filter_map(|pool| pool["indexed"].as_f64());
-    Some(SeenWorker {
+    Some(ObservedWorker {
         name: told["name"].as_str()?.to_owned(),
         role: match told["role"].as_str() {
             Some("prefill") => WorkerRole::Prefill,
@@ -341,17 +344,17 @@ mod tests {
 
     fn gateway() -> Gateway {
         let client = EngineClient::new("http://127.0.0.1:9", None);
-        Gateway { client, before: None, listed: Instant::now(), rate: Seen::default() }
+        Gateway { client, before: None, listed: Instant::now(), rate: FleetObservation::default() }
     }
 
     #[test]
     fn differences_of_counters_are_what_was_served() {
         let (mut gateway, start) = (gateway(), Instant::now());
-        let mut all = Seen::default();
+        let mut all = FleetObservation::default();
         gateway.take(&status(10, 1), start, &mut all);
         all.add_rate(&gateway.rate, 5.0, true);
         assert!(all.begun.abs() < f64::EPSILON, "one look says nothing: {all:?}");
-        let mut all = Seen::default();
+        let mut all = FleetObservation::default();
         gateway.take(&status(12, 1), start + Duration::from_secs(4), &mut all);
         all.add_rate(&gateway.rate, 4.0, true);
         assert!((all.begun - 2.0).abs() < 1e-9 && (all.waiting - 3.0).abs() < 1e-9, "{all:?}");
@@ -359,7 +362,7 @@ mod tests {
         assert!((all.ttft.mean().expect("a mean") - 0.5).abs() < 1e-9);
         let worker = &all.workers[0];
         assert!((worker.requests - 5.0).abs() < 1e-9 && (worker.cached_blocks - 12.0).abs() < 1e-9);
-        let mut silent = Seen::default();
+        let mut silent = FleetObservation::default();
         silent.add_rate(&gateway.rate, 8.0, false);
         assert!((silent.begun - 4.0).abs() < 1e-9, "what it served last counts on");
         assert!(silent.lengths.is_empty() && silent.ttft.mean().is_none());

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use control_config::Settings;
 
 use crate::serve::service::{Secrets, Service};
-use crate::{Common, LogFormat, Role, process};
+use crate::{GlobalArgs, LogFormat, Role, process};
 
 /// Fewest cores per process with which processes are pinned.
 const CORES_EACH_MIN: usize = 2;
@@ -63,7 +63,7 @@ fn cores_of(settings: &Settings, index: usize, count: usize) -> Option<(String, 
 
 impl<'a> LocalFleet<'a> {
     pub(super) fn new(
-        common: &Common,
+        common: &GlobalArgs,
         settings: &'a Settings,
         listen: SocketAddr,
         aside: Option<SocketAddr>,

@@ -24,7 +24,7 @@ use crate::serve::local_fleet::{LocalFleet, free_address};
 use crate::serve::scaling::Scaling;
 use crate::serve::service::Secrets;
 use crate::serve::status_line::Status;
-use crate::{Common, compose, memory_plan, process};
+use crate::{GlobalArgs, compose, memory_plan, process};
 
 /// Interval between two polls of the children.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ const WORKERS_STOP_WITHIN: Duration = Duration::from_secs(5);
 /// Exits of one process, before all processes were ready once, after which `serve` gives up.
 const FAILED_STARTS_MAX: u32 = 3;
 
-pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCode> {
+pub(crate) fn run(common: &GlobalArgs, listen: Option<SocketAddr>) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let planner = &settings.planner;
     if planner.spares > 0 {
@@ -52,7 +52,7 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCod
     runtime.block_on(supervise(common, &settings, listen.unwrap_or(settings.gateway.listen)))
 }
 
-async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> Result<ExitCode> {
+async fn supervise(common: &GlobalArgs, settings: &Settings, listen: SocketAddr) -> Result<ExitCode> {
     // Bound before any child is started, so that an address in use is reported clearly.
     let probe = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
     // The address with the actual port, if port 0 was given.
@@ -76,7 +76,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
     let client = EngineClient::new(&format!("http://{asked}"), None).with_peer_key(Some(&secrets.peer_key));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut reload_files = signal(SignalKind::hangup())?;
     let mut watch = tokio::time::interval(WATCH_PERIOD);
     let mut scaling = Scaling::new(settings, client.clone(), &secrets.peer_key)?;
     let mut status = Status::new(client);
@@ -87,7 +87,7 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
             // Only the gateway has files to reload and logs to reopen.
-            _ = hang_up.recv() => fleet.gateway.signal(rustix::process::Signal::HUP),
+            _ = reload_files.recv() => fleet.gateway.signal(rustix::process::Signal::HUP),
             _ = watch.tick() => {}
         }
         fleet.watch()?;

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::Role;
-use crate::planning::{Observer, Planning, PoolCounts, Seen, SeenWorker, post};
+use crate::planning::{FleetObservation, ObservedWorker, Observer, Planning, PoolCounts, post};
 use crate::secret;
 use crate::serve::WORKERS_STOP_WITHIN;
 use crate::serve::local_fleet::{LocalFleet, LocalWorker};
@@ -109,8 +109,8 @@ impl Scaling {
     }
 
     /// Updates which workers have become ready, and counts the workers by role.
-    fn counts(&self, fleet: &mut LocalFleet<'_>, seen: &Seen) -> Vec<PoolCounts> {
-        let seen: HashMap<&str, &SeenWorker> =
+    fn counts(&self, fleet: &mut LocalFleet<'_>, seen: &FleetObservation) -> Vec<PoolCounts> {
+        let seen: HashMap<&str, &ObservedWorker> =
             seen.workers.iter().map(|worker| (worker.name.as_str(), worker)).collect();
         let count = |&role: &WorkerRole| {
             let mut counts = PoolCounts::default();
@@ -148,7 +148,7 @@ impl Scaling {
     }
 
     /// Starts or drains workers of a role until there are `wanted`.
-    async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &Seen) {
+    async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &FleetObservation) {
         loop {
             let staying: Vec<usize> = (0..fleet.workers.len())
                 .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
@@ -279,7 +279,7 @@ fn path(worker: &LocalWorker) -> String {
 }
 
 /// Sort key of a worker for removal: whether it is ready, its cached blocks, its requests.
-fn value(worker: &LocalWorker, seen: &Seen) -> (bool, f64, f64) {
+fn value(worker: &LocalWorker, seen: &FleetObservation) -> (bool, f64, f64) {
     let known = seen.workers.iter().find(|seen| seen.name == name(worker));
     known.map_or((false, 0.0, 0.0), |seen| (seen.is_ready, seen.cached_blocks, seen.requests))
 }

@@ -201,7 +201,8 @@ impl Peer {
             slice.is_last = false;
             slice.failures = slice.failures.saturating_add(1);
             if slice.failures > SLICE_FAILURES_MAX {
-                self.ending.get_or_insert_with(|| "one slice failed on too many connections in a row".to_owned());
+                self.ending
+                    .get_or_insert_with(|| "one slice failed on too many connections in a row".to_owned());
             }
             match slice.operation {
                 Operation::Read { .. } => {
@@ -306,6 +307,7 @@ impl Peer {
     }
 
     fn too_many_failures(&mut self) {
-        self.ending.get_or_insert_with(|| "its links fail faster than control messages can be queued".to_owned());
+        self.ending
+            .get_or_insert_with(|| "its links fail faster than control messages can be queued".to_owned());
     }
 }

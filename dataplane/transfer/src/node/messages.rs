@@ -6,7 +6,7 @@ use dataplane_fabric::{Fabric, PeerId};
 
 use super::{Outcome, TransferId, TransferNode};
 use crate::metrics::TransferCounters;
-use crate::negotiation::{Greeting, ProtocolError, Terms};
+use crate::negotiation::{Greeting, NegotiatedParameters, ProtocolError};
 use crate::outbound::Reservation;
 use crate::timers::Timer;
 use crate::wire::{Message, decode_error};
@@ -15,7 +15,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Handles a message; an invalid one ends the connection with a reason.
     pub(super) fn take_message(&mut self, peer: PeerId, message: &[u8], now: Instant) {
         let taken = match Message::decode(message) {
-            Some(message) => self.understand(peer, message, now),
+            Some(message) => self.dispatch(peer, message, now),
             None => Err(decode_error(message)),
         };
         if let Err(breach) = taken {
@@ -24,7 +24,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    fn understand(&mut self, peer: PeerId, message: Message, now: Instant) -> Result<(), ProtocolError> {
+    fn dispatch(&mut self, peer: PeerId, message: Message, now: Instant) -> Result<(), ProtocolError> {
         let terms = self.peers.get(&peer).and_then(|state| state.terms);
         let is_sensible = match message {
             Message::Hello(greeting) => return self.greet(peer, &greeting),
@@ -59,7 +59,7 @@ impl<F: Fabric> TransferNode<F> {
             // A greeting was received already.
             return Err(ProtocolError::NoSense);
         }
-        let terms = Terms::between(&self.greeting(), theirs);
+        let terms = NegotiatedParameters::between(&self.greeting(), theirs);
         if terms == Err(ProtocolError::Blocks) {
             tracing::warn!(?theirs, ours = ?self.layout, "transfer: the peer's blocks differ from ours");
         }

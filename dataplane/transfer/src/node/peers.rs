@@ -8,7 +8,7 @@ use dataplane_fabric::{ConnectError, Fabric, PeerId, WorkRequest};
 
 use super::{GREET_WITHIN, Outcome, TransferNode};
 use crate::metrics::TransferCounters;
-use crate::negotiation::Terms;
+use crate::negotiation::NegotiatedParameters;
 use crate::timers::Timer;
 use crate::wire::Message;
 
@@ -25,7 +25,7 @@ pub(super) struct Peer {
     pub(super) address: Option<String>,
     pub(super) connected: bool,
     /// Terms agreed with the peer; set by its greeting.
-    pub(super) terms: Option<Terms>,
+    pub(super) terms: Option<NegotiatedParameters>,
     /// Messages that wait for the connection or for room in its queue.
     pub(super) outbox: VecDeque<Message>,
     /// Blocks that the peer has reserved at this node, over all of its transfers.

@@ -89,7 +89,7 @@ impl RemoteTierSettings {
         !self.nodes.is_empty()
     }
 
-    pub(super) fn misfits(&self) -> Option<String> {
+    pub(super) fn contradictions(&self) -> Option<String> {
         RemoteTierConfig::parse_nodes(&self.nodes).err().map(|error| error.to_string())
     }
 }
@@ -105,15 +105,15 @@ impl ObjectTierSettings {
         self.run.parse().unwrap_or(1)
     }
 
-    pub(super) fn misfits(&self) -> Vec<String> {
-        let mut misfits = Vec::new();
+    pub(super) fn contradictions(&self) -> Vec<String> {
+        let mut contradictions = Vec::new();
         if self.is_on() && !["s3://", "file://"].iter().any(|kind| self.url.starts_with(kind)) {
-            misfits
+            contradictions
                 .push(format!("object_tier.url = {:?} starts neither with s3:// nor with file://", self.url));
         }
         if !RUNS.contains(&self.run.as_str()) {
-            misfits.push(format!("object_tier.run = {:?} is none of {}", self.run, RUNS.join(", ")));
+            contradictions.push(format!("object_tier.run = {:?} is none of {}", self.run, RUNS.join(", ")));
         }
-        misfits
+        contradictions
     }
 }

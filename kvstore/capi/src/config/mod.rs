@@ -280,41 +280,41 @@ impl TransferSettings {
     }
 
     /// Values that are within their ranges but contradict each other.
-    fn misfits(&self) -> Vec<String> {
-        let mut misfits = Vec::new();
+    fn contradictions(&self) -> Vec<String> {
+        let mut contradictions = Vec::new();
         let block_bytes = self.block_bytes();
         if block_bytes > u64::from(u32::MAX) {
-            misfits.push(format!("transfer: a block of {block_bytes} bytes is above 4 GiB"));
+            contradictions.push(format!("transfer: a block of {block_bytes} bytes is above 4 GiB"));
         } else if !(1..u64::from(u32::MAX)).contains(&(self.capacity.0 / block_bytes)) {
-            misfits.push(format!(
+            contradictions.push(format!(
                 "transfer.capacity = {} has room for {} blocks of {block_bytes} bytes",
                 self.capacity,
                 self.capacity.0 / block_bytes
             ));
         }
         if self.first_head + self.heads > 65_536 {
-            misfits.push("transfer.first_head and transfer.heads end above 65536".to_owned());
+            contradictions.push("transfer.first_head and transfer.heads end above 65536".to_owned());
         }
         if self.fingerprint().is_none() {
-            misfits
+            contradictions
                 .push(format!("transfer.fingerprint = {:?} is not 16 hexadecimal digits", self.fingerprint));
         }
         if self.listen.ip().is_unspecified() {
-            misfits.push(format!(
+            contradictions.push(format!(
                 "transfer.listen = \"{}\": peers are told this address, so it must be one of this host",
                 self.listen
             ));
         }
         if self.socket_name.contains('/') {
-            misfits.push(format!("transfer.socket_name = {:?} has a slash", self.socket_name));
+            contradictions.push(format!("transfer.socket_name = {:?} has a slash", self.socket_name));
         }
         if self.socket_name.ends_with("-device") {
             let name = &self.socket_name;
-            misfits.push(format!(
+            contradictions.push(format!(
                 "transfer.socket_name = {name:?} ends in \"-device\", as the socket of a device's memory does"
             ));
         }
-        misfits
+        contradictions
     }
 }
 
@@ -483,16 +483,16 @@ impl Settings {
             problems.push("store.memory_bytes is now host_tier.capacity, written like \"1 GiB\"".to_owned());
         }
         if problems.is_empty() {
-            problems.extend(self.misfits());
+            problems.extend(self.contradictions());
         }
         problems
     }
 
     /// Values that are within their ranges but contradict each other.
-    fn misfits(&self) -> Vec<String> {
+    fn contradictions(&self) -> Vec<String> {
         let Self { store, host_tier, disk_tier, .. } = self;
         let slot_bytes = self.slot_bytes();
-        let mut misfits = Vec::new();
+        let mut contradictions = Vec::new();
         let too_small = |name: &str, value: Size| {
             format!(
                 "{name} = {value} holds no slot: one takes {slot_bytes} bytes with store.slot = {}",
@@ -500,52 +500,54 @@ impl Settings {
             )
         };
         match host_tier.capacity.0 / slot_bytes {
-            0 => misfits.push(too_small("host_tier.capacity", host_tier.capacity)),
+            0 => contradictions.push(too_small("host_tier.capacity", host_tier.capacity)),
             slots if slots >= u64::from(u32::MAX) => {
-                misfits.push(format!("host_tier.capacity = {} has too many slots", host_tier.capacity));
+                contradictions
+                    .push(format!("host_tier.capacity = {} has too many slots", host_tier.capacity));
             }
             _ => {}
         }
         if let Some(device) = self.device.as_ref().filter(|device| device.staging.0 / 2 < slot_bytes) {
-            misfits.push(format!(
+            contradictions.push(format!(
                 "device.staging = {} has no slot for each direction: one takes {slot_bytes} bytes with store.slot = {}",
                 device.staging, store.slot
             ));
         }
-        misfits.extend(self.remote_tier.misfits().into_iter().chain(self.object_tier.misfits()));
-        misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
+        contradictions
+            .extend(self.remote_tier.contradictions().into_iter().chain(self.object_tier.contradictions()));
+        contradictions.extend(self.transfer.iter().flat_map(TransferSettings::contradictions));
         let is_direct = self.device.as_ref().is_some_and(|device| device.direct);
         if self.transfer.as_ref().is_some_and(|transfer| transfer.transport == Transports::CudaIpc)
             && !is_direct
         {
-            misfits.push("transfer.transport = \"cuda_ipc\" takes device.direct = true".to_owned());
+            contradictions.push("transfer.transport = \"cuda_ipc\" takes device.direct = true".to_owned());
         }
         if self.transfer.is_none() && is_direct {
-            misfits.push("device.direct = true needs a section [transfer]".to_owned());
+            contradictions.push("device.direct = true needs a section [transfer]".to_owned());
         }
         if let (Some(device), Some(transfer)) = (&self.device, &self.transfer) {
             if device.direct && matches!(transfer.transport, Transports::Shm | Transports::Tcp) {
                 let kinds = "\"auto\", \"rdma\" or \"cuda_ipc\"";
-                misfits.push(format!("device.direct = true takes transfer.transport = {kinds}"));
+                contradictions.push(format!("device.direct = true takes transfer.transport = {kinds}"));
             }
             let (capacity, block_bytes) = (device.handoff_capacity, transfer.block_bytes());
             let is_staged = transfer.transport != Transports::CudaIpc;
             if is_staged && transfer.capacity.0 / block_bytes.saturating_add(SLOT_GRAIN) < 2 {
-                misfits.push(format!(
+                contradictions.push(format!(
                     "transfer.capacity = {} has no room for two blocks of {block_bytes} bytes: one to send, one to receive",
                     transfer.capacity
                 ));
             }
             if !(1..u64::from(u32::MAX)).contains(&(capacity.0 / block_bytes.saturating_add(SLOT_GRAIN))) {
                 let slots = capacity.0 / block_bytes.saturating_add(SLOT_GRAIN);
-                misfits.push(format!(
+                contradictions.push(format!(
                     "device.handoff_capacity = {capacity} has room for {slots} blocks of {block_bytes} bytes"
                 ));
             }
         }
         if disk_tier.capacity.0 > 0 {
             if disk_tier.path.is_empty() {
-                misfits.push(format!(
+                contradictions.push(format!(
                     "disk_tier.path is empty, and disk_tier.capacity is {}",
                     disk_tier.capacity
                 ));
@@ -554,32 +556,32 @@ impl Settings {
             let engine = disk_tier.engine.0;
             if engine.takes_device() && folders > 1 {
                 let name = engine.name();
-                misfits.push(format!(
+                contradictions.push(format!(
                     "disk_tier.engine = \"{name}\" takes one device, and disk_tier.path names {folders}"
                 ));
             } else if folders > FOLDERS_MAX || disk_tier.path.0.iter().any(String::is_empty) && folders > 1 {
-                misfits.push(format!(
+                contradictions.push(format!(
                     "disk_tier.path names {folders} folders: at most {FOLDERS_MAX}, and none empty"
                 ));
             } else if !(disk_tier.capacity.0 / self.segment_bytes().max(1)).is_multiple_of(folders) {
-                misfits.push(format!(
+                contradictions.push(format!(
                     "disk_tier.capacity = {} in files of disk_tier.segment = {} cannot be shared out over {folders} folders",
                     disk_tier.capacity, disk_tier.segment
                 ));
             }
             if disk_tier.capacity.0 < slot_bytes {
-                misfits.push(too_small("disk_tier.capacity", disk_tier.capacity));
+                contradictions.push(too_small("disk_tier.capacity", disk_tier.capacity));
             } else if disk_tier.segment.0 < slot_bytes {
-                misfits.push(too_small("disk_tier.segment", disk_tier.segment));
+                contradictions.push(too_small("disk_tier.segment", disk_tier.segment));
             } else if !disk_tier.capacity.0.is_multiple_of(self.segment_bytes()) {
-                misfits.push(format!(
+                contradictions.push(format!(
                     "disk_tier.capacity = {} is no multiple of a file's {} bytes: disk_tier.segment, in whole 4 KiB",
                     disk_tier.capacity,
                     self.segment_bytes()
                 ));
             }
         }
-        misfits
+        contradictions
     }
 }
 

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use kvstore_io::{IoErrorKind, Operation};
 
-use super::{Bench, GOOD, TIMEOUT, block, config, identity, miss, open};
-use crate::testing::Faults;
-use crate::{DiskConfig, DiskError, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome};
+use super::{AREA, Bench, DISK_BYTES, GOOD, TIMEOUT, block, config, identity, miss, open};
+use crate::testing::{Faults, SharedDisk};
+use crate::{
+    Area, DiskConfig, DiskError, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome,
+};
 
 #[test]
 fn a_lost_device_fails_at_once_and_comes_back() {

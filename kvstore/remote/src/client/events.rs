@@ -21,7 +21,7 @@ impl<F: Fabric> RemotePool<F> {
                 // Ignore messages of a connection that was given up.
                 let Some(id) = self.node_of(peer) else { return };
                 let understood =
-                    Message::decode(&message).is_some_and(|message| self.understand(id, peer, message, now));
+                    Message::decode(&message).is_some_and(|message| self.dispatch(id, peer, message, now));
                 if !understood {
                     match Message::other_version(&message) {
                         Some(version) => tracing::warn!(
@@ -48,7 +48,7 @@ impl<F: Fabric> RemotePool<F> {
     }
 
     /// Handles a message. False when it violates the protocol.
-    fn understand(&mut self, id: NodeId, peer: PeerId, message: Message, now: Instant) -> bool {
+    fn dispatch(&mut self, id: NodeId, peer: PeerId, message: Message, now: Instant) -> bool {
         match message {
             Message::Found { request, lease, lease_ms, blocks } => {
                 let Some(known) = self.answered(request, peer) else {
@@ -102,7 +102,7 @@ impl<F: Fabric> RemotePool<F> {
             | Message::Release { .. }
             | Message::Reserve { .. }
             | Message::Commit { .. }
-            | Message::Suspect { .. }
+            | Message::ReportDamaged { .. }
             | Message::Retain { .. }
             | Message::Stats { .. } => false,
         }

@@ -132,14 +132,18 @@ impl<F: Fabric> RemotePool<F> {
     }
 
     /// Reports to the node that a block read in place does not match its checksum.
-    pub fn suspect(&mut self, lease: PoolLease, identity: BlockIdentity) {
+    pub fn report_damaged(&mut self, lease: PoolLease, identity: BlockIdentity) {
         let Some(node) = self.nodes.get(&lease.node).filter(|node| node.peer == Some(lease.peer)) else {
             return;
         };
-        tracing::warn!(node = node.name, identity = identity.short(), "remote tier: the checksum of a block of this node does not match; the node is asked to check it");
+        tracing::warn!(
+            node = node.name,
+            identity = identity.short(),
+            "remote tier: the checksum of a block of this node does not match; the node is asked to check it"
+        );
         add(&node.counters.damaged_blocks, 1);
         add(&self.counters.totals.damaged_blocks, 1);
         // The message may be lost: the next reader reports the block again.
-        self.send(lease.node, &Message::Suspect { chain: vec![identity] });
+        self.send(lease.node, &Message::ReportDamaged { chain: vec![identity] });
     }
 }

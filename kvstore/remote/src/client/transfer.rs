@@ -202,11 +202,15 @@ impl<F: Fabric> RemotePool<F> {
             add(&node.counters.read_bytes, check.description.bytes as usize);
             return;
         }
-        tracing::warn!(node = node.name, identity = check.identity.short(), "remote tier: the checksum of a block of this node does not match; the node is asked to check it");
+        tracing::warn!(
+            node = node.name,
+            identity = check.identity.short(),
+            "remote tier: the checksum of a block of this node does not match; the node is asked to check it"
+        );
         add(&node.counters.damaged_blocks, 1);
         add(&self.counters.totals.damaged_blocks, 1);
         // The message may be lost: the next reader reports the block again.
-        self.send(check.node, &Message::Suspect { chain: vec![check.identity] });
+        self.send(check.node, &Message::ReportDamaged { chain: vec![check.identity] });
     }
 
     /// Drops the checks of an operation that has ended.

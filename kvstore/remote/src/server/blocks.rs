@@ -31,7 +31,7 @@ pub struct Writable<H> {
 
 /// Result of a look-up.
 #[derive(Debug)]
-pub enum LookedUp<H> {
+pub enum LookUpResult<H> {
     /// The leading blocks that are in memory; no more will follow.
     Now(Vec<Readable<H>>),
     /// More blocks are being brought into memory: [`Answer::Found`] follows.
@@ -82,7 +82,7 @@ pub trait PoolBlocks {
     /// Slots and blocks at this moment. May take a lock.
     fn levels(&self) -> PoolLevels;
     /// Looks up the leading blocks of a chain, and counts them as used.
-    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<Self::Reading>;
+    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookUpResult<Self::Reading>;
     /// Returns a block that is in memory.
     fn find(&mut self, identity: &BlockIdentity) -> Option<Readable<Self::Reading>>;
     /// Whether the block is in memory or in a lower tier; counts it as used if so.

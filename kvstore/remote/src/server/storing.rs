@@ -150,7 +150,10 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             self.jobs.push_back(Job { offer, slot, purpose });
         }
         if !strays.is_empty() {
-            tracing::warn!(?peer, "pool: a client wrote to a slot that it has no grant for; closing its connection");
+            tracing::warn!(
+                ?peer,
+                "pool: a client wrote to a slot that it has no grant for; closing its connection"
+            );
             self.fenced.entry(peer).or_default().extend(strays);
             self.end_session(peer);
         }
@@ -164,7 +167,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     }
 
     /// Queues a reported block for verification, so that it is dropped only if it is damaged here too.
-    pub(super) fn suspect(&mut self, identity: &BlockIdentity) {
+    pub(super) fn report_damaged(&mut self, identity: &BlockIdentity) {
         if self.suspected.len() >= self.config.suspects_max || self.suspected.contains(identity) {
             return;
         }

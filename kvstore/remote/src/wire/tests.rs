@@ -11,7 +11,7 @@ fn samples() -> Vec<Message> {
         Message::Release { lease: 2 },
         Message::Reserve { request: 3, offers: vec![Offer { identity, description }; 64] },
         Message::Commit { request: 4, written: u64::MAX },
-        Message::Suspect { chain: vec![identity] },
+        Message::ReportDamaged { chain: vec![identity] },
         Message::Retain { seconds: 3600, chain: vec![identity; 2] },
         Message::Stats { request: 5 },
         Message::Found {

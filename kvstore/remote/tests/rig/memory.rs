@@ -9,7 +9,7 @@ use dataplane_fabric::wait::Bell;
 use dataplane_memory::{Slab, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PoolCatalog, PoolRegistered};
-use kvstore_remote::{Answer, Description, LookedUp, PoolBlocks, PoolLevels, Readable, Writable};
+use kvstore_remote::{Answer, Description, LookUpResult, PoolBlocks, PoolLevels, Readable, Writable};
 
 pub(crate) struct MemoryBlocks {
     pool: Arc<SlotPool>,
@@ -79,7 +79,7 @@ impl PoolBlocks for MemoryBlocks {
         PoolLevels { slots, free, blocks: self.catalog.len(), evicted: self.evicted }
     }
 
-    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<()> {
+    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookUpResult<()> {
         let mut slots = Vec::new();
         self.catalog.match_prefix(chain, &mut slots);
         let readable = |slot: dataplane_memory::SlotRef| {
@@ -88,10 +88,10 @@ impl PoolBlocks for MemoryBlocks {
         };
         let blocks = slots.into_iter().map(readable).collect();
         match self.delay() {
-            None => LookedUp::Now(blocks),
+            None => LookUpResult::Now(blocks),
             Some(polls) => {
                 self.delayed.push_back((polls, Answer::Found { question, blocks }));
-                LookedUp::Later
+                LookUpResult::Later
             }
         }
     }

@@ -82,7 +82,7 @@ impl Background {
 
 impl StoreThread {
     /// Handles the arrival of a prompt.
-    pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
+    pub(crate) fn prompt_started(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
         let (used, held) = conversations.came(chain, self.tiers.now);
         if !held.is_empty() {
@@ -92,7 +92,7 @@ impl StoreThread {
     }
 
     /// Handles the end of an answer: the conversation is idle.
-    pub(crate) fn conversation_went_idle(&mut self, chain: Vec<BlockIdentity>) {
+    pub(crate) fn conversation_idle(&mut self, chain: Vec<BlockIdentity>) {
         if let Some(conversations) = &mut self.background.conversations {
             conversations.mark_conversation_idle(chain, self.tiers.now);
         }

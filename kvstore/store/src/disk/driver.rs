@@ -19,7 +19,7 @@ const BATCH: usize = 256;
 /// Longest time that the log may take at the end to put its records on stable storage.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-enum UnderWay {
+enum InFlightOperation {
     Write(Box<Write>),
     Read(Box<Read>),
 }
@@ -28,10 +28,10 @@ pub(super) struct Driver {
     log: DiskLog,
     inbox: Receiver<DiskCommand>,
     depth: usize,
-    under_way: HashMap<u64, UnderWay>,
+    under_way: HashMap<u64, InFlightOperation>,
     /// Operations that were given up although the device may still access their memory: their guards stay
     /// until it cannot.
-    limbo: Vec<(SlotRef, UnderWay)>,
+    abandoned_operations: Vec<(SlotRef, InFlightOperation)>,
     next_token: u64,
     report: Box<dyn FnMut(DiskResult) + Send>,
 }
@@ -44,7 +44,15 @@ impl Driver {
         depth: usize,
         report: Box<dyn FnMut(DiskResult) + Send>,
     ) -> Self {
-        Self { log, inbox, depth, under_way: HashMap::new(), limbo: Vec::new(), next_token: 0, report }
+        Self {
+            log,
+            inbox,
+            depth,
+            under_way: HashMap::new(),
+            abandoned_operations: Vec::new(),
+            next_token: 0,
+            report,
+        }
     }
 
     pub(super) fn run(mut self) {
@@ -97,7 +105,7 @@ impl Driver {
             DiskCommand::Read(read) => {
                 let target = read.target.clone();
                 match self.log.read(read.lease.slot(), read.identity, target, read.check, token) {
-                    Ok(()) => drop(self.under_way.insert(token, UnderWay::Read(read))),
+                    Ok(()) => drop(self.under_way.insert(token, InFlightOperation::Read(read))),
                     Err(_) => (self.report)(DiskResult::Read { read, bytes: None, is_gone: false }),
                 }
             }
@@ -112,7 +120,7 @@ impl Driver {
                 let started =
                     self.log.write(write.filling.slot(), block, write.payload.clone(), write.bytes, token);
                 match started {
-                    Ok(()) => drop(self.under_way.insert(token, UnderWay::Write(write))),
+                    Ok(()) => drop(self.under_way.insert(token, InFlightOperation::Write(write))),
                     Err(_) => self.wrote(write, false),
                 }
             }
@@ -127,19 +135,23 @@ impl Driver {
     fn finished(&mut self, done: Done) {
         match done {
             Done::Written { token, memory, outcome, .. } => {
-                let Some(UnderWay::Write(write)) = self.under_way.remove(&token) else { return };
+                let Some(InFlightOperation::Write(write)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
                     (self.report)(DiskResult::Stuck { identity: write.identity, is_write: true });
-                    return self.limbo.push((write.payload.clone(), UnderWay::Write(write)));
+                    return self
+                        .abandoned_operations
+                        .push((write.payload.clone(), InFlightOperation::Write(write)));
                 }
                 drop(memory);
                 self.wrote(write, outcome == WriteOutcome::Stored);
             }
             Done::Read { token, memory, outcome, .. } => {
-                let Some(UnderWay::Read(mut read)) = self.under_way.remove(&token) else { return };
+                let Some(InFlightOperation::Read(mut read)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
                     (self.report)(DiskResult::Stuck { identity: read.identity, is_write: false });
-                    return self.limbo.push((read.target.clone(), UnderWay::Read(read)));
+                    return self
+                        .abandoned_operations
+                        .push((read.target.clone(), InFlightOperation::Read(read)));
                 }
                 drop(memory);
                 let (mut bytes, mut is_gone) = match outcome {
@@ -166,15 +178,18 @@ impl Driver {
 
     /// Reports operations that the device did not answer, once it cannot access their memory any more.
     fn reap_abandoned(&mut self) {
-        // References to the slot without those of the device: of `limbo`, of the operation, and of the tier.
+        // References to the slot without those of the device: of `abandoned_operations`, of the operation, and of the tier.
         const REFERENCES_WITHOUT_DEVICE: u32 = 3;
-        let is_free =
-            |(slot, _): &mut (SlotRef, UnderWay)| slot.reference_count() <= REFERENCES_WITHOUT_DEVICE;
-        let released: Vec<_> = self.limbo.extract_if(.., is_free).collect();
+        let is_free = |(slot, _): &mut (SlotRef, InFlightOperation)| {
+            slot.reference_count() <= REFERENCES_WITHOUT_DEVICE
+        };
+        let released: Vec<_> = self.abandoned_operations.extract_if(.., is_free).collect();
         for (_, operation) in released {
             match operation {
-                UnderWay::Write(write) => self.wrote(write, false),
-                UnderWay::Read(read) => (self.report)(DiskResult::Read { read, bytes: None, is_gone: false }),
+                InFlightOperation::Write(write) => self.wrote(write, false),
+                InFlightOperation::Read(read) => {
+                    (self.report)(DiskResult::Read { read, bytes: None, is_gone: false })
+                }
             }
         }
     }

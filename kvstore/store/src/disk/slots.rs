@@ -28,7 +28,7 @@ impl DiskSlots {
     }
 
     /// Hands tombstones to the disk, as far as its queue has room.
-    pub(crate) fn bury(&mut self, link: &DiskLink) {
+    pub(crate) fn send_tombstones(&mut self, link: &DiskLink) {
         while let Some(&slot) = self.tombstones.first() {
             if link.try_send(DiskCommand::Forget(slot)).is_err() {
                 return;

@@ -107,7 +107,7 @@ impl LeaseGuard {
         Self { tell: Box::new(tell) }
     }
 
-    pub(crate) fn suspect(&self, identity: BlockIdentity) {
+    pub(crate) fn report_damaged(&self, identity: BlockIdentity) {
         (self.tell)(LeaseEvent::Damaged(identity));
     }
 }

@@ -333,7 +333,7 @@ impl<F: Fabric> Driver<F> {
     fn take_lease_events(&mut self) {
         while let Ok((lease, event)) = self.lease_events.try_recv() {
             match event {
-                LeaseEvent::Damaged(identity) => self.pool.suspect(lease, identity),
+                LeaseEvent::Damaged(identity) => self.pool.report_damaged(lease, identity),
                 LeaseEvent::Ended => self.pool.release(lease, Instant::now()),
             }
         }

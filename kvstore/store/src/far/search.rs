@@ -72,7 +72,7 @@ impl Search {
 
 /// A look-up whose search has stopped waiting, because computing would be as fast. The answer still shows how
 /// long the tier takes.
-struct LateQuestion {
+struct LateLookUp {
     question: u64,
     tier: Tier,
     asked: Instant,
@@ -80,7 +80,7 @@ struct LateQuestion {
     patience: Instant,
 }
 
-impl LateQuestion {
+impl LateLookUp {
     fn answered(&self, tiers: &Tiers) {
         let _is_late = observe_answer(tiers, self.tier, 0, self.asked, self.patience);
     }
@@ -144,7 +144,7 @@ pub(crate) struct SecondaryTiers {
     /// Searches by question. Each question has a new number, so that a late answer is recognised.
     searches: HashMap<u64, Search>,
     /// Questions whose searches have ended or moved on to another tier, in the order of asking.
-    late: VecDeque<LateQuestion>,
+    late: VecDeque<LateLookUp>,
     next_question: u64,
     /// Slots of host memory that are being filled, counted by the guards that travel with them.
     lent: GuardedCount,
@@ -502,7 +502,7 @@ impl SecondaryTiers {
             let reading = self.reads.get(&question).map_or(0, |read| read.out);
             search.count_unanswered(&tiers.shared);
             if patience > now && reading == 0 && self.late.len() < LATE_MAX {
-                self.late.push_back(LateQuestion { question, tier, asked, patience });
+                self.late.push_back(LateLookUp { question, tier, asked, patience });
             } else {
                 let bytes = (reading * tiers.shared.config.block_bytes) as u64;
                 tiers.shared.observe_far(tier, bytes, now.saturating_duration_since(asked), true);

@@ -72,7 +72,7 @@ impl Loads {
                     ReadStart::Coming => State::Coming,
                     // Waits only if this load or an operation in flight will free a slot; otherwise the block
                     // fails.
-                    ReadStart::Later if load.will_let_go() => return,
+                    ReadStart::Later if load.will_release() => return,
                     ReadStart::Later if self.will_make_room(tiers, device) => return,
                     ReadStart::Later | ReadStart::Nowhere => State::Failed,
                 },
@@ -86,7 +86,7 @@ impl Loads {
 
     /// Whether an operation is in flight that ends by itself and leaves room.
     pub(crate) fn will_make_room(&self, tiers: &Tiers, device: &DeviceCopies) -> bool {
-        tiers.will_make_room() || device.is_busy() || self.table.values().any(Load::goes_on)
+        tiers.will_make_room() || device.is_busy() || self.table.values().any(Load::can_progress)
     }
 
     /// Parent and position of the block that these waiters wait for.

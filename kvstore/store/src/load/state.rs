@@ -74,18 +74,18 @@ impl Load {
     }
 
     /// Whether the load releases each block as soon as it is copied, and not all of them at its end.
-    fn lets_go(&self) -> bool {
+    fn releases_after_copy(&self) -> bool {
         !matches!(self.destination, Destination::Held(_) | Destination::Ahead(_))
     }
 
     /// Whether the load holds blocks that it will release by itself.
-    pub(super) fn will_let_go(&self) -> bool {
-        self.moving > 0 || self.lets_go() && self.cursor < self.next
+    pub(super) fn will_release(&self) -> bool {
+        self.moving > 0 || self.releases_after_copy() && self.cursor < self.next
     }
 
     /// Whether the load can continue with the slots that it has, and will release some of them.
-    pub(super) fn goes_on(&self) -> bool {
-        self.moving > 0 || self.lets_go() && !self.waits_for_room()
+    pub(super) fn can_progress(&self) -> bool {
+        self.moving > 0 || self.releases_after_copy() && !self.waits_for_room()
     }
 
     /// Leases the block in host memory, if it is there. A request's load uses it; a block that is read ahead

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvstore_block::BlockIdentity;
-use kvstore_remote::{Answer, Description, LookedUp, PoolBlocks, Readable, Writable, with_identity};
+use kvstore_remote::{Answer, Description, LookUpResult, PoolBlocks, Readable, Writable, with_identity};
 
 use super::disk::write_slot;
 use super::{BLOCK, Random, content};
@@ -51,8 +51,8 @@ impl ModelPool {
             0 | 1 => {
                 let question = self.question();
                 match self.blocks.look_up(question, &chain) {
-                    LookedUp::Now(blocks) => self.found(&chain, blocks, may_damage),
-                    LookedUp::Later => drop(self.asked.insert(question, chain)),
+                    LookUpResult::Now(blocks) => self.found(&chain, blocks, may_damage),
+                    LookUpResult::Later => drop(self.asked.insert(question, chain)),
                 }
             }
             2 | 3 => {

@@ -51,8 +51,8 @@ impl RetentionOracle {
     }
 
     /// `may_lose`: blocks may be lost that were not forgotten.
-    pub(super) fn check(&mut self, mover: &StoreThread, now: Instant, may_lose: bool) {
-        let tiers = &mover.tiers;
+    pub(super) fn check(&mut self, store_thread: &StoreThread, now: Instant, may_lose: bool) {
+        let tiers = &store_thread.tiers;
         tiers.retained.check(&tiers.shared);
         let (tier, pinned) = tiers.retained.pinned();
         let before_others: HashSet<BlockIdentity> = pinned.values().flatten().copied().collect();
@@ -80,7 +80,7 @@ impl RetentionOracle {
         self.retained = pinned;
         // A promise ends with its block.
         self.promised.retain(|identity, _| self.retained.contains_key(identity));
-        if mover.inbox.is_empty() {
+        if store_thread.inbox.is_empty() {
             self.forgotten.clear();
         }
     }

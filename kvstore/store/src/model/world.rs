@@ -108,7 +108,7 @@ enum Asked {
 pub(super) struct World {
     random: Random,
     now: Instant,
-    mover: StoreThread,
+    store_thread: StoreThread,
     store: Arc<Store>,
     /// Clients of a pool over the store. Its events have no listener then.
     pool_clients: Option<ModelPool>,
@@ -215,7 +215,7 @@ impl World {
         };
         let (offloads, new_blocks) = bounded(64);
         let bandwidth = Bandwidth::new([None; TIERS], now, Instant::now);
-        let mover = StoreThread {
+        let store_thread = StoreThread {
             inbox,
             offloads: Offloads::new(new_blocks),
             tiers: Tiers::new(Arc::clone(&shared), Box::new(notify), local, bandwidth),
@@ -240,7 +240,7 @@ impl World {
         Self {
             random,
             now,
-            mover,
+            store_thread,
             store,
             pool_clients,
             moved,
@@ -332,16 +332,16 @@ impl World {
     }
 
     fn round(&mut self) -> Round {
-        let round = self.mover.round(self.now);
+        let round = self.store_thread.round(self.now);
         assert_ne!(round, Round::Stopped);
         self.take_in();
         if let Some(pool) = &mut self.pool_clients {
             pool.take_answers(self.may_damage);
         }
         self.check_round();
-        self.retention.check(&self.mover, self.now, self.may_lose);
+        self.retention.check(&self.store_thread, self.now, self.may_lose);
         if round == Round::Idle {
-            self.mover.timeout();
+            self.store_thread.timeout();
         }
         round
     }
@@ -520,7 +520,7 @@ impl World {
         let until = self.now + how_long;
         self.retention.asked(&prefix, until);
         self.store.retain(&prefix, how_long).expect("few are inside");
-        while !self.mover.inbox.is_empty() {
+        while !self.store_thread.inbox.is_empty() {
             self.round();
         }
         self.retention.heard(&prefix, until);
@@ -538,7 +538,7 @@ impl World {
     /// A bit of host memory flips.
     fn rot(&mut self) {
         if self.rots {
-            let memory = &self.mover.tiers.shared.memory;
+            let memory = &self.store_thread.tiers.shared.memory;
             let slot = memory.slot(self.random.below(memory.slot_count()) as u32);
             let (mut byte, at) = ([0], self.random.below(BLOCK));
             slot.slab().read(slot.slot(), at, &mut byte);
@@ -607,15 +607,15 @@ impl World {
     /// Invariants after each round.
     fn check_round(&self) {
         for identity in &self.absent {
-            let shared = &self.mover.tiers.shared;
+            let shared = &self.store_thread.tiers.shared;
             let is_there = [HOST, DISK, MAPPED].into_iter().any(|tier| shared.holds(tier, identity));
             assert!(!is_there, "a block that was forgotten is there");
         }
-        let Some(disk) = &self.mover.tiers.disk else { return };
+        let Some(disk) = &self.store_thread.tiers.disk else { return };
         disk.unwritten.check();
         let waiting: HashSet<_> =
             disk.reads.waiters().map(|(identity, waiter)| (*identity, *waiter)).collect();
-        for load in self.mover.loads.waiting() {
+        for load in self.store_thread.loads.waiting() {
             assert!(waiting.contains(&load), "a load waits for a read that does not know of it");
         }
     }
@@ -650,7 +650,8 @@ impl World {
                     self.requests.len()
                 );
                 let is_quiet = self.pool_clients.as_ref().is_none_or(ModelPool::is_quiet);
-                let is_over = is_idle && is_quiet && self.is_answered() && !self.mover.tiers.has_tombstones();
+                let is_over =
+                    is_idle && is_quiet && self.is_answered() && !self.store_thread.tiers.has_tombstones();
                 idle_rounds = if is_over && self.in_hand.is_empty() { idle_rounds + 1 } else { 0 };
                 // Work that waits for room is tried again after an idle round.
                 if idle_rounds == 3 {
@@ -658,14 +659,14 @@ impl World {
                 }
             }
             if wait.is_zero() {
-                assert_eq!(self.mover.loads.len(), 0, "loads wait although everything was answered");
+                assert_eq!(self.store_thread.loads.len(), 0, "loads wait although everything was answered");
                 assert_eq!(self.holds, 0, "holds were not answered");
             }
         }
         // Leases of what was looked for in the last of these rounds end, too; a whole round would look for more.
         self.now += HOUR;
-        self.mover.tiers.now = self.now;
-        self.mover.tiers.expire_mapped();
+        self.store_thread.tiers.now = self.now;
+        self.store_thread.tiers.expire_mapped();
         self.take_in();
         self.check_quiet();
     }
@@ -678,12 +679,12 @@ impl World {
         assert_eq!(self.pool.used_count(), 0, "slots of the pool that never came back");
         assert!(self.retention.is_empty(), "the longest retention, an hour, is over");
         // Blocks fetched ahead stay held until their conversations go on, a quarter of host memory at most.
-        let ahead = self.mover.background.held();
-        assert!(ahead <= self.mover.tiers.host_slots() / 4, "{ahead} blocks are fetched ahead");
+        let ahead = self.store_thread.background.held();
+        assert!(ahead <= self.store_thread.tiers.host_slots() / 4, "{ahead} blocks are fetched ahead");
         assert_eq!(self.store.leased_slots(), 0, "slots of host memory that never came back");
         let leases: usize = self.nodes.iter_mut().map(OtherNodes::leases).sum();
         assert_eq!(leases, 0, "leases at pools that never end");
-        let shared = &self.mover.tiers.shared;
+        let shared = &self.store_thread.tiers.shared;
         shared.catalog.debug_check();
         let published: HashSet<_> = (self.names.iter())
             .flat_map(|&identity| [(identity, HOST, Medium::Host), (identity, DISK, Medium::Disk)])
@@ -691,7 +692,7 @@ impl World {
             .map(|(identity, _, medium)| (identity, medium))
             .collect();
         assert_eq!(self.published, published, "what listeners believe (left) is not so (right)");
-        let (Some(disk), Some(local)) = (&self.disk, &self.mover.tiers.disk) else { return };
+        let (Some(disk), Some(local)) = (&self.disk, &self.store_thread.tiers.disk) else { return };
         let census = shared.catalog.census(DISK);
         assert_eq!(census.under_way + census.pinned, 0, "slots of the disk that never came back");
         assert_eq!(

@@ -186,7 +186,7 @@ impl Tiers {
         let slot = self.mapped_slot(identity)?;
         let known = self.mapped.known.get(&slot).filter(|known| !known.place.is_gone());
         if let Some(known) = known {
-            known.lease.suspect(*identity);
+            known.lease.report_damaged(*identity);
         }
         let is_damaged = known.is_some();
         self.unmap(identity);

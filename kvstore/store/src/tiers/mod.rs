@@ -155,9 +155,9 @@ impl Tiers {
     }
 
     /// Hands tombstones to the disk, as far as its queue has room.
-    pub(crate) fn bury(&mut self) {
+    pub(crate) fn send_tombstones(&mut self) {
         if let Some(disk) = &mut self.disk {
-            disk.slots.bury(&disk.link);
+            disk.slots.send_tombstones(&disk.link);
         }
     }
 
@@ -169,7 +169,7 @@ impl Tiers {
             disk.slots.forget(slot);
         }
         let deadline = Instant::now() + TOMBSTONES_WITHIN;
-        self.bury();
+        self.send_tombstones();
         while self.has_tombstones() {
             if Instant::now() >= deadline || self.disk.as_ref().is_none_or(|disk| disk.link.has_ended()) {
                 return tracing::warn!(
@@ -177,7 +177,7 @@ impl Tiers {
                 );
             }
             std::thread::sleep(TOMBSTONES_RECHECK);
-            self.bury();
+            self.send_tombstones();
         }
     }
 

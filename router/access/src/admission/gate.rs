@@ -219,9 +219,9 @@ impl Gate {
             waiting_tokens: self.lock().cost(),
             tokens_per_second: self.speed.get().map_or(0.0, |speed| speed * f64::from(self.running_max())),
             admitted_at_once: get(&self.counters.at_once),
-            admitted_late: get(&self.counters.late),
+            admitted_from_queue: get(&self.counters.late),
             refused_full: get(&self.counters.full),
-            refused_long: get(&self.counters.long),
+            refused_wait_too_long: get(&self.counters.long),
             expired: get(&self.counters.expired),
             abandoned: get(&self.counters.abandoned),
         }

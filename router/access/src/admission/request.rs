@@ -84,11 +84,11 @@ pub struct GateStats {
     /// Requests admitted without waiting.
     pub admitted_at_once: u64,
     /// Requests admitted from the queue.
-    pub admitted_late: u64,
+    pub admitted_from_queue: u64,
     /// Requests refused because the queue was full.
     pub refused_full: u64,
     /// Requests refused because the wait would have been too long.
-    pub refused_long: u64,
+    pub refused_wait_too_long: u64,
     /// Requests that waited past their deadline.
     pub expired: u64,
     /// Requests that gave up waiting.

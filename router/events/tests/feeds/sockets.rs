@@ -36,7 +36,7 @@ fn number(number: u64) -> Bytes {
 struct Rig {
     index: Arc<Index>,
     member: Member,
-    distrust: Arc<Notify>,
+    resync: Arc<Notify>,
     follower: Arc<Mutex<Follower>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -50,14 +50,14 @@ impl Rig {
         let index = Arc::new(Index::new(IndexConfig::default()));
         let member = index.write().join().expect("room");
         let follower = Arc::new(Mutex::new(Follower::new(Tracker::new(member, BLOCK_TOKENS))));
-        let distrust = Arc::<Notify>::default();
+        let resync = Arc::<Notify>::default();
         let followed = SubscriptionContext {
             follower: Arc::clone(&follower),
             index: Arc::clone(&index),
-            distrust: Arc::clone(&distrust),
+            resync: Arc::clone(&resync),
         };
         let task = tokio::spawn(follow(feed, followed, Arc::clone(listeners), || {}));
-        Self { index, member, distrust, follower, task }
+        Self { index, member, resync, follower, task }
     }
 
     fn blocks(&self) -> usize {
@@ -171,7 +171,7 @@ async fn replay_in_both_shapes_fills_what_was_missed() {
         rig.wait_for(30).await;
         // When the index is distrusted, everything is requested again, and only blocks that still exist come back.
         published.store(5, Ordering::SeqCst);
-        rig.distrust.notify_one();
+        rig.resync.notify_one();
         rig.wait_for(5).await;
     }
 }

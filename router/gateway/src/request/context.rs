@@ -25,7 +25,7 @@ use crate::models::Target;
 use crate::service::{Gateway, fresh_id};
 use crate::traced::{self, Traced, Tracing};
 use crate::upstream::{Generation, LastWorker};
-use router_engines::handover::ProxyHandover;
+use router_engines::proxy_dispatch::ProxyDispatch;
 
 /// Tokens that are assumed for an answer without a limit, until its length is known.
 const ANSWER_TOKENS_ASSUMED: u64 = 256;
@@ -67,7 +67,7 @@ pub(crate) struct RequestContext {
     headers: HeaderMap,
     pub(crate) grant: Arc<Grant>,
     /// Set if a proxy sends the request to its worker.
-    pub(crate) handover: Option<ProxyHandover>,
+    pub(crate) proxy_dispatch: Option<ProxyDispatch>,
     /// The memory charged to the request while it is inside.
     pub(crate) footprint: Footprint,
     /// Set once the request is sent to an engine, which computes from then on.
@@ -140,7 +140,7 @@ impl RequestContext {
             traced: None,
             headers: passed.collect(),
             grant: Arc::clone(&gateway.access.nobody),
-            handover: request.extensions().get::<ProxyHandover>().cloned(),
+            proxy_dispatch: request.extensions().get::<ProxyDispatch>().cloned(),
             footprint: Footprint::default(),
             last_worker: LastWorker::default(),
             permit: None,
@@ -294,7 +294,7 @@ impl RequestContext {
 
     /// Whether a proxy sends the request and does not show the body of the answer.
     pub(crate) fn is_answer_unseen(&self) -> bool {
-        self.handover.as_ref().is_some_and(|handover| !handover.shows_answers())
+        self.proxy_dispatch.as_ref().is_some_and(|proxy_dispatch| !proxy_dispatch.shows_answers())
     }
 
     /// Creates a generation for this request, with the parts that all generations have.
@@ -313,7 +313,7 @@ impl RequestContext {
             retain_for: self.retain_for.min(self.gateway.tuning().prompt_cache_retention_max),
             can_split: false,
             traced: self.traced.clone(),
-            handover: self.handover.clone(),
+            proxy_dispatch: self.proxy_dispatch.clone(),
             last_worker: self.last_worker.clone(),
             attempts: AtomicU32::new(0),
         }

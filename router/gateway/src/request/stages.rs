@@ -245,7 +245,7 @@ impl Resolved {
                 let bytes = body.to_bytes();
                 let len = bytes.len();
                 let request = TokenRequest::read(context, &target.model, bytes, kind).await?;
-                if context.handover.is_some() && request.choices() > 1 {
+                if context.proxy_dispatch.is_some() && request.choices() > 1 {
                     let message =
                         "Several choices or prompts need several requests, and the proxy in front sends one.";
                     return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message, "not_implemented"));

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, header};
 use bytes::Bytes;
 use memchr::memmem::Finder;
 use router_engines::dialect::Role;
-use router_engines::handover::ProxyHandover;
+use router_engines::proxy_dispatch::ProxyDispatch;
 use router_fleet::{Booking, RankRef, Route, RouteRequest};
 use router_openai::{Entries, Entry, Usage};
 use router_trace::names;
@@ -91,7 +91,7 @@ impl Attempts {
             without_prefill: self.without_prefill || !generation.can_split,
             audited: request.tokens_are_exact,
             avoid,
-            among: generation.handover.as_ref().and_then(ProxyHandover::among),
+            among: generation.proxy_dispatch.as_ref().and_then(ProxyDispatch::among),
         }
     }
 
@@ -142,7 +142,7 @@ impl Attempts {
         F: Future<Output = Result<T, (Route, Failure)>> + Send,
     {
         let after = generation.gateway.tuning().hedge_after;
-        if after.is_zero() || route.prefill.is_some() || generation.handover.is_some() {
+        if after.is_zero() || route.prefill.is_some() || generation.proxy_dispatch.is_some() {
             return attempt(route, booking).await;
         }
         let chosen = route.decode.run.name.clone();
@@ -180,7 +180,7 @@ impl Attempts {
         failure.blame(route);
         let at_fault = failure.at_fault(route);
         // A proxy sends a request once; a failure before that, as of a prefill leg, may be retried.
-        let is_last = generation.handover.as_ref().is_some_and(ProxyHandover::is_used);
+        let is_last = generation.proxy_dispatch.as_ref().is_some_and(ProxyDispatch::is_used);
         if is_last
             || !failure.is_retryable
             || self.failed > gateway.tuning().retries
@@ -307,7 +307,7 @@ async fn read_buffered_reply(
     route: &Route,
 ) -> Result<(Bytes, HeaderValue, Option<Usage>), Failure> {
     asked.audit(&mut booking);
-    let LegReply { sent, reply, promised, prefill: _prefill, mut span, .. } = asked;
+    let LegReply { sent, reply, prefill_usage, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.given_up(sent);
     let limit = generation.gateway.tuning().answer_within;
@@ -317,7 +317,7 @@ async fn read_buffered_reply(
             Ok(body) => body.map_err(|error| Failure::connection(&error))?,
             Err(_) => {
                 let late = Failure::late(&route.decode, limit, sent);
-                return Err(late.behind_proxy(generation.handover.is_some()));
+                return Err(late.behind_proxy(generation.proxy_dispatch.is_some()));
             }
         },
         () = down => return Err(Failure::hung(&route.decode)),
@@ -333,8 +333,8 @@ async fn read_buffered_reply(
         false => usage_of(&body).map_err(|error| bad(format!("its answer: {error}")))?,
     };
     if let Some(usage) = &usage {
-        if let Some(promised) = &promised {
-            promised.check(usage).map_err(bad)?;
+        if let Some(prefill_usage) = &prefill_usage {
+            prefill_usage.check(usage).map_err(bad)?;
         }
         if let Some(cached) = usage.cached {
             booking.cached_tokens(cached);

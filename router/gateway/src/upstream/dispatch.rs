@@ -17,7 +17,7 @@ use http::Response as HttpResponse;
 use router_engines::connector_params::ConnectorParams;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
-use router_engines::handover::{HandoverError, ProxyHandover, ServedElsewhere};
+use router_engines::proxy_dispatch::{ProxyDispatch, ProxyDispatchError, ServedElsewhere};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
 use router_openai::{FORM_USAGE, RawBody, Usage};
@@ -43,10 +43,13 @@ pub(super) struct PrefillUsage {
 impl PrefillUsage {
     /// Compares the decode worker's token count with the prefill worker's.
     pub(super) fn check(&self, usage: &Usage) -> Result<(), String> {
-        if let Some(promised) = self.prompt_tokens
-            && usage.prompt != promised
+        if let Some(prefill_usage) = self.prompt_tokens
+            && usage.prompt != prefill_usage
         {
-            return Err(format!("it decoded a prompt of {} tokens, prefill had {promised}", usage.prompt));
+            return Err(format!(
+                "it decoded a prompt of {} tokens, prefill had {prefill_usage}",
+                usage.prompt
+            ));
         }
         match usage.cached {
             Some(cached) if cached > usage.prompt => {
@@ -83,7 +86,7 @@ pub(super) struct LegReply {
     /// When the request was sent.
     pub(super) sent: Instant,
     pub(super) reply: HttpResponse<ReplyBody>,
-    pub(super) promised: Option<PrefillUsage>,
+    pub(super) prefill_usage: Option<PrefillUsage>,
     /// Tokens that the prefill worker had cached, if it has reported them.
     pub(super) prefill_cached: Option<usize>,
     /// The prefill leg, if it still runs.
@@ -145,16 +148,16 @@ fn call(
 
 /// The proxy that sends a request in the gateway's place.
 struct Proxy<'a> {
-    handover: &'a ProxyHandover,
+    proxy_dispatch: &'a ProxyDispatch,
     metrics: &'a Metrics,
 }
 
 /// Returns the proxy that sends the generating leg, if there is one, and counts the request as handed over.
 fn handed_over(generation: &Generation) -> Option<Proxy<'_>> {
-    let handover = generation.handover.as_ref()?;
+    let proxy_dispatch = generation.proxy_dispatch.as_ref()?;
     let metrics = &generation.gateway.metrics;
     metrics.handed_over.inc();
-    Some(Proxy { handover, metrics })
+    Some(Proxy { proxy_dispatch, metrics })
 }
 
 /// Sends a call to one worker; returns the answer only if its status is a success.
@@ -172,9 +175,9 @@ async fn send(
     let upstream = &rank.worker.upstream;
     let sent = match &proxy {
         None => upstream.send(call).await.map_err(|error| Failure::connection(&error)),
-        Some(proxy) => proxy.handover.send(upstream, call.clone()).await.map_err(|error| match error {
-            HandoverError::Worker(error) => Failure::connection(&error),
-            HandoverError::Proxy(error) => Failure::of_proxy(error.to_string()),
+        Some(proxy) => proxy.proxy_dispatch.send(upstream, call.clone()).await.map_err(|error| match error {
+            ProxyDispatchError::Worker(error) => Failure::connection(&error),
+            ProxyDispatchError::Proxy(error) => Failure::of_proxy(error.to_string()),
         }),
     };
     let reply = sent.inspect_err(|_| failed("connection"))?;
@@ -190,7 +193,10 @@ async fn send(
         // The proxy does not know the picked worker or considers it unhealthy: after several such answers
         // in a row other workers are picked.
         if rank.worker.breaker.failed(Instant::now()) {
-            tracing::warn!(worker = rank.run.name, "circuit breaker opened: the proxy sends this worker's requests elsewhere");
+            tracing::warn!(
+                worker = rank.run.name,
+                "circuit breaker opened: the proxy sends this worker's requests elsewhere"
+            );
         }
     }
     let status = reply.status();
@@ -231,7 +237,7 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
                 Some(prefill) if is_prefilling.load(Ordering::Relaxed) => {
                     Failure::late(prefill, limit, sent).of_prefill()
                 }
-                _ => Failure::late(&route.decode, limit, sent).behind_proxy(generation.handover.is_some()),
+                _ => Failure::late(&route.decode, limit, sent).behind_proxy(generation.proxy_dispatch.is_some()),
             }))
         }
         () = down => Err(Failure::hung(&route.decode)),
@@ -275,7 +281,7 @@ async fn legs(
         return Ok(LegReply {
             sent,
             reply,
-            promised: None,
+            prefill_usage: None,
             prefill_cached: None,
             prefill: None,
             transfer_started: None,
@@ -330,9 +336,17 @@ async fn legs(
         let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
         decode_call.once = true;
         let reply = send(&route.decode, &decode_call, &mut span, handed_over(generation)).await?;
-        let promised = Some(PrefillUsage { prompt_tokens: answer.prompt_tokens });
+        let prefill_usage = Some(PrefillUsage { prompt_tokens: answer.prompt_tokens });
         let prefill_cached = answer.cached_tokens;
-        return Ok(LegReply { sent, reply, promised, prefill_cached, prefill: None, transfer_started, span });
+        return Ok(LegReply {
+            sent,
+            reply,
+            prefill_usage,
+            prefill_cached,
+            prefill: None,
+            transfer_started,
+            span,
+        });
     }
     let decode = decode_leg(protocol, body, &pairing, None).map_err(unmade)?;
     let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
@@ -354,7 +368,7 @@ async fn legs(
                 drop(start);
                 let prefill = ended.is_none().then_some(task);
                 let prefill_cached = ended.flatten();
-                return Ok(LegReply { sent, reply: reply?, promised: None, prefill_cached, prefill, transfer_started, span });
+                return Ok(LegReply { sent, reply: reply?, prefill_usage: None, prefill_cached, prefill, transfer_started, span });
             }
             // A failed prefill leg also ends the decode leg, which is dropped here.
             over = &mut task.0, if ended.is_none() => match over {

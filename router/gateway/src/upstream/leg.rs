@@ -35,7 +35,7 @@ pub(super) struct Leg {
     reply: ReplyBody,
     pub(super) route: Route,
     pub(super) booking: Booking,
-    pub(super) promised: Option<PrefillUsage>,
+    pub(super) prefill_usage: Option<PrefillUsage>,
     prefill: Option<PrefillTask>,
     /// Tokens that the prefill worker had cached, until they are reported.
     pub(super) prefill_cached: Option<usize>,
@@ -111,7 +111,7 @@ impl Leg {
         Self {
             reply: asked.reply.into_body(),
             booking,
-            promised: asked.promised,
+            prefill_usage: asked.prefill_usage,
             prefill: asked.prefill,
             prefill_cached: asked.prefill_cached,
             scanner,
@@ -122,7 +122,7 @@ impl Leg {
             sent: asked.sent,
             last: asked.sent,
             has_begun: false,
-            is_behind_proxy: generation.handover.is_some(),
+            is_behind_proxy: generation.proxy_dispatch.is_some(),
             transfer_started: asked.transfer_started,
             span: asked.span,
             route,
@@ -215,7 +215,7 @@ impl Leg {
     }
 
     /// Returns the time of the last frame.
-    pub(super) fn last_came(&self) -> Instant {
+    pub(super) fn last_frame_at(&self) -> Instant {
         self.last
     }
 
@@ -232,7 +232,7 @@ impl Leg {
         }
     }
 
-    async fn first_words(&mut self) -> Result<EventBatch, Failure> {
+    async fn first_output(&mut self) -> Result<EventBatch, Failure> {
         let mut first = self.first_batch().await?;
         if first.is_done || !is_only_role(&first.out) {
             return Ok(first);
@@ -253,7 +253,10 @@ impl Leg {
                 return Ok(EventBatch { out: opening.freeze(), events, ..first });
             }
             if opening.len() > OPENING_BYTES_MAX {
-                return Err(Failure::protocol(&self.route.decode, "the engine sent the message role and no output"));
+                return Err(Failure::protocol(
+                    &self.route.decode,
+                    "the engine sent the message role and no output",
+                ));
             }
         }
     }
@@ -261,11 +264,11 @@ impl Leg {
     async fn first_words_or_failure(&mut self) -> Result<EventBatch, Failure> {
         // An engine that fetches blocks from a worker that died meanwhile may stay silent without limit.
         let Some(prefill) = self.route.prefill.clone().filter(|_| self.transfer_started.is_some()) else {
-            return self.first_words().await;
+            return self.first_output().await;
         };
         let gone = prefill.worker.disconnected.notified();
         tokio::select! {
-            first = self.first_words() => first,
+            first = self.first_output() => first,
             () = gone => Err(Failure::gone(&prefill)),
         }
     }

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
-use router_engines::handover::ProxyHandover;
+use router_engines::proxy_dispatch::ProxyDispatch;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody, Surface};
 
@@ -75,7 +75,7 @@ pub(crate) struct Generation {
     pub(crate) can_split: bool,
     pub(crate) traced: Tracing,
     /// A proxy sends the leg that generates, once: there are no retries, hedges or continuations.
-    pub(crate) handover: Option<ProxyHandover>,
+    pub(crate) proxy_dispatch: Option<ProxyDispatch>,
     pub(crate) last_worker: LastWorker,
     /// Attempts so far, hedges included.
     pub(crate) attempts: AtomicU32,

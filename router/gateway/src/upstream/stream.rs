@@ -69,11 +69,11 @@ pub(crate) struct BrokenAnswer {
     pub(crate) not_resumable: Option<String>,
 }
 
-type Begun = (Leg, EventBatch, Attempts);
+type StartedLeg = (Leg, EventBatch, Attempts);
 
 enum State {
     /// Workers are being asked, for the first time or for the rest.
-    Starting(BoxFuture<'static, Result<Begun, Failure>>),
+    Starting(BoxFuture<'static, Result<StartedLeg, Failure>>),
     Live(Box<Leg>),
     /// `[DONE]` has come: only the end of the body can follow.
     Ending(Box<Leg>),
@@ -102,7 +102,7 @@ async fn start(
     scanner: impl Fn() -> Scanner + Send + Sync,
     mut attempts: Attempts,
     after: Option<(Route, Failure)>,
-) -> Result<Begun, Failure> {
+) -> Result<StartedLeg, Failure> {
     if let Some((route, failure)) = after {
         attempts.failed(&generation, &route, failure).await?;
     }
@@ -161,14 +161,14 @@ impl<O: Output> EventStream<O> {
         let (events, told, is_done) = (batch.events, batch.failure.take(), batch.is_done);
         let taken = self.output.take(batch);
         if taken.item.is_some() && events > 0 {
-            let now = leg.last_came();
+            let now = leg.last_frame_at();
             if let Some(last) = self.last_piece.replace(now) {
                 metrics.inter_token.observe(now.duration_since(last));
             }
         }
         let mut broken = None;
         if let Some(usage) = &taken.usage {
-            broken = leg.promised.as_ref().and_then(|promised| promised.check(usage).err());
+            broken = leg.prefill_usage.as_ref().and_then(|prefill_usage| prefill_usage.check(usage).err());
             if let Some(cached) = usage.cached {
                 leg.booking.cached_tokens(cached);
             }

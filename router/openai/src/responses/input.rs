@@ -11,7 +11,7 @@ use crate::nested_fields::NestedFields;
 
 /// The conversation that a request brings.
 pub(super) fn messages(fields: &NestedFields<'_>) -> Result<Vec<Value>, ApiError> {
-    let mut turns = Turns::default();
+    let mut turns = MessageBuilder::default();
     if let Some(text) = fields.text("instructions")? {
         turns.system(text.to_owned());
     }
@@ -33,14 +33,14 @@ pub(super) fn messages(fields: &NestedFields<'_>) -> Result<Vec<Value>, ApiError
 
 /// Messages so far, and the assistant's turn that is still growing.
 #[derive(Default)]
-struct Turns {
+struct MessageBuilder {
     messages: Vec<Value>,
     text: Option<String>,
     reasoning: String,
     calls: Vec<Value>,
 }
 
-impl Turns {
+impl MessageBuilder {
     fn push(&mut self, message: Value) {
         self.close();
         self.messages.push(message);
@@ -100,7 +100,7 @@ impl Turns {
     }
 }
 
-fn item(item: &NestedFields<'_>, turns: &mut Turns) -> Result<(), ApiError> {
+fn item(item: &NestedFields<'_>, turns: &mut MessageBuilder) -> Result<(), ApiError> {
     match item.text("type")?.unwrap_or("message") {
         "message" => message(item, turns),
         "function_call" => {
@@ -129,7 +129,7 @@ fn item(item: &NestedFields<'_>, turns: &mut Turns) -> Result<(), ApiError> {
     }
 }
 
-fn message(message: &NestedFields<'_>, turns: &mut Turns) -> Result<(), ApiError> {
+fn message(message: &NestedFields<'_>, turns: &mut MessageBuilder) -> Result<(), ApiError> {
     match message.required_text("role")? {
         "user" => {
             let content = content(message)?;

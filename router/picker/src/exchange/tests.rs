@@ -16,16 +16,16 @@ use crate::proto::ext_proc::{
 
 /// Hands the request over to `http://10.0.0.1:8000` with its body doubled, and returns the engine's answer in capitals.
 async fn relay(request: Request) -> Response {
-    let handover = request.extensions().get::<ProxyHandover>().cloned().expect("a proxy");
+    let proxy_dispatch = request.extensions().get::<ProxyDispatch>().cloned().expect("a proxy");
     let body = request.into_body().collect().await.expect("no error").to_bytes();
     let upstream = Upstream::new("http://10.0.0.1:8000", None);
     let call = Call::json("/v1/completions", [&body[..], &body[..]].concat().into());
-    let reply = match handover.send(&upstream, call).await {
+    let reply = match proxy_dispatch.send(&upstream, call).await {
         Ok(reply) => reply,
         Err(error) => return (StatusCode::BAD_GATEWAY, error.to_string()).into_response(),
     };
     let (head, body) = reply.into_parts();
-    if !handover.shows_answers() {
+    if !proxy_dispatch.shows_answers() {
         let _empty = body.whole(1 << 20).await;
         return StatusCode::OK.into_response();
     }
@@ -45,18 +45,19 @@ fn routes() -> Router {
         .route(
             "/slow_end",
             post(async |request: Request| {
-                let handover = request.extensions().get::<ProxyHandover>().cloned().expect("a proxy");
+                let proxy_dispatch = request.extensions().get::<ProxyDispatch>().cloned().expect("a proxy");
                 let upstream = Upstream::new("http://10.0.0.1:8000", None);
-                let _reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
+                let _reply =
+                    proxy_dispatch.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
             }),
         )
         // Returns the first words only, as with a stop string.
         .route(
             "/cut",
             post(async |request: Request| {
-                let handover = request.extensions().get::<ProxyHandover>().cloned().expect("a proxy");
+                let proxy_dispatch = request.extensions().get::<ProxyDispatch>().cloned().expect("a proxy");
                 let upstream = Upstream::new("http://10.0.0.1:8000", None);
-                let reply = handover.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
+                let reply = proxy_dispatch.send(&upstream, Call::json("/v1/completions", Bytes::new())).await;
                 let mut body = reply.expect("an answer").into_body();
                 let first = body.frame().await.expect("a frame").expect("no error");
                 Body::new(http_body_util::Full::new(first.into_data().expect("data")))

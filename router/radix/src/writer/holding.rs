@@ -16,7 +16,7 @@ impl Writer {
     }
 
     /// Publishes a node's holders; the previous ones are freed after their grace period.
-    pub(super) fn set_ext(&mut self, id: NodeId, ext: Option<Box<Ext>>) {
+    pub(super) fn set_holder_sets(&mut self, id: NodeId, ext: Option<Box<HolderSets>>) {
         let new = ext.map_or(std::ptr::null_mut(), |ext| {
             self.ext_bytes += ext.bytes();
             Box::into_raw(ext)
@@ -24,24 +24,24 @@ impl Writer {
         // Release: pairs with the acquire in `Walk::look`.
         let old = self.node(id).ext.swap(new, Ordering::AcqRel);
         if !old.is_null() {
-            self.garbage.push_back((self.shared.grace.stamp(), Garbage::Ext(old)));
+            self.garbage.push_back((self.shared.grace.stamp(), Garbage::HolderSets(old)));
         }
     }
 
-    /// Returns the node's holders as an [`Ext`], made from its list if necessary.
-    pub(super) fn ext_of(&mut self, id: NodeId, member: u16, tier: Tier) -> &Ext {
+    /// Returns the node's holders as an [`HolderSets`], made from its list if necessary.
+    pub(super) fn ext_of(&mut self, id: NodeId, member: u16, tier: Tier) -> &HolderSets {
         let node = self.node(id);
         if node.ext.load(Ordering::Relaxed).is_null() {
             let all = node.shape().mask();
             let list = List(node.list.load(Ordering::Relaxed));
             let highest = list.ids().chain([member]).max().map_or(0, usize::from);
-            let mut ext = Box::new(Ext::new(highest / 64 + 1, tiers_for(tier), 2));
+            let mut ext = Box::new(HolderSets::new(highest / 64 + 1, tiers_for(tier), 2));
             for held in list.ids() {
                 if let Some(larger) = ext.stored(held, Tier::Device, all, all) {
                     ext = larger;
                 }
             }
-            self.set_ext(id, Some(ext));
+            self.set_holder_sets(id, Some(ext));
         }
         // SAFETY: not null: it was there or has just been put there; only the writer frees.
         unsafe { &*self.node(id).ext.load(Ordering::Relaxed) }
@@ -73,7 +73,7 @@ impl Writer {
     pub(super) fn set_mask(&mut self, id: NodeId, member: u16, tier: Tier, mask: u32) {
         let all = self.node(id).shape().mask();
         if let Some(larger) = self.ext_of(id, member, tier).stored(member, tier, mask, all) {
-            self.set_ext(id, Some(larger));
+            self.set_holder_sets(id, Some(larger));
         }
     }
 
@@ -144,7 +144,7 @@ impl Writer {
         if held.iter().all(|&(_, tier, mask)| tier == Tier::Device && mask == shape.mask()) {
             // Stores the list before removing the extension: readers load the extension first.
             node.list.store(List::of(held.iter().map(|pair| pair.0)).0, Ordering::Release);
-            self.set_ext(id, None);
+            self.set_holder_sets(id, None);
             self.free_if_unused(id);
         } else if let &[(member, Tier::Device, mask)] = held
             && shape.children() == Children::None
@@ -154,7 +154,7 @@ impl Writer {
             // member for a holder of the old length.
             node.publish(shape.with_len(mask.count_ones() as usize));
             node.list.store(List::of([member].into_iter()).0, Ordering::Release);
-            self.set_ext(id, None);
+            self.set_holder_sets(id, None);
         }
     }
 

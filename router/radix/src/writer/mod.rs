@@ -17,7 +17,7 @@ use std::sync::{Arc, PoisonError};
 use crate::aliases::Aliases;
 use crate::arena::{NodeAllocator, SEGMENT_BYTES};
 use crate::children::Replaced;
-use crate::holders::{Ext, Tier, tiers_for};
+use crate::holders::{HolderSets, Tier, tiers_for};
 use crate::index::{Held, IndexConfig, Member, Outcome, Shared, Usage};
 use crate::keys::{EngineHash, Keys, Place, growth_bytes};
 use crate::limits::{IDS_MAX, NODE_BLOCKS, PARTIAL_MAX, SEGMENT_NODES, SWEEP_STEP};
@@ -110,7 +110,7 @@ struct Fork {
 pub(crate) enum Garbage {
     Node(NodeId),
     Fork(ForkId),
-    Ext(*mut Ext),
+    HolderSets(*mut HolderSets),
     Replaced(Replaced),
 }
 
@@ -329,7 +329,7 @@ impl Writer {
             match self.garbage.pop_front() {
                 Some((_, Garbage::Node(id))) => self.nodes.free(&self.shared.arena, id),
                 Some((_, Garbage::Fork(id))) => self.free_forks.push(id),
-                Some((_, Garbage::Ext(ext))) => {
+                Some((_, Garbage::HolderSets(ext))) => {
                     // SAFETY: made by `Box::into_raw`, unlinked, and its grace period is over.
                     let ext = unsafe { Box::from_raw(ext) };
                     self.ext_bytes -= ext.bytes();
@@ -383,7 +383,7 @@ impl Garbage {
     pub(crate) fn free_at_last(self) {
         match self {
             // SAFETY: made by `Box::into_raw` and unlinked, and no reader is left that could see it.
-            Self::Ext(ext) => drop(unsafe { Box::from_raw(ext) }),
+            Self::HolderSets(ext) => drop(unsafe { Box::from_raw(ext) }),
             Self::Replaced(replaced) => replaced.free(),
             Self::Node(_) | Self::Fork(_) => {}
         }

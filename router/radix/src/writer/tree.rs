@@ -225,7 +225,7 @@ impl Writer {
         if let Some(ext) = unsafe { ext.as_ref() } {
             // A holder of only the beginning now holds all of it. The old copy refers to the old slots.
             let copy = ext.copied_for(kept.mask());
-            self.set_ext(id, Some(copy));
+            self.set_holder_sets(id, Some(copy));
             self.tidy(id);
             self.tidy(lower_id);
         }

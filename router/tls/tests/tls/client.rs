@@ -8,11 +8,11 @@ use router_tls::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{Authority, House, Link, ask, certificate_of, router, serve, until};
+use crate::support::{Authority, Link, TlsFixture, ask, certificate_of, router, serve, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_and_its_answer_pass_and_nothing_is_installed_for_the_process() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"));
     assert_eq!(tls.counts().completed, 1);
@@ -22,7 +22,7 @@ async fn a_request_and_its_answer_pass_and_nothing_is_installed_for_the_process(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_another_authority_is_refused() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let ca_file = Some(house.folder.write("other.pem", &Authority::new().pem));
     let error = ask(&ClientTlsConfig { ca_file, ..house.client.clone() }, addr).await.expect_err("refused");
@@ -33,7 +33,7 @@ async fn a_server_of_another_authority_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_name_or_address_must_be_the_servers() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let as_it_is = ClientTls::load(&house.client).expect("loaded");
     let renamed = ClientTlsConfig { server_name: Some("localhost".to_owned()), ..house.client.clone() };
@@ -55,7 +55,7 @@ async fn the_name_or_address_must_be_the_servers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_connection_resumes_the_session() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let tls = ClientTls::load(&house.client).expect("loaded");
     let mut first = Link::open(&tls, addr).await.expect("connected");
@@ -76,14 +76,14 @@ async fn a_server_that_does_not_speak_tls_is_an_error() {
         // Until the client leaves.
         let _left = stream.read_to_end(&mut Vec::new()).await;
     });
-    let tls = ClientTls::load(&House::new().client).expect("loaded");
+    let tls = ClientTls::load(&TlsFixture::new().client).expect("loaded");
     let connected = tls.connect("localhost", TcpStream::connect(addr).await.expect("connected")).await;
     assert!(matches!(connected, Err(TlsError::Handshake { .. })), "{connected:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_send_without_delay() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let tcp = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let mut listener = TlsListener::new(tcp, ServerTls::load(&house.server).expect("loaded"));
     let addr = listener.local_addr().expect("address").addr;
@@ -112,7 +112,7 @@ async fn a_plain_listener_serves_the_same_handlers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_versions_are_spoken() {
     use rustls::version::{TLS12, TLS13};
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     for version in [&TLS12, &TLS13] {
         let mut roots = rustls::RootCertStore::empty();
@@ -133,7 +133,7 @@ async fn both_versions_are_spoken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_in_common_to_speak_is_refused() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let client = ClientTlsConfig { alpn: vec![Alpn::Http2], ..house.client.clone() };
     let error = ask(&client, addr).await.expect_err("refused");
@@ -142,7 +142,7 @@ async fn nothing_in_common_to_speak_is_refused() {
 
 #[test]
 fn settings_that_contradict_each_other_are_refused() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let nobody = ClientTlsConfig { ca_file: None, ..house.client.clone() };
     let half =
         ClientTlsConfig { certificate_file: Some(house.folder.path("server.pem")), ..house.client.clone() };

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PKCS_RSA_SHA256};
 use router_tls::{ClientCertificate, HandshakeLimits, ServerTls, ServerTlsConfig, TlsError};
 
-use crate::support::{Authority, House, ask, serve};
+use crate::support::{Authority, TlsFixture, ask, serve};
 
 fn armour(label: &str, der: &[u8]) -> String {
     let text = base64::engine::general_purpose::STANDARD.encode(der);
@@ -14,7 +14,7 @@ fn armour(label: &str, der: &[u8]) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_all_forms_are_taken() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let forms = [
         ("PRIVATE KEY", &PKCS_ECDSA_P256_SHA256, false),
         ("PRIVATE KEY", &PKCS_ED25519, false),
@@ -48,7 +48,7 @@ fn second_sequence(pkcs8: &[u8]) -> usize {
 
 #[test]
 fn errors_name_the_file_and_what_is_wrong() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let write = |name: &str, text: &str| house.folder.write(name, text);
     let own = house.server.clone();
     let missing = house.folder.path("missing");

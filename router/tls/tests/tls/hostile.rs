@@ -7,7 +7,7 @@ use router_tls::HandshakeLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{House, ask, serve, until};
+use crate::support::{TlsFixture, ask, serve, until};
 
 /// Sends bytes and returns the server's answer until it closes; a reset also counts as the end.
 async fn send(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
@@ -33,7 +33,7 @@ fn client_hello(version: [u8; 2]) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_tls_fails_alone() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let garbage: Vec<u8> = (0..2000_u32).map(|index| (index * 167 % 251) as u8).collect();
     let cases: [(&str, &[u8]); 4] = [
@@ -53,7 +53,7 @@ async fn what_is_not_tls_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_versions_are_refused_with_the_alert_that_says_so() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     // TLS 1.0, TLS 1.1, SSL 3: a fatal (2) alert (0x15), protocol_version (70).
     for version in [[3, 1], [3, 2], [3, 0]] {
@@ -69,7 +69,7 @@ async fn old_versions_are_refused_with_the_alert_that_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_silent_clients_hold_nobody_up() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let mut silent = Vec::new();
     for _ in 0..200 {
@@ -88,7 +88,7 @@ async fn two_hundred_silent_clients_hold_nobody_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_client_is_sent_away_in_time() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let limits = HandshakeLimits { timeout: Duration::from_millis(200), ..HandshakeLimits::default() };
     let (tls, addr) = serve(&house.server, limits).await;
     let started = Instant::now();
@@ -99,7 +99,7 @@ async fn a_silent_client_is_sent_away_in_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_the_limit_the_oldest_gives_way_when_it_had_its_time() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let patience = Duration::from_millis(400);
     let limits =
         HandshakeLimits { in_flight_max: 4, timeout_when_full: patience, ..HandshakeLimits::default() };
@@ -118,7 +118,7 @@ async fn at_the_limit_the_oldest_gives_way_when_it_had_its_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_number_of_handshakes_is_bounded() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let limits = HandshakeLimits {
         in_flight_max: 2,
         timeout: Duration::from_millis(600),

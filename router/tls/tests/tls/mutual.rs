@@ -4,18 +4,18 @@ use aws_lc_rs::digest::{SHA256, digest};
 use rcgen::KeyPair;
 use router_tls::{ClientCertificate, ClientTls, HandshakeLimits, ServerTls, ServerTlsConfig};
 
-use crate::support::{Authority, House, Link, ask, refusal, serve, until};
+use crate::support::{Authority, Link, TlsFixture, ask, refusal, serve, until};
 
 const SPIFFE: &str = "spiffe://example/ns/inference/sa/worker";
 
-fn asking(house: &House, client_certificate: ClientCertificate) -> ServerTlsConfig {
+fn asking(house: &TlsFixture, client_certificate: ClientCertificate) -> ServerTlsConfig {
     let client_ca_file = Some(house.folder.path("ca.pem"));
     ServerTlsConfig { client_ca_file, client_certificate, ..house.server.clone() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_required_certificate_lets_in_its_owner_and_nobody_else() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&asking(&house, ClientCertificate::Required), HandshakeLimits::default()).await;
     let error = refusal(&ClientTls::load(&house.client).expect("loaded"), addr).await;
     assert!(error.contains("CertificateRequired"), "{error}");
@@ -33,7 +33,7 @@ async fn a_required_certificate_lets_in_its_owner_and_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_optional_certificate_may_be_missing_but_not_bad() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&asking(&house, ClientCertificate::Optional), HandshakeLimits::default()).await;
     assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"));
     let (stranger, _) = house.client_with(&Authority::new(), "worker", &[]);
@@ -46,7 +46,7 @@ async fn an_optional_certificate_may_be_missing_but_not_bad() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_that_has_ended_is_refused() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&asking(&house, ClientCertificate::Required), HandshakeLimits::default()).await;
     let key = KeyPair::generate().expect("key");
     let ended = house.client_as(&house.authority.sign_with("ended", &[], 1_700_000_000, key));
@@ -58,7 +58,7 @@ async fn a_certificate_that_has_ended_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_connection_is_verified_and_by_the_roots_of_now() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (server, addr) =
         serve(&asking(&house, ClientCertificate::Optional), HandshakeLimits::default()).await;
     let (config, _) = house.client_with(&house.authority, "worker", &[]);
@@ -78,7 +78,7 @@ async fn every_connection_is_verified_and_by_the_roots_of_now() {
 
 #[test]
 fn roots_are_needed_to_ask_for_certificates() {
-    let house = House::new();
+    let house = TlsFixture::new();
     for mode in [ClientCertificate::Optional, ClientCertificate::Required] {
         let config = ServerTlsConfig { client_ca_file: None, ..asking(&house, mode) };
         let error = ServerTls::load(&config).expect_err("refused").to_string();

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use router_tls::{ClientTls, HandshakeLimits, ServerTls, ServerTlsConfig};
 
-use crate::support::{Folder, House, Link, certificate_of, serve, until};
+use crate::support::{Folder, Link, TlsFixture, certificate_of, serve, until};
 
 const EVERY: Duration = Duration::from_millis(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_connection_goes_on_and_a_new_one_sees_the_new_certificate() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let old = certificate_of(&house.server.certificate_file);
     let client = ClientTls::load(&house.client).expect("loaded");
@@ -33,7 +33,7 @@ async fn an_open_connection_goes_on_and_a_new_one_sees_the_new_certificate() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_new_file_keeps_the_old_one_and_says_why() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let old = certificate_of(&house.server.certificate_file);
     let client = ClientTls::load(&house.client).expect("loaded");
@@ -59,7 +59,7 @@ async fn a_bad_new_file_keeps_the_old_one_and_says_why() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watched_pair_is_taken_when_both_halves_are_there() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let watch = tokio::spawn(tls.clone().watch(EVERY));
     tokio::time::sleep(5 * EVERY).await;
@@ -81,7 +81,7 @@ async fn a_watched_pair_is_taken_when_both_halves_are_there() {
 /// As the kubelet does: `tls.crt` → `..data/tls.crt`, and `..data` → a folder that is replaced as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swapped_link_on_the_way_is_seen() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let secret = Folder::new();
     let publish = |version: &str| {
         let pair = house.authority.sign("gateway", &["localhost"]);
@@ -110,7 +110,7 @@ async fn a_swapped_link_on_the_way_is_seen() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_client_side_reloads_as_well() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
     let good = std::fs::read_to_string(house.folder.path("ca.pem")).expect("read");
     house.folder.write("ca.pem", &crate::support::Authority::new().pem);
@@ -125,7 +125,7 @@ async fn the_client_side_reloads_as_well() {
 
 #[test]
 fn a_change_between_the_load_and_the_watch_is_not_lost() {
-    let house = House::new();
+    let house = TlsFixture::new();
     let tls = ServerTls::load(&house.server).expect("loaded");
     house.renew();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

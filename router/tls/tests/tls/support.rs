@@ -111,14 +111,14 @@ impl Authority {
 }
 
 /// A folder with an authority's server certificate for `localhost` and 127.0.0.1.
-pub(crate) struct House {
+pub(crate) struct TlsFixture {
     pub(crate) folder: Folder,
     pub(crate) authority: Authority,
     pub(crate) server: ServerTlsConfig,
     pub(crate) client: ClientTlsConfig,
 }
 
-impl House {
+impl TlsFixture {
     pub(crate) fn new() -> Self {
         let folder = Folder::new();
         let authority = Authority::new();

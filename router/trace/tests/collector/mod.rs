@@ -28,7 +28,7 @@ use tonic::{Request, Response, Status};
 
 /// The collector's reaction to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum CollectorReply {
     /// Accepts the batch.
     Takes,
     /// Refuses the batch.
@@ -59,7 +59,7 @@ impl Received {
 
 #[derive(Clone)]
 struct Service {
-    manner: Arc<Mutex<Manner>>,
+    manner: Arc<Mutex<CollectorReply>>,
     received: Arc<Mutex<Received>>,
 }
 
@@ -93,9 +93,9 @@ impl Service {
     async fn behave(&self) -> Result<(), Status> {
         let manner = *self.manner.lock().expect("lock");
         match manner {
-            Manner::Takes => Ok(()),
-            Manner::Refuses => Err(Status::unauthenticated("no")),
-            Manner::Hangs => std::future::pending().await,
+            CollectorReply::Takes => Ok(()),
+            CollectorReply::Refuses => Err(Status::unauthenticated("no")),
+            CollectorReply::Hangs => std::future::pending().await,
         }
     }
 }
@@ -103,12 +103,12 @@ impl Service {
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
     pub(crate) received: Arc<Mutex<Received>>,
-    pub(crate) manner: Arc<Mutex<Manner>>,
+    pub(crate) manner: Arc<Mutex<CollectorReply>>,
 }
 
 impl Collector {
     /// Serves on the test's runtime until that ends.
-    pub(crate) async fn start(address: &str, manner: Manner) -> Self {
+    pub(crate) async fn start(address: &str, manner: CollectorReply) -> Self {
         let listener = tokio::net::TcpListener::bind(address).await.expect("bind");
         let address = listener.local_addr().expect("address");
         let collector = Self { address, received: Arc::default(), manner: Arc::new(Mutex::new(manner)) };

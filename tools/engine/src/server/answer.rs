@@ -12,12 +12,12 @@ use router_tokens::Tokenizer;
 use tokio::sync::mpsc;
 
 use super::routes::{error_response, json_response};
-use crate::{Choice, Generation, Output};
+use crate::{Choice, Output, OutputStream};
 
 /// A request that the engine has taken.
 pub(super) struct Job {
     pub(super) answer: Answer,
-    pub(super) generations: Vec<Generation>,
+    pub(super) generations: Vec<OutputStream>,
     /// The prompts' texts, when they are part of the output.
     pub(super) echo: Option<Vec<String>>,
     pub(super) prompt_tokens: usize,
@@ -125,7 +125,7 @@ fn streamed(mut job: Job) -> Stream {
 /// Returns the number of tokens and of cached prompt tokens; `None` when the output has no end.
 async fn stream_choice(
     job: std::sync::Arc<Job>,
-    mut generation: Generation,
+    mut generation: OutputStream,
     index: u32,
     echo: String,
     sender: mpsc::Sender<Bytes>,

@@ -454,7 +454,7 @@ fn submit(
     salt: Option<&str>,
     transfer: TransferParams,
     grammar: Option<Grammar>,
-) -> Result<Vec<crate::Generation>, ApiError> {
+) -> Result<Vec<crate::OutputStream>, ApiError> {
     let TransferParams { handoff, retain_for } = transfer;
     let (push_to, fetch_from) = match handoff {
         None => (None, None),

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::ask::{Ask, Surface};
+use super::ask::{ParsedRequest, Surface};
 use super::{anthropic, openai, responses};
 use crate::output_generator::{Ending, Output};
 use crate::worker::{Running, Worker};
@@ -38,7 +38,7 @@ pub(super) enum Break {
 /// An answer in progress.
 pub(super) struct Answer {
     pub(super) worker: Arc<Worker>,
-    pub(super) ask: Ask,
+    pub(super) ask: ParsedRequest,
     pub(super) choices: Vec<Choice>,
     pub(super) id: String,
     pub(super) created: u64,
@@ -64,7 +64,13 @@ pub(super) struct Usage {
 }
 
 impl Answer {
-    pub(super) fn new(worker: Arc<Worker>, ask: Ask, choices: Vec<Choice>, id: String, created: u64) -> Self {
+    pub(super) fn new(
+        worker: Arc<Worker>,
+        ask: ParsedRequest,
+        choices: Vec<Choice>,
+        id: String,
+        created: u64,
+    ) -> Self {
         let mut answer = Self {
             worker,
             ask,

@@ -29,7 +29,7 @@ pub(crate) enum Surface {
 
 /// Output required by a tool choice or a response format.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Forced {
+pub(crate) struct ForcedOutput {
     pub(crate) text: String,
     /// The tool that is called with this text.
     pub(crate) tool: Option<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Forced {
 
 /// A request of any surface, checked and in token ids.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct ParsedRequest {
     pub(crate) surface: Surface,
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) choices: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Ask {
     pub(crate) tokens_as_ids: bool,
     /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<usize>,
-    pub(crate) forced: Option<Forced>,
+    pub(crate) forced: Option<ForcedOutput>,
     /// The LoRA adapter that the request names.
     pub(crate) adapter: Option<String>,
     /// Texts that enter the hash of the first block.
@@ -60,7 +60,7 @@ pub(crate) struct Ask {
     pub(crate) request_id: Option<String>,
 }
 
-impl Ask {
+impl ParsedRequest {
     /// Checks a body of `/v1/completions` or `/v1/chat/completions`, or one converted to their form.
     pub(crate) fn new(worker: &Worker, surface: Surface, body: Body<'_>) -> Result<Self, Refusal> {
         let config = &worker.config;
@@ -273,7 +273,7 @@ fn render_chat(
 }
 
 /// Returns the output that a tool choice or a response format requires.
-fn forced(body: &Body<'_>) -> Result<Option<Forced>, Refusal> {
+fn forced(body: &Body<'_>) -> Result<Option<ForcedOutput>, Refusal> {
     if let Some(tools) = body.tools.as_ref().and_then(Value::as_array).filter(|tools| !tools.is_empty()) {
         let choice = body.tool_choice.as_ref().unwrap_or(&Value::Null);
         let named = choice["function"]["name"].as_str();
@@ -292,15 +292,15 @@ fn forced(body: &Body<'_>) -> Result<Option<Forced>, Refusal> {
                 parameters => schema::instance(parameters),
             };
             let name = tool["function"]["name"].as_str().unwrap_or_default().to_owned();
-            return Ok(Some(Forced { text: arguments.to_string(), tool: Some(name) }));
+            return Ok(Some(ForcedOutput { text: arguments.to_string(), tool: Some(name) }));
         }
     }
     let structured = body.structured_outputs.as_ref().and_then(|outputs| outputs.get("json"));
     let format = body.response_format.as_ref().unwrap_or(&Value::Null);
     let schema = match format["type"].as_str() {
         Some("json_schema") => Some(&format["json_schema"]["schema"]),
-        Some("json_object") => return Ok(Some(Forced { text: "{}".to_owned(), tool: None })),
+        Some("json_object") => return Ok(Some(ForcedOutput { text: "{}".to_owned(), tool: None })),
         _ => structured.or(body.guided_json.as_ref()),
     };
-    Ok(schema.map(|schema| Forced { text: schema::instance(schema).to_string(), tool: None }))
+    Ok(schema.map(|schema| ForcedOutput { text: schema::instance(schema).to_string(), tool: None }))
 }

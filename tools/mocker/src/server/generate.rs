@@ -9,7 +9,7 @@ use http::StatusCode;
 use hyper::Response;
 
 use super::answer::{Answer, Break, Choice, Payload};
-use super::ask::{Ask, Surface};
+use super::ask::{ParsedRequest, Surface};
 use super::handoff;
 use super::refusal::Refusal;
 use super::reply::{self, EVENT_STREAM, JSON};
@@ -65,7 +65,7 @@ async fn draw(worker: &Worker) -> Result<DrawnFaults, Failure> {
 }
 
 /// Returns `chatcmpl-` and the client's own id, or a generated one.
-fn answer_id(worker: &Worker, ask: &Ask, header: Option<&str>) -> String {
+fn answer_id(worker: &Worker, ask: &ParsedRequest, header: Option<&str>) -> String {
     let prefix = match ask.surface {
         Surface::Completion => "cmpl-",
         Surface::Chat | Surface::Messages => "chatcmpl-",
@@ -81,7 +81,7 @@ fn answer_id(worker: &Worker, ask: &Ask, header: Option<&str>) -> String {
     }
 }
 
-fn outputs(worker: &Worker, ask: &Ask) -> Vec<Arc<Output>> {
+fn outputs(worker: &Worker, ask: &ParsedRequest) -> Vec<Arc<Output>> {
     let model = &worker.model;
     let output = |prompt: &Vec<u32>| match &ask.forced {
         Some(forced) => model.voice.forced_output(&model.text, &forced.text, &ask.limits),
@@ -93,7 +93,7 @@ fn outputs(worker: &Worker, ask: &Ask) -> Vec<Arc<Output>> {
 /// Answers a request.
 pub(super) async fn generate(
     worker: Arc<Worker>,
-    mut ask: Ask,
+    mut ask: ParsedRequest,
     request_id: Option<&str>,
 ) -> Result<Response<Payload>, Failure> {
     let drawn = draw(&worker).await?;

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use router_engines::connector_params::RETAIN_SECONDS;
 use serde_json::{Value, json};
 
-use super::ask::{Ask, Surface};
+use super::ask::{ParsedRequest, Surface};
 use super::refusal::Refusal;
 use super::request::Rooms;
 use crate::fault::mix;
-use crate::rooms::{self, RoomError, RoomGuard};
+use crate::rooms::{self, RendezvousError, RendezvousGuard};
 use crate::stats;
 use crate::worker::Worker;
 use crate::{Dialect, LoadFailure, Role, lease};
@@ -32,19 +32,19 @@ pub(super) struct Leg {
     pub(super) is_external: bool,
     /// Number of cached tokens that the decode leg reports.
     pub(super) report_cached: Option<usize>,
-    room: Option<RoomGuard>,
+    room: Option<RendezvousGuard>,
     /// As in a prefill server of SGLang: the prompt and the first token are computed, whatever output the
     /// request asks for, and the leg ends once its blocks are fetched.
     pub(super) is_prompt_alone: bool,
     answers_transfer: bool,
 }
 
-fn not_met(_: RoomError) -> Refusal {
+fn not_met(_: RendezvousError) -> Refusal {
     Refusal::internal("The other leg of the hand-off did not come before the bootstrap timeout.")
 }
 
 /// Runs the steps before the computation.
-pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<Leg, Refusal> {
+pub(super) async fn before(worker: &Arc<Worker>, ask: &ParsedRequest, id: &str) -> Result<Leg, Refusal> {
     let config = &worker.config;
     if config.dialect == Dialect::Sglang {
         if config.role == Role::Both {
@@ -135,7 +135,7 @@ async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Re
     let (engine, cached) = room.offered_by(within).await.map_err(not_met)?;
     let is_pulled = lease::pull(&engine, &name);
     room.fetched();
-    if is_pulled { loaded(worker, true, Some(cached)) } else { Err(not_met(RoomError::GivenUp)) }
+    if is_pulled { loaded(worker, true, Some(cached)) } else { Err(not_met(RendezvousError::GivenUp)) }
 }
 
 impl Leg {

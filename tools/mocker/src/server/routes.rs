@@ -10,7 +10,7 @@ use router_engines::intake::IntakeError;
 use serde_json::{Value, json};
 
 use super::answer::Payload;
-use super::ask::{Ask, Surface, chat_prompt};
+use super::ask::{ParsedRequest, Surface, chat_prompt};
 use super::generate::{Failure, generate};
 use super::refusal::Refusal;
 use super::request::Body;
@@ -87,7 +87,7 @@ async fn answer(
 }
 
 async fn start(served: &Arc<ServerState>, surface: Surface, headers: &HeaderMap, body: Body<'_>) -> Answered {
-    let ask = Ask::new(&served.worker, surface, body)?;
+    let ask = ParsedRequest::new(&served.worker, surface, body)?;
     let request_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     generate(Arc::clone(&served.worker), ask, request_id).await
 }

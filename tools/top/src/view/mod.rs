@@ -96,7 +96,7 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, state: &State, status: &Stat
     ])
     .areas(area);
     tiles::draw(frame, tiles_area, state, status);
-    tiles::counters(frame, counters, status, state.history.course_span());
+    tiles::counters(frame, counters, status, state.history.series_span());
     if is_tall {
         latency::charts(frame, latency_area, state, status, display);
         pools::tiers(frame, pools_area, status);

@@ -20,7 +20,7 @@ struct Tile {
     title: &'static str,
     value: String,
     beside: String,
-    course: fn(&Point) -> Option<f64>,
+    series: fn(&Point) -> Option<f64>,
     /// Upper end of the sparkline; `None`: the highest value.
     top: Option<f64>,
 }
@@ -45,35 +45,35 @@ fn tiles(state: &State, status: &Status) -> [Tile; 5] {
             title: "requests/s",
             value: rate(now.map(|rates| rates.requests)),
             beside: format!("{span} {}", rate(window.map(|rates| rates.requests))),
-            course: |point| point.requests,
+            series: |point| point.requests,
             top: None,
         },
         Tile {
             title: "tokens/s",
             value: rate(now.map(|rates| rates.generated_tokens)),
             beside: format!("in {}", rate(now.map(|rates| rates.prompt_tokens))),
-            course: |point| point.tokens,
+            series: |point| point.tokens,
             top: None,
         },
         Tile {
             title: "active",
             value: units::count(status.active),
             beside: format!("of {}", units::count(Some(counters.requests))),
-            course: |point| point.active,
+            series: |point| point.active,
             top: None,
         },
         Tile {
             title: "waiting",
             value: units::count(status.waiting),
             beside: format!("shed {}", units::count(Some(counters.shed))),
-            course: |point| point.waiting,
+            series: |point| point.waiting,
             top: None,
         },
         Tile {
             title: "hit rate",
             value: units::percent(window.and_then(|rates| rates.hit_rate)),
             beside: format!("all {}", units::percent(share(counters.cached_tokens, counters.prompt_tokens))),
-            course: |point| point.hit_rate,
+            series: |point| point.hit_rate,
             top: Some(1.0),
         },
     ]
@@ -83,19 +83,19 @@ fn draw_tile(frame: &mut Frame<'_>, area: Rect, tile: &Tile, state: &State) {
     let block = titled(tile.title);
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    let [value, course] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(inner);
+    let [value, series] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(inner);
     let line = Line::from(vec![
         Span::styled(tile.value.as_str(), Style::new().add_modifier(Modifier::BOLD)),
         Span::styled(format!("  {}", tile.beside), DIM),
     ]);
     frame.render_widget(line, value);
-    let points = state.history.course(usize::from(course.width), tile.course);
+    let points = state.history.series(usize::from(series.width), tile.series);
     let scaled: Vec<Option<u64>> =
         points.iter().map(|value| value.map(|value| (value * SCALE) as u64)).collect();
     // A series of zeros is scaled by 1.
     let highest = scaled.iter().flatten().max().copied().unwrap_or(0).max(1);
     let top = tile.top.map_or(highest, |top| (top * SCALE) as u64);
-    frame.render_widget(Sparkline::default().data(scaled).max(top).style(BAR), course);
+    frame.render_widget(Sparkline::default().data(scaled).max(top).style(BAR), series);
 }
 
 /// Draws the counters of failures and the size of the index.

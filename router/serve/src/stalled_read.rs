@@ -32,7 +32,7 @@ struct Shared {
 }
 
 /// An answer that is aborted when its next frame is not polled in time.
-pub struct UnreadBody {
+pub struct StalledReadBody {
     shared: Arc<Mutex<Shared>>,
     clock: JoinHandle<()>,
 }
@@ -41,7 +41,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl UnreadBody {
+impl StalledReadBody {
     /// Aborts `inner` when no frame is polled within `limit` after the last delivered one.
     #[must_use]
     pub fn new(inner: Body, limit: Duration) -> Self {
@@ -79,13 +79,13 @@ async fn watch(shared: Arc<Mutex<Shared>>, limit: Duration) {
     }
 }
 
-impl Drop for UnreadBody {
+impl Drop for StalledReadBody {
     fn drop(&mut self) {
         self.clock.abort();
     }
 }
 
-impl HttpBody for UnreadBody {
+impl HttpBody for StalledReadBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -157,7 +157,7 @@ mod tests {
         Body::from_stream(frames)
     }
 
-    async fn next(body: &mut UnreadBody) -> Option<Result<Frame<Bytes>, axum::Error>> {
+    async fn next(body: &mut StalledReadBody) -> Option<Result<Frame<Bytes>, axum::Error>> {
         poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await
     }
 
@@ -173,13 +173,13 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_is_not_read_is_given_up() {
         let held = Arc::new(());
-        let mut unread = UnreadBody::new(body(1000, &held), LIMIT);
-        assert!(next(&mut unread).await.is_some_and(|frame| frame.is_ok()));
+        let mut stalled_read = StalledReadBody::new(body(1000, &held), LIMIT);
+        assert!(next(&mut stalled_read).await.is_some_and(|frame| frame.is_ok()));
         freed(&held).await;
-        assert!(next(&mut unread).await.is_some_and(|frame| frame.is_err()));
-        assert!(next(&mut unread).await.is_none());
+        assert!(next(&mut stalled_read).await.is_some_and(|frame| frame.is_err()));
+        assert!(next(&mut stalled_read).await.is_none());
         // A body that is never read is aborted, too.
-        let never = UnreadBody::new(body(1, &held), LIMIT);
+        let never = StalledReadBody::new(body(1, &held), LIMIT);
         freed(&held).await;
         drop(never);
     }
@@ -191,13 +191,13 @@ mod tests {
             sleep(LIMIT * 4).await;
             Ok::<_, Infallible>("late")
         });
-        let mut unread = UnreadBody::new(Body::from_stream(slow), LIMIT);
-        assert!(next(&mut unread).await.is_some_and(|frame| frame.is_ok()));
-        assert!(next(&mut unread).await.is_none());
+        let mut stalled_read = StalledReadBody::new(Body::from_stream(slow), LIMIT);
+        assert!(next(&mut stalled_read).await.is_some_and(|frame| frame.is_ok()));
+        assert!(next(&mut stalled_read).await.is_none());
         // A body that is read to its end is freed, too.
-        let mut unread = UnreadBody::new(body(100, &held), LIMIT);
+        let mut stalled_read = StalledReadBody::new(body(100, &held), LIMIT);
         let mut frames = 0;
-        while let Some(frame) = next(&mut unread).await {
+        while let Some(frame) = next(&mut stalled_read).await {
             frame.expect("a frame");
             frames += 1;
         }

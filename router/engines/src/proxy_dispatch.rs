@@ -1,7 +1,7 @@
 //! A request that a proxy sends in the gateway's place.
 //!
 //! A proxy that speaks Envoy's `ext_proc` asks where a request should go, and sends it there itself. The gateway treats it like
-//! any other request up to the moment of sending; then the [`ProxyHandover`] takes the [`Call`] to the proxy's side, and the
+//! any other request up to the moment of sending; then the [`ProxyDispatch`] takes the [`Call`] to the proxy's side, and the
 //! engine's answer comes back through it as a [`ReplyBody`].
 //!
 //! Invariant: one request is handed over once. A second attempt is refused, so nothing is computed twice.
@@ -19,7 +19,7 @@ const PIECES_MAX: usize = 8;
 
 /// Channel to the proxy that one request came from.
 #[derive(Debug, Clone)]
-pub struct ProxyHandover(Arc<Inner>);
+pub struct ProxyDispatch(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -43,18 +43,18 @@ pub struct ProxyRequest {
 
 /// Sends the head of an engine's answer, or the error in its place, to the request.
 #[derive(Debug)]
-pub struct ReplySender(oneshot::Sender<Result<Response<mpsc::Receiver<Piece>>, HandoverError>>);
+pub struct ReplySender(oneshot::Sender<Result<Response<mpsc::Receiver<Piece>>, ProxyDispatchError>>);
 
 /// Reason for which a proxy returned no engine's answer.
 #[derive(Debug)]
-pub enum HandoverError {
+pub enum ProxyDispatchError {
     /// The worker could not be reached, or broke the connection off.
     Worker(UpstreamError),
     /// Another reason: the client disconnected, or a limit of the proxy was reached.
     Proxy(UpstreamError),
 }
 
-impl std::fmt::Display for HandoverError {
+impl std::fmt::Display for ProxyDispatchError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Worker(error) | Self::Proxy(error) => error.fmt(f),
@@ -62,7 +62,7 @@ impl std::fmt::Display for HandoverError {
     }
 }
 
-impl std::error::Error for HandoverError {}
+impl std::error::Error for ProxyDispatchError {}
 
 fn upstream_error(worker: &str, reason: &str) -> UpstreamError {
     UpstreamError { worker: worker.to_owned(), reason: reason.to_owned(), is_too_large: false }
@@ -82,7 +82,7 @@ pub enum Piece {
     End,
 }
 
-impl ProxyHandover {
+impl ProxyDispatch {
     /// Returns a channel to a proxy, and its other end. `shows_answers`: the proxy passes on the bodies of answers, not only
     /// their heads. `among`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
     #[must_use]
@@ -115,8 +115,8 @@ impl ProxyHandover {
         &self,
         upstream: &Arc<Upstream>,
         call: Call,
-    ) -> Result<Response<ReplyBody>, HandoverError> {
-        let error = |reason: &str| HandoverError::Proxy(upstream_error(upstream.base(), reason));
+    ) -> Result<Response<ReplyBody>, ProxyDispatchError> {
+        let error = |reason: &str| ProxyDispatchError::Proxy(upstream_error(upstream.base(), reason));
         let to_proxy = self.0.to_proxy.lock().unwrap_or_else(PoisonError::into_inner).take();
         let to_proxy = to_proxy.ok_or_else(|| error("the proxy has sent this request already"))?;
         let (sender, head) = oneshot::channel();
@@ -147,8 +147,11 @@ impl ReplySender {
     /// Reports that the proxy answered in the engine's place, for this reason.
     pub fn failed(self, worker: &str, reason: &str, is_worker_failure: bool) {
         let error = upstream_error(worker, reason);
-        let error =
-            if is_worker_failure { HandoverError::Worker(error) } else { HandoverError::Proxy(error) };
+        let error = if is_worker_failure {
+            ProxyDispatchError::Worker(error)
+        } else {
+            ProxyDispatchError::Proxy(error)
+        };
         // The request may have been given up.
         let _given_up = self.0.send(Err(error));
     }
@@ -161,12 +164,12 @@ mod tests {
     #[tokio::test]
     async fn a_request_is_handed_over_once_and_its_answer_comes_back() {
         let upstream = Upstream::new("http://engine:8000", None);
-        let (handover, proxy) = ProxyHandover::new(true, None);
+        let (proxy_dispatch, proxy) = ProxyDispatch::new(true, None);
         let call = || Call::json("/v1/completions", Bytes::from_static(b"{}"));
         let asked = tokio::spawn({
-            let (handover, upstream) = (handover.clone(), Arc::clone(&upstream));
+            let (proxy_dispatch, upstream) = (proxy_dispatch.clone(), Arc::clone(&upstream));
             async move {
-                let reply = handover.send(&upstream, call()).await.expect("an answer");
+                let reply = proxy_dispatch.send(&upstream, call()).await.expect("an answer");
                 reply.into_body().whole(1 << 10).await
             }
         });
@@ -179,16 +182,17 @@ mod tests {
             pieces.send(piece).await.expect("it is read");
         }
         assert_eq!(asked.await.expect("no panic").expect("an answer"), "abc");
-        let again = handover.send(&upstream, call()).await.expect_err("once only");
+        let again = proxy_dispatch.send(&upstream, call()).await.expect_err("once only");
         assert!(again.to_string().contains("already"), "{again}");
     }
 
     #[tokio::test]
     async fn a_body_without_an_end_has_broken_off() {
         let upstream = Upstream::new("http://engine:8000", None);
-        let (handover, proxy) = ProxyHandover::new(true, None);
+        let (proxy_dispatch, proxy) = ProxyDispatch::new(true, None);
         let whole = async {
-            let reply = handover.send(&upstream, Call::json("/", Bytes::new())).await.expect("an answer");
+            let reply =
+                proxy_dispatch.send(&upstream, Call::json("/", Bytes::new())).await.expect("an answer");
             reply.into_body().whole(99).await
         };
         let cut = async {

@@ -16,20 +16,20 @@ pub struct PoolTarget {
 }
 
 /// The latest counts of all pools; `None` until the planner has decided once.
-pub type WantedCounts = watch::Receiver<Option<Vec<PoolTarget>>>;
+pub type DesiredCounts = watch::Receiver<Option<Vec<PoolTarget>>>;
 
 /// Sending end of the counts, for the planner.
 #[derive(Debug)]
-pub struct WantedSender(watch::Sender<Option<Vec<PoolTarget>>>);
+pub struct DesiredSender(watch::Sender<Option<Vec<PoolTarget>>>);
 
 /// Creates a channel that holds the latest counts.
 #[must_use]
-pub fn wanted_counts() -> (WantedSender, WantedCounts) {
+pub fn desired_counts() -> (DesiredSender, DesiredCounts) {
     let (sender, receiver) = watch::channel(None);
-    (WantedSender(sender), receiver)
+    (DesiredSender(sender), receiver)
 }
 
-impl WantedSender {
+impl DesiredSender {
     /// Publishes the counts of all pools. Receivers wake only if the counts differ from the previous ones.
     pub fn publish(&self, pools: Vec<PoolTarget>) {
         self.0.send_if_modified(|last| {
