@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use dataplane_cuda::{Device, DeviceMemory, Priority, Region, Stream};
 use dataplane_gpu::{
-    CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane, SubmitError, Sums,
+    BlockCopy, CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Plane, SubmitError,
+    Sums,
 };
 use dataplane_kernels::{EngineTensors, HeadRange, InnerOrder, KeyValueLayout, SlotLayout};
 
@@ -72,7 +73,7 @@ struct Rig {
     copies: Copies,
     queue: KernelQueue,
     plain: CopyRoute,
-    pairs: Vec<Pair>,
+    pairs: Vec<BlockCopy>,
     /// One copy of as many bytes as a batch reads.
     whole: dataplane_cuda::CopyRequest,
     bytes: u64,
@@ -132,7 +133,7 @@ impl Rig {
             .find(|&stride| gcd(stride, blocks.into()) == 1);
         let stride = stride.context("a stride")?;
         let pairs = (0..blocks)
-            .map(|slot| Pair { block: u64::from(slot) * stride % u64::from(blocks), slot })
+            .map(|slot| BlockCopy { block: u64::from(slot) * stride % u64::from(blocks), slot })
             .collect();
         let whole = piece((from, 0), (to, 0), copied);
         Ok(Self { copies, queue, plain, pairs, whole, bytes, failed: None })

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::Result;
-use control_planner::peer_laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
+use control_planner::peer_policies::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
 use control_planner::{
     CAPACITY_OF, Engine, Headroom, Observation, Outcome, Planner, PlannerConfig, PlannerPolicy, PoolConfig,
     Request, ScalingPolicy, Setup, StepTime, WorkerCounts, choose_headroom, simulate,

@@ -7,7 +7,7 @@ use dataplane_memory::{SlabKind, SlotRef};
 use super::args::Op;
 use super::memory;
 use super::node::Node;
-use super::places::{Place, Shape};
+use super::places::{Shape, SlotOffset};
 use super::sizes::RowShape;
 
 /// The peer's slots, by name.
@@ -79,12 +79,12 @@ impl Piece {
     }
 }
 
-fn here(slots: &[SlotRef], place: Place) -> Result<(SlotRef, u32)> {
+fn here(slots: &[SlotRef], place: SlotOffset) -> Result<(SlotRef, u32)> {
     let slot = slots.get(place.slot).with_context(|| format!("no slot {} here", place.slot))?;
     Ok((slot.clone(), place.offset))
 }
 
-fn there(slab: SlabKind, names: &[(u32, u32)], place: Place) -> Result<Target> {
+fn there(slab: SlabKind, names: &[(u32, u32)], place: SlotOffset) -> Result<Target> {
     let &(slot, generation) =
         names.get(place.slot).with_context(|| format!("no slot {} there", place.slot))?;
     Ok(Target { slab, slot, generation, offset: place.offset })

@@ -29,7 +29,7 @@ pub(super) struct Shape {
 
 /// Index of a slot among those in use, and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SlotOffset {
     pub(super) slot: usize,
     pub(super) offset: u32,
 }
@@ -74,9 +74,9 @@ impl Shape {
     }
 
     /// Returns the place of piece `index`.
-    pub(super) fn place(self, slot_bytes: usize, index: u32) -> Place {
+    pub(super) fn place(self, slot_bytes: usize, index: u32) -> SlotOffset {
         let per_slot = (slot_bytes / self.pitch() as usize).max(1) as u32;
-        Place { slot: (index / per_slot) as usize, offset: index % per_slot * self.pitch() }
+        SlotOffset { slot: (index / per_slot) as usize, offset: index % per_slot * self.pitch() }
     }
 
     /// Returns the number of pieces that fit.

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::engine::{self, Place};
+use crate::engine::{self, WorkerAddress};
 use crate::graph::Graph;
 use crate::machine::workers;
 use crate::settings::{self, Workers};
@@ -37,7 +37,7 @@ pub(crate) fn render(graph: &Graph) -> Result<Rendered, String> {
     );
     let mut volumes = Map::new();
     for worker in &workers {
-        let place = Place { listen: "0.0.0.0", own: &worker.name, port: PORT, node: None };
+        let place = WorkerAddress { listen: "0.0.0.0", own: &worker.name, port: PORT, node: None };
         let program = engine::program(graph, worker.spec, &place);
         let command: Vec<String> = program.command.iter().map(|word| literal(word)).collect();
         let environment: Map<String, Value> =

@@ -24,7 +24,7 @@ const SIDE_CHANNEL: u16 = 3000;
 const BOOTSTRAP: u16 = 4000;
 
 /// Addresses and port of one worker.
-pub(crate) struct Place<'a> {
+pub(crate) struct WorkerAddress<'a> {
     /// Address on which the worker listens.
     pub(crate) listen: &'a str,
     /// Address at which other workers reach the worker.
@@ -120,7 +120,7 @@ fn says_parallelism(graph: &Graph, spec: &RoleSpec) -> bool {
 }
 
 /// Returns the program of one worker.
-pub(crate) fn program(graph: &Graph, spec: &RoleSpec, place: &Place<'_>) -> Program {
+pub(crate) fn program(graph: &Graph, spec: &RoleSpec, place: &WorkerAddress<'_>) -> Program {
     let mut environment = graph.environment.clone();
     environment.extend(spec.environment.clone());
     let mut set = |name: &str, value: String| {
@@ -228,8 +228,8 @@ mod tests {
     use super::*;
     use crate::graph::{from_toml, tests::DISAGGREGATED};
 
-    fn place(node: Option<Node<'_>>) -> Place<'_> {
-        Place { listen: "0.0.0.0", own: "10.0.0.1", port: 8000, node }
+    fn place(node: Option<Node<'_>>) -> WorkerAddress<'_> {
+        WorkerAddress { listen: "0.0.0.0", own: "10.0.0.1", port: 8000, node }
     }
 
     fn line(graph: &Graph, role: usize, node: Option<Node<'_>>) -> String {

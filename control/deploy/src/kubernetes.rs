@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::engine::{self, HEALTH, Node, Place, Program};
+use crate::engine::{self, HEALTH, Node, Program, WorkerAddress};
 use crate::graph::{Engine, Graph, Role, RoleSpec};
 use crate::settings::{self, Workers};
 use crate::unused::comment;
@@ -429,7 +429,7 @@ fn worker_program(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Pro
     let mut spec = spec.clone();
     spec.arguments = spec.arguments.iter().map(literal).collect();
     spec.environment = literals(&spec.environment);
-    let place = Place { listen: "0.0.0.0", own: "$(POD_IP)", port: PORT, node };
+    let place = WorkerAddress { listen: "0.0.0.0", own: "$(POD_IP)", port: PORT, node };
     engine::program(&graph, &spec, &place)
 }
 

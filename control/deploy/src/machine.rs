@@ -1,6 +1,6 @@
 //! Workers of one machine, each with its own ports and devices.
 
-use crate::engine::{self, EVENTS, Place, Program, REPLAY};
+use crate::engine::{self, EVENTS, Program, REPLAY, WorkerAddress};
 use crate::graph::{Graph, Role, RoleSpec};
 
 /// Port of the first worker.
@@ -60,7 +60,7 @@ pub(crate) fn workers(graph: &Graph) -> Result<Vec<Worker<'_>>, String> {
 impl Worker<'_> {
     /// Returns the worker's process, listening on loopback.
     pub(crate) fn program(&self, graph: &Graph) -> Program {
-        let place = Place { listen: "127.0.0.1", own: "127.0.0.1", port: self.port, node: None };
+        let place = WorkerAddress { listen: "127.0.0.1", own: "127.0.0.1", port: self.port, node: None };
         let mut program = engine::program(graph, self.spec, &place);
         if !self.devices.is_empty() {
             program.environment.insert("CUDA_VISIBLE_DEVICES".to_owned(), self.devices.clone());

@@ -23,24 +23,24 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Address of the administrators' listener.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Place {
+pub(crate) enum AdminAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
 /// Parses `gateway.admin_listen`; `None`: the API's port serves administrators.
-pub(crate) fn place(settings: &Settings) -> Result<Option<Place>> {
+pub(crate) fn place(settings: &Settings) -> Result<Option<AdminAddress>> {
     let Some(text) = compose::some(&settings.gateway.admin_listen) else { return Ok(None) };
     let place = match text.strip_prefix("unix:") {
-        Some(path) => Place::Unix(path.into()),
-        None => Place::Tcp(text.parse().with_context(|| {
+        Some(path) => AdminAddress::Unix(path.into()),
+        None => AdminAddress::Tcp(text.parse().with_context(|| {
             format!("gateway.admin_listen: {text:?} is neither like `127.0.0.1:9090` nor like `unix:/path`")
         })?),
     };
     Ok(Some(place))
 }
 
-impl Place {
+impl AdminAddress {
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(address) => Some(*address),
@@ -51,7 +51,7 @@ impl Place {
 
 /// Binds the listener and serves it in a task until `stop`. Beyond loopback it uses TLS if the gateway does.
 pub(crate) async fn start(
-    place: &Place,
+    place: &AdminAddress,
     gateway: &Arc<Gateway>,
     tls: Option<&Arc<ServerTls>>,
     stop: &http::Stop,
@@ -59,12 +59,12 @@ pub(crate) async fn start(
 ) -> Result<JoinHandle<()>> {
     let (routes, stop) = (admin_router(Arc::clone(gateway)), stop.clone());
     match place {
-        Place::Unix(path) => {
+        AdminAddress::Unix(path) => {
             let listener = SocketListener::bind(path)
                 .with_context(|| format!("gateway.admin_listen: cannot listen on {}", path.display()))?;
             Ok(tokio::spawn(http::serve(listener, routes, stop)))
         }
-        Place::Tcp(address) => {
+        AdminAddress::Tcp(address) => {
             let listener = http::bind(*address).await?;
             Ok(match tls.filter(|_| !address.ip().is_loopback()) {
                 None => {
@@ -148,8 +148,11 @@ mod tests {
         };
         assert_eq!(place_of("").expect("good"), None);
         let address = "127.0.0.1:9090".parse().expect("an address");
-        assert_eq!(place_of("127.0.0.1:9090").expect("good"), Some(Place::Tcp(address)));
-        assert_eq!(place_of("unix:/run/k.sock").expect("good"), Some(Place::Unix("/run/k.sock".into())));
+        assert_eq!(place_of("127.0.0.1:9090").expect("good"), Some(AdminAddress::Tcp(address)));
+        assert_eq!(
+            place_of("unix:/run/k.sock").expect("good"),
+            Some(AdminAddress::Unix("/run/k.sock".into()))
+        );
         for bad in ["9090", "/run/k.sock", "localhost:9090"] {
             let error = place_of(bad).expect_err(bad).to_string();
             assert!(error.contains("gateway.admin_listen"), "{error}");

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use dataplane_ebpf::{EbpfError, EngineTimes, EngineProbe, Histogram};
+use dataplane_ebpf::{EbpfError, EngineProbe, EngineTimes, Histogram};
 use serde_json::{Value, json};
 
 use crate::engine_processes::Machine;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use control_config::Settings;
 use router_engines::dialect::host_of;
 
-use crate::admin::Place;
+use crate::admin::AdminAddress;
 use crate::compose;
 
 fn is_beyond_loopback(address: &SocketAddr) -> bool {
@@ -54,7 +54,7 @@ pub(crate) fn of_control(settings: &Settings) -> Option<String> {
 }
 
 /// Returns the warning of a gateway without keys that has an administrators' listener.
-pub(crate) fn of_admin(settings: &Settings, place: Option<&Place>) -> Option<String> {
+pub(crate) fn of_admin(settings: &Settings, place: Option<&AdminAddress>) -> Option<String> {
     let address = place?.address().filter(is_beyond_loopback)?;
     (!compose::is_closed(settings)).then(|| {
         format!(
@@ -192,9 +192,10 @@ mod tests {
             "[control]\nkeda_listen = \"0.0.0.0:8091\"\n[planner]\nmode = \"act\"\nactuator = \"keda\"\n";
         assert!(control(keda).expect("said").contains("on 0.0.0.0:8091"));
 
-        let admin = |text: &str, address: &str| of_admin(&settings(text), Some(&Place::Tcp(at(address))));
+        let admin =
+            |text: &str, address: &str| of_admin(&settings(text), Some(&AdminAddress::Tcp(at(address))));
         assert_eq!(of_admin(&Settings::default(), None), None);
-        assert_eq!(of_admin(&Settings::default(), Some(&Place::Unix("/run/k.sock".into()))), None);
+        assert_eq!(of_admin(&Settings::default(), Some(&AdminAddress::Unix("/run/k.sock".into()))), None);
         assert_eq!(admin("", "127.0.0.1:9090"), None);
         assert_eq!(admin("[access]\nkeys_file = \"keys.toml\"\n", "0.0.0.0:9090"), None);
         assert!(admin("", "0.0.0.0:9090").expect("said").contains("access.keys_file"));

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 
 use crate::config_reload::ConfigReloader;
 use crate::discovery::{Discovery, PodArgs};
+use crate::ebpf::EbpfPrograms;
 use crate::http::{Signals, StopSource};
-use crate::kernel::EbpfPrograms;
 use crate::roster::Workers;
 use crate::tls::LOOK_EVERY;
 use crate::{GlobalArgs, admin, compose, exposure, http, process, roster, secret, shard, tls};
@@ -57,7 +57,7 @@ pub(crate) fn run(
     let requests_max = settings.gateway.requests_max as usize;
     let grpc_listen = grpc_address(&settings)?;
     let [picker_listen, picker_health] = picker_addresses(&settings)?;
-    let admin_address = admin.as_ref().and_then(admin::Place::address);
+    let admin_address = admin.as_ref().and_then(admin::AdminAddress::address);
     let own = [Some(listen), aside, grpc_listen, admin_address, picker_listen, picker_health]
         .into_iter()
         .flatten()

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tools_workload::{azure, mooncake};
 
 use crate::credentials::Credentials;
-use crate::law_plot::plot;
+use crate::policy_plot::plot;
 use crate::{planning, process};
 
 #[derive(Subcommand)]

@@ -16,7 +16,7 @@
 //!    within the available GPUs.
 //! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling law,
 //!    recorded demand, and the headroom that it needs.
-//! 7. `peer_laws`, `law_comparison`: scaling laws of peers, and how they and the planner do on one demand.
+//! 7. `peer_policies`, `policy_comparison`: scaling laws of peers, and how they and the planner do on one demand.
 
 #![forbid(unsafe_code)]
 
@@ -26,11 +26,11 @@ mod demand;
 mod engine;
 mod fleet_simulation;
 mod headroom;
-mod law_comparison;
 mod learned_engine;
 mod measured_engine;
-pub mod peer_laws;
+pub mod peer_policies;
 mod planner;
+mod policy_comparison;
 mod recorded_demand;
 mod season;
 mod simulated_worker;
@@ -43,10 +43,10 @@ pub use fleet_simulation::{
     FleetView, Outcome, PlannerPolicy, Replica, Request, ScalingPolicy, Setup, poisson, simulate,
 };
 pub use headroom::{HEADROOMS, Headroom, Trial, choose as choose_headroom};
-pub use law_comparison::{Comparison, PolicyResult, compare};
 pub use measured_engine::{DecodeSample, MeasuredEngine, PromptSample, SAMPLES_MIN};
 pub use planner::{
     CAPACITY_OF, Decision, LEVEL_WINDOW, Observation, Planner, PlannerConfig, PoolConfig, Reason,
     WorkerCounts,
 };
+pub use policy_comparison::{Comparison, PolicyResult, compare};
 pub use recorded_demand::RecordedDemand;

@@ -34,5 +34,5 @@ pub use error::{KernelsError, RouteError, SubmitError};
 pub use kernels::LayoutKernels;
 pub use queue::KernelQueue;
 pub use ring::KernelQueueConfig;
-pub use route::{CopyRoute, Pair, Route, SlotRoute, heads_shared};
+pub use route::{BlockCopy, CopyRoute, Route, SlotRoute, heads_shared};
 pub use tensors::{PagedTensors, Plane};

@@ -17,7 +17,7 @@ use crate::batch::{Finished, InFlightBatch, Sums};
 use crate::error::{KernelsError, SubmitError};
 use crate::kernels::LayoutKernels;
 use crate::ring::{KernelQueueConfig, Parts, Ring};
-use crate::route::{CopyRoute, Pair, Plan, Route, RouteMemory, SlotRoute};
+use crate::route::{BlockCopy, CopyRoute, Plan, Route, RouteMemory, SlotRoute};
 
 /// A queue of kernel batches on one stream.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl KernelQueue {
     pub fn gather(
         &mut self,
         route: &CopyRoute,
-        pairs: &[Pair],
+        pairs: &[BlockCopy],
         sums: Sums,
         token: u64,
     ) -> Result<(), SubmitError> {
@@ -103,7 +103,7 @@ impl KernelQueue {
     pub fn scatter(
         &mut self,
         route: &CopyRoute,
-        pairs: &[Pair],
+        pairs: &[BlockCopy],
         sums: Sums,
         token: u64,
     ) -> Result<(), SubmitError> {
@@ -130,7 +130,7 @@ impl KernelQueue {
         &mut self,
         Route { memory, plan }: &Route<P>,
         way: P::Way,
-        pairs: impl ExactSizeIterator<Item = Pair>,
+        pairs: impl ExactSizeIterator<Item = BlockCopy>,
         sums: Sums,
         token: u64,
     ) -> Result<(), SubmitError> {
@@ -204,11 +204,11 @@ impl KernelQueue {
     fn collect(
         &mut self,
         memory: &RouteMemory,
-        pairs: impl Iterator<Item = Pair>,
+        pairs: impl Iterator<Item = BlockCopy>,
     ) -> Result<(), SubmitError> {
         let (blocks, slots) = (memory.blocks(), memory.slots.layout().slot_count);
         self.ring.clear();
-        for (index, Pair { block, slot }) in pairs.enumerate() {
+        for (index, BlockCopy { block, slot }) in pairs.enumerate() {
             if block >= blocks {
                 return Err(SubmitError::Block { index, block, blocks });
             }
@@ -301,6 +301,6 @@ impl KernelQueue {
 }
 
 /// Returns the item of a route without tensors, of which the kernels read no block.
-fn whole_slot(&slot: &u32) -> Pair {
-    Pair { block: 0, slot }
+fn whole_slot(&slot: &u32) -> BlockCopy {
+    BlockCopy { block: 0, slot }
 }

@@ -17,7 +17,7 @@ use crate::tensors::{PagedTensors, same_device};
 
 /// A block and the slot that it is copied to or from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
+pub struct BlockCopy {
     /// The block in the engine's tensors.
     pub block: u64,
     /// The slot in the route's slab.

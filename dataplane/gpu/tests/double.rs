@@ -14,7 +14,7 @@ use checks::Rig;
 use checks::sums::Summed;
 use dataplane_cuda::{Cuda, Device};
 use dataplane_gpu::{
-    CopyRoute, LayoutKernels, PagedTensors, Pair, Plane, RouteError, SlotRoute, SubmitError, Sums,
+    BlockCopy, CopyRoute, LayoutKernels, PagedTensors, Plane, RouteError, SlotRoute, SubmitError, Sums,
     heads_shared,
 };
 use dataplane_kernels::{HeadRange, PagedLayout, PlanError, SlotLayout};
@@ -73,7 +73,7 @@ fn what_is_not_there_is_refused_before_a_launch() {
     let (_tensors, route, slots) = small(&rig);
     let [side, other] = &mut rig.sides;
     let queue = &mut side.queue;
-    let pair = |block, slot| Pair { block, slot };
+    let pair = |block, slot| BlockCopy { block, slot };
     let refused = |result: Result<(), SubmitError>| result.expect_err("refused");
     for pairs in [[pair(0, 0), pair(6, 1)], [pair(0, 0), pair(u64::MAX, 1)]] {
         let block = pairs[1].block;
@@ -150,7 +150,7 @@ fn refused_copies_and_failed_devices_end_their_batches_with_an_error() {
     let queue = &mut rig.sides[0].queue;
     double.set("refuse_copy", 1);
     // More than a kernel reads in host memory.
-    let many = [Pair { block: 0, slot: 0 }; 9];
+    let many = [BlockCopy { block: 0, slot: 0 }; 9];
     let launches = double.growth("launches", || {
         queue.gather(&route, &many, Sums::Take, 1).expect("accepted");
         queue.stream().synchronise().expect("over");
@@ -177,14 +177,14 @@ fn what_a_batch_names_is_kept_until_it_is_over() {
     let named = small(&rig);
     let queue = &mut rig.sides[0].queue;
     double.set("delay_us", 3_000);
-    queue.gather(&named.1, &[Pair { block: 5, slot: 3 }], Sums::Take, 1).expect("accepted");
+    queue.gather(&named.1, &[BlockCopy { block: 5, slot: 3 }], Sums::Take, 1).expect("accepted");
     drop(named);
     assert!(double.get("allocations") > before, "the batch has its memory");
     queue.drain(|end| assert_eq!((end.result, end.statuses), (Ok(()), &[0][..])));
     assert_eq!(double.get("allocations"), before);
     let named = small(&rig);
     let queue = &mut rig.sides[0].queue;
-    queue.scatter(&named.1, &[Pair { block: 5, slot: 3 }], Sums::None, 2).expect("accepted");
+    queue.scatter(&named.1, &[BlockCopy { block: 5, slot: 3 }], Sums::None, 2).expect("accepted");
     // A queue that is dropped waits; the double would refuse a kernel the memory that was freed before it.
     drop(named);
     drop(rig);

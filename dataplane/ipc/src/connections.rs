@@ -83,7 +83,7 @@ impl IpcFabric {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         match (message, peer.stage) {
             (Message::Goodbye(lane, reason), _) => {
-                peer.goodbyes_heard[lane.index()] = true;
+                peer.goodbyes_received[lane.index()] = true;
                 if peer.has_said_goodbye() {
                     self.leave(id, &format!("the peer closed the connection: {reason}"));
                     self.close_if_both_left(id);
@@ -206,7 +206,7 @@ impl IpcFabric {
         }
         let reason = peer.reason.clone();
         for lane in Priority::ALL {
-            let is_said = |peer: &Peer| peer.goodbyes_said[lane.index()];
+            let is_said = |peer: &Peer| peer.goodbyes_sent[lane.index()];
             if self.peers.get(&id).is_none_or(is_said) {
                 continue;
             }
@@ -214,7 +214,7 @@ impl IpcFabric {
                 return;
             }
             if let Some(peer) = self.peers.get_mut(&id) {
-                peer.goodbyes_said[lane.index()] = true;
+                peer.goodbyes_sent[lane.index()] = true;
             }
         }
         if let Some(peer) = self.peers.get_mut(&id) {

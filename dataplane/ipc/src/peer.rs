@@ -62,8 +62,8 @@ pub(crate) struct Peer {
     /// Whether the peer has attached our slab.
     pub(crate) is_ready: bool,
     /// Goodbyes by lane: sent, and received.
-    pub(crate) goodbyes_said: [bool; 2],
-    pub(crate) goodbyes_heard: [bool; 2],
+    pub(crate) goodbyes_sent: [bool; 2],
+    pub(crate) goodbyes_received: [bool; 2],
     /// Whether the attaching thread has a job of this peer.
     pub(crate) has_job: bool,
     pub(crate) slab: Option<PeerSlab>,
@@ -83,8 +83,8 @@ impl Peer {
             reason: String::new(),
             process: None,
             is_ready: false,
-            goodbyes_said: [false; 2],
-            goodbyes_heard: [false; 2],
+            goodbyes_sent: [false; 2],
+            goodbyes_received: [false; 2],
             has_job: false,
             slab: None,
             lanes: Priority::ALL.map(|priority| Lane::new(id, priority)),
@@ -102,7 +102,7 @@ impl Peer {
 
     /// Whether the peer has said that none of its copies is in flight.
     pub(crate) fn has_said_goodbye(&self) -> bool {
-        self.goodbyes_heard == [true; 2]
+        self.goodbyes_received == [true; 2]
     }
 
     /// Whether a copy of the peer into our slab may be in flight.

@@ -72,7 +72,7 @@ impl ShmFabric {
                     self.greeted(socket_id, &frame, descriptors)
                 }
                 HandshakeEvent::Failed { socket_id, error } => self.failed(socket_id, &error),
-                HandshakeEvent::Closed { socket_id, reason } => self.hang_up(socket_id, &reason),
+                HandshakeEvent::Closed { socket_id, reason } => self.close_with_reason(socket_id, &reason),
             }
         }
         self.handshake_events = handshake_events;
@@ -150,7 +150,7 @@ impl ShmFabric {
     }
 
     /// Handles the end of a peer. Its published records are delivered before the end is reported.
-    fn hang_up(&mut self, socket_id: SocketId, reason: &str) {
+    fn close_with_reason(&mut self, socket_id: SocketId, reason: &str) {
         let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
         match connection.state {

@@ -6,7 +6,7 @@ use dataplane_fabric::{Completion, Event, PeerAccess, PeerId};
 use dataplane_memory::Slab;
 
 use crate::extent::Extent;
-use crate::landing::Landing;
+use crate::landing::ReceiveTarget;
 use crate::lane::{Lane, Served};
 use crate::send::Sender;
 use crate::wire::Header;
@@ -64,19 +64,19 @@ impl Inbound<'_> {
     }
 
     /// Executes a header. Returns the landing of its payload; `None` when it has no payload.
-    pub(crate) fn begin(&mut self, header: Header) -> Result<Option<Landing>, &'static str> {
+    pub(crate) fn begin(&mut self, header: Header) -> Result<Option<ReceiveTarget>, &'static str> {
         self.frames += 1;
         match header {
             Header::Message { len } => {
-                Ok(Some(Landing::Message { bytes: vec![0; len as usize].into_boxed_slice(), at: 0 }))
+                Ok(Some(ReceiveTarget::Message { bytes: vec![0; len as usize].into_boxed_slice(), at: 0 }))
             }
             Header::Write { len, target, rows, immediate } => {
                 let extent = Extent::new(target.slot, target.offset, len, rows)
                     .ok_or("the layout of rows does not fit the slot")?;
-                Ok(Some(Landing::Write { extent, generation: target.generation, immediate, at: 0 }))
+                Ok(Some(ReceiveTarget::Write { extent, generation: target.generation, immediate, at: 0 }))
             }
             Header::Response { number, at, len, is_verified } => {
-                Ok(Some(Landing::Response { number, first: at, at, end: at + len, is_verified }))
+                Ok(Some(ReceiveTarget::Response { number, first: at, at, end: at + len, is_verified }))
             }
             Header::Immediate { value } => {
                 self.events.push_back(Event::Immediate { peer: self.peer, value });
@@ -103,22 +103,22 @@ impl Inbound<'_> {
     }
 
     /// Handles a payload whose bytes have all arrived.
-    pub(crate) fn landed(&mut self, landing: Landing) -> Result<(), &'static str> {
-        if let Landing::Write { extent, .. } = &landing {
+    pub(crate) fn landed(&mut self, landing: ReceiveTarget) -> Result<(), &'static str> {
+        if let ReceiveTarget::Write { extent, .. } = &landing {
             self.slab.end_landing(extent.slot);
         }
         if !landing.is_current(self.slab) {
             return Err("a write to a slot that was reused meanwhile");
         }
         match landing {
-            Landing::Message { bytes, .. } => {
+            ReceiveTarget::Message { bytes, .. } => {
                 self.events.push_back(Event::Message { peer: self.peer, message: bytes });
             }
-            Landing::Write { immediate, .. } => {
+            ReceiveTarget::Write { immediate, .. } => {
                 self.releases |= self.lane.count_landed(self.index);
                 self.events.extend(immediate.map(|value| Event::Immediate { peer: self.peer, value }));
             }
-            Landing::Response { number, first, end, is_verified, .. } => {
+            ReceiveTarget::Response { number, first, end, is_verified, .. } => {
                 let reads = &mut self.lane.reads;
                 let verified = if is_verified { reads.verify(number, end - first)? } else { None };
                 if let Some(read) = verified.or_else(|| reads.land(number, end - first)) {

@@ -8,7 +8,7 @@ use crate::extent::Extent;
 use crate::lane::Lane;
 
 #[derive(Debug)]
-pub(crate) enum Landing {
+pub(crate) enum ReceiveTarget {
     Message {
         bytes: Box<[u8]>,
         at: u32,
@@ -29,7 +29,7 @@ pub(crate) enum Landing {
     },
 }
 
-impl Landing {
+impl ReceiveTarget {
     pub(crate) fn missing(&self) -> u32 {
         match self {
             Self::Message { bytes, at } => bytes.len() as u32 - at,
@@ -58,7 +58,7 @@ impl Landing {
         }
     }
 
-    /// Records that `len` bytes arrived at the address of [`Landing::run`].
+    /// Records that `len` bytes arrived at the address of [`ReceiveTarget::run`].
     pub(crate) fn advance(&mut self, len: u32) {
         match self {
             Self::Message { at, .. } | Self::Write { at, .. } | Self::Response { at, .. } => *at += len,

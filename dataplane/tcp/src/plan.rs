@@ -3,7 +3,7 @@
 use dataplane_memory::Slab;
 
 use crate::extent::Extent;
-use crate::landing::Landing;
+use crate::landing::ReceiveTarget;
 use crate::lane::Lane;
 use crate::wire::Header;
 
@@ -30,7 +30,7 @@ pub(crate) enum Next {
 
 impl Plan<'_> {
     /// Adds the pieces of a landing.
-    pub(crate) fn add(&mut self, landing: &mut Landing, slab: &Slab, lane: &Lane) -> Next {
+    pub(crate) fn add(&mut self, landing: &mut ReceiveTarget, slab: &Slab, lane: &Lane) -> Next {
         if !landing.is_current(slab) {
             // The slot was reused: its bytes go to the staging buffer, where they change nothing, and the
             // connection is closed.
@@ -56,7 +56,7 @@ impl Plan<'_> {
 pub(crate) enum Planned {
     /// The header has no payload.
     Nothing,
-    Landing(Landing),
+    ReceiveTarget(ReceiveTarget),
     /// The position of the bytes behind this header is not known yet.
     NotYet,
 }
@@ -66,7 +66,7 @@ pub(crate) fn planned_landing(header: &Header, lane: &Lane) -> Planned {
     match *header {
         Header::Write { len, target, rows, immediate } => {
             match Extent::new(target.slot, target.offset, len, rows) {
-                Some(extent) => Planned::Landing(Landing::Write {
+                Some(extent) => Planned::ReceiveTarget(ReceiveTarget::Write {
                     extent,
                     generation: target.generation,
                     immediate,
@@ -76,7 +76,13 @@ pub(crate) fn planned_landing(header: &Header, lane: &Lane) -> Planned {
             }
         }
         Header::Response { number, at, len, is_verified } => {
-            Planned::Landing(Landing::Response { number, first: at, at, end: at + len, is_verified })
+            Planned::ReceiveTarget(ReceiveTarget::Response {
+                number,
+                first: at,
+                at,
+                end: at + len,
+                is_verified,
+            })
         }
         Header::Message { .. } => Planned::NotYet,
         Header::Fence { counts } if !lane.is_satisfied(&counts) => Planned::NotYet,

@@ -9,7 +9,7 @@
 use dataplane_memory::Slab;
 
 use crate::inbound::Inbound;
-use crate::landing::Landing;
+use crate::landing::ReceiveTarget;
 use crate::lane::Lane;
 use crate::plan::{Next, Plan, Planned, VECTORS_MAX, planned_landing};
 use crate::wire::{BATCH_FRAMES_MAX, Decoded, HEADER_BYTES, Header};
@@ -32,7 +32,7 @@ pub(crate) struct Receiver {
     /// Headers of the current batch; those before `next` are done.
     batch: Vec<Decoded>,
     next: usize,
-    landing: Option<Landing>,
+    landing: Option<ReceiveTarget>,
     /// Signalled frames that have landed and were not reported to the peer, and the bytes since the last
     /// report.
     unreported: u32,
@@ -80,7 +80,7 @@ impl Receiver {
             }
             next = match planned_landing(header, lane) {
                 Planned::Nothing => Next::Following,
-                Planned::Landing(mut landing) => plan.add(&mut landing, slab, lane),
+                Planned::ReceiveTarget(mut landing) => plan.add(&mut landing, slab, lane),
                 Planned::NotYet => Next::Staging,
             };
         }
@@ -183,7 +183,7 @@ impl Receiver {
     /// Ends the landings of incomplete writes in the slab: the kernel has no more operations of this
     /// connection.
     pub(crate) fn end_landings(&mut self, slab: &Slab) {
-        if let Some(Landing::Write { extent, .. }) = self.landing.take() {
+        if let Some(ReceiveTarget::Write { extent, .. }) = self.landing.take() {
             slab.end_landing(extent.slot);
         }
         for Decoded { header, .. } in self.batch.drain(self.next..) {

@@ -11,7 +11,7 @@ use crate::checksum::{RunningChecksum, SlotRows};
 use crate::direct::{Purpose, SumRequest};
 use crate::negotiation::NegotiatedParameters;
 use crate::node::Outcome;
-use crate::shard::Cut;
+use crate::shard::SharedHeads;
 use crate::wire::SlotName;
 
 #[derive(Debug)]
@@ -89,7 +89,7 @@ pub(crate) struct Inbound {
 
 /// Result of a part that has landed and is announced.
 #[derive(Debug, Default)]
-pub(crate) struct Landing {
+pub(crate) struct LandedPart {
     /// Blocks that failed verification.
     pub(crate) failures: u64,
     /// Sums that the device has to compute before the part is verified.
@@ -201,7 +201,7 @@ impl Inbound {
         first_block: u32,
         sums: Vec<u64>,
         now: Instant,
-    ) -> Option<Landing> {
+    ) -> Option<LandedPart> {
         let (first_layer, layers) = layers;
         let blocks_fit = first_block
             .checked_sub(self.first_block)
@@ -215,7 +215,7 @@ impl Inbound {
             // More layers than the transfer has: the announcement is dropped, so that a peer cannot exhaust
             // the memory.
             self.corrupted = true;
-            return Some(Landing { failures: 1, ..Landing::default() });
+            return Some(LandedPart { failures: 1, ..LandedPart::default() });
         }
         let announcement = Announcement { first_layer, layers, first_block, sums };
         match self.unmatched.remove(&sequence) {
@@ -223,28 +223,28 @@ impl Inbound {
             Some(UnmatchedPart::Announced(_)) => None,
             None => {
                 self.unmatched.insert(sequence, UnmatchedPart::Announced(announcement));
-                Some(Landing::default())
+                Some(LandedPart::default())
             }
         }
     }
 
     /// Takes an immediate.
-    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16, now: Instant) -> Landing {
+    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16, now: Instant) -> LandedPart {
         match self.unmatched.remove(&sequence) {
             Some(UnmatchedPart::Announced(announcement)) => {
                 self.start_verification(transfer, announcement, now)
             }
-            None if self.unmatched.len() >= UNMATCHED_MAX => Landing::default(),
+            None if self.unmatched.len() >= UNMATCHED_MAX => LandedPart::default(),
             None | Some(UnmatchedPart::Landed) => {
                 self.unmatched.insert(sequence, UnmatchedPart::Landed);
-                Landing::default()
+                LandedPart::default()
             }
         }
     }
 
     /// Starts the verification of a part that has landed and is announced.
-    fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> Landing {
-        let mut landing = Landing::default();
+    fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> LandedPart {
+        let mut landing = LandedPart::default();
         let Some(terms) = self.terms() else { return landing };
         let Some(number) = self.number else {
             self.verifying.push_back(PartToVerify { announcement, since: now, blocks_done: 0 });
@@ -365,7 +365,7 @@ impl Inbound {
 
     /// Returns the bytes shared with the sender, and the number of leading layers of each block that are
     /// verified.
-    pub(crate) fn view(&self) -> Option<(Cut, &[u16])> {
+    pub(crate) fn view(&self) -> Option<(SharedHeads, &[u16])> {
         self.terms().map(|terms| (terms.cut, &*self.layers_verified))
     }
 
@@ -396,7 +396,7 @@ mod tests {
         let slots = (0..blocks).map(|_| pool.acquire().expect("a slot")).collect();
         let now = Instant::now();
         let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, now);
-        let cut = Cut::between(&LAYOUT, &LAYOUT).expect("equal layouts");
+        let cut = SharedHeads::between(&LAYOUT, &LAYOUT).expect("equal layouts");
         inbound.reserve(NegotiatedParameters { cut, checksum: Checksum::Xxh3 }, now);
         inbound
     }

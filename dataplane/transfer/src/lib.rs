@@ -51,7 +51,7 @@ pub use dataplane_fabric::wait::{ThreadPolicy, WaitPolicy};
 pub use metrics::TransferCounters;
 pub use node::{Command, Notice, Outcome, TransferId, TransferNode};
 pub use service::{ServiceError, TransferService};
-pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
+pub use shard::{HeadRange, PieceLayout, SharedHeads, senders_of};
 pub use stages::{BOUNDS, Stage, StageSnapshot, StageTimes};
 pub use staging::{Staging, StagingLimits};
 

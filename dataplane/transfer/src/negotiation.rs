@@ -1,6 +1,6 @@
 //! The terms that two nodes agree on when they connect, computed from their greetings.
 //!
-//! Blocks must have the same meaning on both sides ([`Cut`]). The checksum is the sum over lanes as soon as
+//! Blocks must have the same meaning on both sides ([`SharedHeads`]). The checksum is the sum over lanes as soon as
 //! one of the two asks for it, because its blocks may stay in a device's memory, and xxh3 otherwise. Both
 //! sides see the same two greetings and compute the same terms; an incompatibility ends the connection with
 //! a reason.
@@ -10,7 +10,7 @@
 use dataplane_fabric::auth::Versions;
 
 use crate::checksum::Checksum;
-use crate::shard::{Cut, PieceLayout};
+use crate::shard::{PieceLayout, SharedHeads};
 use crate::wire::VERSIONS;
 
 /// First message of a node. Checksums are the numbers as received, known or not.
@@ -65,7 +65,7 @@ impl Greeting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NegotiatedParameters {
     /// The bytes of each layer that both nodes hold.
-    pub(crate) cut: Cut,
+    pub(crate) cut: SharedHeads,
     /// Checksum that announcements carry for each piece.
     pub(crate) checksum: Checksum,
 }
@@ -76,7 +76,7 @@ impl NegotiatedParameters {
         if ours.versions.common(theirs.versions).is_none() {
             return Err(ProtocolError::Version(theirs.versions));
         }
-        let cut = Cut::between(&ours.layout, &theirs.layout).ok_or(ProtocolError::Blocks)?;
+        let cut = SharedHeads::between(&ours.layout, &theirs.layout).ok_or(ProtocolError::Blocks)?;
         let wishes = [ours.wish()?, theirs.wish()?];
         let common = ours.checksums & theirs.checksums;
         let wanted = if wishes.contains(&Checksum::Lanes) { Checksum::Lanes } else { Checksum::Xxh3 };

@@ -27,7 +27,7 @@ use crate::direct::{Purpose, SumQueue, SumRequest};
 use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
 use crate::outbound::{Outbound, Pushed, Sending};
-use crate::shard::{Cut, PieceLayout};
+use crate::shard::{PieceLayout, SharedHeads};
 use crate::stages::Stage;
 use crate::timers::{Cancelled, Timer, TimerQueue};
 use crate::wire::Message;
@@ -93,7 +93,7 @@ pub struct TransferNode<F> {
     reserved_now: Vec<TransferId>,
     /// Layouts shared with their senders of inbound transfers that ended in this round: a transfer may
     /// begin and end within one round.
-    ended_now: Vec<(TransferId, Cut)>,
+    ended_now: Vec<(TransferId, SharedHeads)>,
     /// Time that was passed to the current call.
     now: Instant,
     /// Buffers kept for their capacity.
@@ -155,7 +155,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     /// Returns the bytes that an inbound transfer shares with its sender, and the verified layers of each block.
-    pub(crate) fn inbound_view(&self, transfer: TransferId) -> Option<(Cut, &[u16])> {
+    pub(crate) fn inbound_view(&self, transfer: TransferId) -> Option<(SharedHeads, &[u16])> {
         self.inbound.get(&transfer)?.view()
     }
 
@@ -241,7 +241,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     /// Returns the layouts shared with their senders of inbound transfers that ended since the last round began.
-    pub(crate) fn ended_now(&self) -> &[(TransferId, Cut)] {
+    pub(crate) fn ended_now(&self) -> &[(TransferId, SharedHeads)] {
         &self.ended_now
     }
 

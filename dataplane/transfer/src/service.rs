@@ -36,12 +36,12 @@ pub enum ServiceError {
 }
 
 /// The node, and the staging around it, that the thread drives.
-struct Driven<F, C> {
+struct NodeWithStaging<F, C> {
     node: TransferNode<F>,
     staging: Option<Staging<C>>,
 }
 
-impl<F: Fabric, C: Copier> Driven<F, C> {
+impl<F: Fabric, C: Copier> NodeWithStaging<F, C> {
     fn handle(&mut self, command: Command, now: Instant) {
         match &mut self.staging {
             Some(staging) => staging.handle(&mut self.node, command, now),
@@ -85,7 +85,7 @@ impl TransferService {
         policy: ThreadPolicy,
         notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
-        Self::drive(Driven { node, staging: None::<Staging<HostCopier>> }, policy, notify)
+        Self::drive(NodeWithStaging { node, staging: None::<Staging<HostCopier>> }, policy, notify)
     }
 
     /// [`Self::start`] for a node whose hand-offs may lie in a device's memory. The thread does not sleep
@@ -96,11 +96,11 @@ impl TransferService {
         policy: ThreadPolicy,
         notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
-        Self::drive(Driven { node, staging: Some(staging) }, policy, notify)
+        Self::drive(NodeWithStaging { node, staging: Some(staging) }, policy, notify)
     }
 
     fn drive<F: Fabric + Send + 'static, C: Copier + 'static>(
-        mut driven: Driven<F, C>,
+        mut driven: NodeWithStaging<F, C>,
         policy: ThreadPolicy,
         mut notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
@@ -142,7 +142,7 @@ impl Drop for TransferService {
 }
 
 fn run<F: Fabric, C: Copier>(
-    driven: &mut Driven<F, C>,
+    driven: &mut NodeWithStaging<F, C>,
     mailbox: &Mailbox,
     mut waiter: Waiter,
     notify: &mut impl FnMut(Notice),
@@ -170,7 +170,7 @@ fn run<F: Fabric, C: Copier>(
 }
 
 /// Sleeps until an event, a command or a deadline.
-fn sleep<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, waiter: &mut Waiter) {
+fn sleep<F: Fabric, C: Copier>(driven: &mut NodeWithStaging<F, C>, mailbox: &Mailbox, waiter: &mut Waiter) {
     waiter.announce();
     let idle = mailbox.commands.is_empty() && !mailbox.stop.load(Ordering::Relaxed);
     if idle && driven.node.fabric_mut().prepare_wait() {

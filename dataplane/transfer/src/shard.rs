@@ -127,7 +127,7 @@ impl PieceLayout {
 
 /// The bytes of every layer that two nodes share, as seen from one of them ("here").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct SharedHeads {
     rows_per_layer: u32,
     row_bytes: u32,
     here: Side,
@@ -149,7 +149,7 @@ impl Side {
     }
 }
 
-impl Cut {
+impl SharedHeads {
     /// Returns the shared bytes; `None` when the layouts differ otherwise or have no head in common.
     #[must_use]
     pub fn between(here: &PieceLayout, there: &PieceLayout) -> Option<Self> {
@@ -250,7 +250,7 @@ mod tests {
                     let mut written = vec![0_u8; slot.len()];
                     let chosen = senders_of(wanted, &senders).expect("every head has a sender");
                     for sender in chosen.into_iter().map(|index| layout(senders[index])) {
-                        let cut = Cut::between(&sender, &receiver).expect("a head in common");
+                        let cut = SharedHeads::between(&sender, &receiver).expect("a head in common");
                         assert_eq!(cut.rows().is_none(), sender.heads == receiver.heads);
                         copy(&cut, &fill(&sender), &mut slot, &mut written);
                     }
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    fn copy(cut: &Cut, from: &[u8], to: &mut [u8], written: &mut [u8]) {
+    fn copy(cut: &SharedHeads, from: &[u8], to: &mut [u8], written: &mut [u8]) {
         let layers = 1..3;
         for layers in [0..1, layers] {
             let rows = cut.rows().unwrap_or(Rows { bytes: 1, local_stride: 1, remote_stride: 1 });
@@ -281,7 +281,7 @@ mod tests {
         let other = |change: fn(&mut PieceLayout)| {
             let mut other = whole;
             change(&mut other);
-            Cut::between(&whole, &other)
+            SharedHeads::between(&whole, &other)
         };
         assert!(other(|_| ()).is_some());
         assert_eq!(other(|layout| layout.fingerprint += 1), None);

@@ -20,9 +20,9 @@ const ALIVE_CHECK: Duration = Duration::from_millis(100);
 /// A block that was requested.
 pub(crate) enum RequestedBlock {
     /// The block is in host memory.
-    Here(Vec<HostBlock>),
+    Resident(Vec<HostBlock>),
     /// The store's thread will answer.
-    Coming(Receiver<Vec<HostBlock>>),
+    Pending(Receiver<Vec<HostBlock>>),
 }
 
 impl StoreBackend {
@@ -78,14 +78,14 @@ impl StoreBackend {
     ) -> Result<Option<RequestedBlock>, BackendError> {
         let chain = [BlockIdentity(*identity)];
         if let Some(held) = self.store().hold_now(&chain) {
-            return Ok(Some(RequestedBlock::Here(held)));
+            return Ok(Some(RequestedBlock::Resident(held)));
         }
         if !self.is_there(identity) || Instant::now() >= deadline {
             return Ok(None);
         }
         let asked = self.ask("load", chain.into(), deadline)?;
         loaded.asked_of_disk += usize::from(asked.is_some());
-        Ok(asked.map(RequestedBlock::Coming))
+        Ok(asked.map(RequestedBlock::Pending))
     }
 
     /// Requests blocks up to the first that is absent. All are requested before the first is waited for, so
@@ -120,8 +120,8 @@ impl StoreBackend {
         };
         let mut held = match begun {
             None => Vec::new(),
-            Some(RequestedBlock::Here(held)) => held,
-            Some(RequestedBlock::Coming(answer)) => {
+            Some(RequestedBlock::Resident(held)) => held,
+            Some(RequestedBlock::Pending(answer)) => {
                 let held = self.answer("load", &answer)?;
                 loaded.from_disk += held.len();
                 held

@@ -24,9 +24,9 @@ use crate::metrics::{add, set};
 use crate::wire::{FoundBlock, Message, VERSION};
 use crate::{PoolConfig, PoolCounters, RemoteError};
 pub use blocks::{Answer, LookUpResult, PoolBlocks, PoolLevels, Readable, Writable};
-use leases::{Fenced, Held, LeaseName};
+use leases::{LeaseName, LeasedBlocks, QuarantinedSlot};
 use sessions::Session;
-use storing::{Committing, Job, Registering};
+use storing::{Job, PendingCommit, PendingRegistration};
 
 /// Minimum interval between two publications of the levels while there is work: reading them takes the
 /// catalog's lock.
@@ -48,7 +48,7 @@ pub struct PoolServer<F, B: PoolBlocks> {
     config: PoolConfig,
     counters: Arc<PoolCounters>,
     blocks: B,
-    leases: LeaseTable<LeaseName, PeerId, Held<B>>,
+    leases: LeaseTable<LeaseName, PeerId, LeasedBlocks<B>>,
     next_id: u64,
     /// Lower bound of the next lease expiry.
     next_expiry: Option<Instant>,
@@ -58,13 +58,13 @@ pub struct PoolServer<F, B: PoolBlocks> {
     /// Look-ups that are answered later, by question number. Each counts as a lease of its client.
     pending_look_ups: HashMap<u64, PendingLookUp>,
     /// Blocks whose registration is answered later, by question number.
-    registering: HashMap<u64, Registering>,
+    registering: HashMap<u64, PendingRegistration>,
     /// Blocks that clients reported as damaged and that wait to be verified.
     suspected: HashSet<BlockIdentity>,
     verifier: PartialChecksum,
-    committing: HashMap<u64, Committing>,
+    committing: HashMap<u64, PendingCommit>,
     /// Slots of expired leases, until their client's connection has ended.
-    fenced: HashMap<PeerId, Vec<Fenced<B>>>,
+    fenced: HashMap<PeerId, Vec<QuarantinedSlot<B>>>,
     sessions: HashMap<PeerId, Session>,
     /// Clients with messages that wait for room in the fabric's queue.
     backlog: Vec<PeerId>,
@@ -268,8 +268,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         let question = self.next_id;
         self.next_id += 1;
         match self.blocks.look_up(question, chain) {
-            LookUpResult::Now(blocks) => self.answer_look_up(peer, request, chain.len(), blocks, now),
-            LookUpResult::Later => {
+            LookUpResult::Ready(blocks) => self.answer_look_up(peer, request, chain.len(), blocks, now),
+            LookUpResult::Pending => {
                 let pending = PendingLookUp { peer: Some(peer), request, wanted: chain.len() };
                 self.pending_look_ups.insert(question, pending);
                 if let Some(session) = self.sessions.get_mut(&peer) {

@@ -35,7 +35,7 @@ use crate::server::{CHARGE_BYTES, Shared};
 use crate::session::{Dispatch, Session};
 use crate::stall_detector::StallDetector;
 use crate::values::Values;
-use crate::wire::{READ_BYTES, RequestParser, Room, SHORT_MAX, WireError};
+use crate::wire::{READ_BYTES, ReadLimit, RequestParser, SHORT_MAX, WireError};
 
 /// Minimum free space of the buffer for a read.
 const READ_BYTES_MIN: usize = 4 << 10;
@@ -314,13 +314,13 @@ impl<R: AsyncRead + Unpin> Input<R> {
     /// dropped.
     async fn read(&mut self) -> io::Result<usize> {
         match self.parser.room(self.buffer.len()) {
-            Room::Any => {
+            ReadLimit::Any => {
                 if self.buffer.capacity() - self.buffer.len() < READ_BYTES_MIN {
                     self.buffer.reserve(READ_BYTES.max(SHORT_MAX));
                 }
                 self.reader.read_buf(&mut self.buffer).await
             }
-            Room::Exactly(room) => {
+            ReadLimit::Exactly(room) => {
                 self.buffer.reserve(room);
                 self.reader.read_buf(&mut (&mut self.buffer).limit(room)).await
             }

@@ -96,7 +96,7 @@ enum State {
 
 /// Room that the next read should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Room {
+pub enum ReadLimit {
     /// Any number of bytes.
     Any,
     /// At most this many bytes.
@@ -176,14 +176,14 @@ impl RequestParser {
 
     /// Room that the next read should have.
     #[must_use]
-    pub fn room(&self, buffered: usize) -> Room {
+    pub fn room(&self, buffered: usize) -> ReadLimit {
         match self.state {
             // The two bytes that end the argument are read along with its last piece.
             State::Long { lacking, piece } if piece >= lacking => {
-                Room::Exactly((lacking + 2).saturating_sub(buffered))
+                ReadLimit::Exactly((lacking + 2).saturating_sub(buffered))
             }
-            State::Long { piece, .. } => Room::Exactly(piece.saturating_sub(buffered)),
-            _ => Room::Any,
+            State::Long { piece, .. } => ReadLimit::Exactly(piece.saturating_sub(buffered)),
+            _ => ReadLimit::Any,
         }
     }
 

@@ -120,14 +120,14 @@ impl PoolBlocks for StorePool {
         let held = self.store.hold_prefix(chain);
         let is_below = chain.get(held.len()).is_some_and(|next| self.store.is_on_disk(next));
         if !is_below {
-            return LookUpResult::Now(all_readable(chain, held));
+            return LookUpResult::Ready(all_readable(chain, held));
         }
         let chain = chain[..self.store.look_up(chain)].to_vec();
         let (answer, asked) = (self.answering(), chain.clone());
         let reply = move |blocks| answer(StoreReply::Held { question, chain: asked, blocks });
         match self.store.hold(chain.clone(), Instant::now() + DISK_WAIT_MAX, reply) {
-            Ok(()) => LookUpResult::Later,
-            Err(_) => LookUpResult::Now(all_readable(&chain, held)),
+            Ok(()) => LookUpResult::Pending,
+            Err(_) => LookUpResult::Ready(all_readable(&chain, held)),
         }
     }
 

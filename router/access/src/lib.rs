@@ -53,7 +53,7 @@ pub use grant::{Grant, LimitConfig, Models, NAME_BYTES_MAX, PER_MINUTE_MAX, WEIG
 pub use headers::{Decision, PASSED_HEADERS, is_plain_request_id};
 pub use jwt::{
     Algorithm, ClaimNames, JWKS_BYTES_MAX, JWKS_KEYS_MAX, Jwks, JwtConfig, JwtVerifier, Refresh,
-    RefreshTicket, TokenProblem, Verdict,
+    RefreshTicket, TokenProblem, TokenVerdict,
 };
 pub use keys::{KEYS_FILE_BYTES_MAX, KEYS_MAX, KeySet, KeyStore, NewKey, new_key};
 pub use limits::{

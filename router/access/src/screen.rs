@@ -102,7 +102,7 @@ impl Screen {
     fn variables(&self, raw: &str) -> Result<(), ScreenError> {
         let root = Path::root(TEMPLATE_VARIABLES);
         each(raw, |place, value| {
-            let Place::Member(name) = place else { return Ok(()) };
+            let PathStep::Member(name) = place else { return Ok(()) };
             let path = root.under(place);
             if !self.template_variables.iter().any(|known| known == name) {
                 return Err(path.objection("is no variable of the chat template that clients may set here"));
@@ -151,7 +151,7 @@ impl Walk<'_> {
         }
         each(raw, |place, value| {
             self.look(path)?;
-            let Place::Member(name) = place else { return Ok(()) };
+            let PathStep::Member(name) = place else { return Ok(()) };
             let below = path.under(place);
             match name {
                 _ if value == "null" => Ok(()),
@@ -175,12 +175,12 @@ impl Walk<'_> {
                 let below = path.under(place);
                 match place {
                     _ if !value.starts_with('"') => Ok(()),
-                    Place::Member("url") | Place::Element(_) => self.url(&below, value),
-                    Place::Member("data") => {
+                    PathStep::Member("url") | PathStep::Element(_) => self.url(&below, value),
+                    PathStep::Member("data") => {
                         self.count(&below)?;
                         self.screen.media.check_data(value.len()).map_err(|why| below.objection(why))
                     }
-                    Place::Member(_) => Ok(()),
+                    PathStep::Member(_) => Ok(()),
                 }
             }),
             _ => Ok(()),
@@ -221,7 +221,7 @@ impl Walk<'_> {
 
 /// Position of a value in its parent.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum PathStep<'a> {
     Member(&'a str),
     Element(usize),
 }
@@ -230,15 +230,15 @@ enum Place<'a> {
 #[derive(Clone, Copy)]
 struct Path<'a> {
     above: Option<&'a Path<'a>>,
-    place: Place<'a>,
+    place: PathStep<'a>,
 }
 
 impl<'a> Path<'a> {
     fn root(name: &'a str) -> Self {
-        Self { above: None, place: Place::Member(name) }
+        Self { above: None, place: PathStep::Member(name) }
     }
 
-    fn under<'b>(&'b self, place: Place<'b>) -> Path<'b> {
+    fn under<'b>(&'b self, place: PathStep<'b>) -> Path<'b> {
         Path { above: Some(self), place }
     }
 
@@ -253,10 +253,10 @@ impl fmt::Display for Path<'_> {
             write!(out, "{above}")?;
         }
         match (self.place, self.above) {
-            (Place::Element(index), _) => write!(out, "[{index}]"),
-            (Place::Member(name), None) => out.write_str(name),
+            (PathStep::Element(index), _) => write!(out, "[{index}]"),
+            (PathStep::Member(name), None) => out.write_str(name),
             // A client's own name may be as long as the body.
-            (Place::Member(name), Some(_)) => write!(out, ".{name:.most$}", most = SHOWN_MAX),
+            (PathStep::Member(name), Some(_)) => write!(out, ".{name:.most$}", most = SHOWN_MAX),
         }
     }
 }
@@ -265,11 +265,11 @@ impl fmt::Display for Path<'_> {
 /// objection.
 fn each<'a>(
     raw: &'a str,
-    mut visit: impl FnMut(Place<'_>, &'a str) -> Result<(), ScreenError>,
+    mut visit: impl FnMut(PathStep<'_>, &'a str) -> Result<(), ScreenError>,
 ) -> Result<(), ScreenError> {
     Entries::of(raw).enumerate().try_for_each(|(index, Entry { name, value })| match &name {
-        Some(name) => visit(Place::Member(name), value),
-        None => visit(Place::Element(index), value),
+        Some(name) => visit(PathStep::Member(name), value),
+        None => visit(PathStep::Element(index), value),
     })
 }
 

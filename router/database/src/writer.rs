@@ -16,7 +16,7 @@ use crate::{Collection, Config, Error, Key, unix_seconds};
 /// Capacity of the queue of writes.
 const WAITING_MAX: usize = 1024;
 /// Largest number of writes that are committed together.
-const TOGETHER_MAX: usize = 256;
+const BATCH_MAX: usize = 256;
 /// Interval of sweeps for expired documents.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Documents that one sweep removes before other writes are served.
@@ -301,7 +301,7 @@ fn serve(file: &redb::Database, config: &Config, waiting: &Receiver<Write>, byte
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        let writes = first.into_iter().chain(waiting.try_iter()).take(TOGETHER_MAX);
+        let writes = first.into_iter().chain(waiting.try_iter()).take(BATCH_MAX);
         let mut answers = Vec::new();
         let is_due = patience.is_zero();
         let committed = commit(file, config, bytes, |tables| {

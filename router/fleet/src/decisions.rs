@@ -110,7 +110,7 @@ fn unix_millis() -> u64 {
 }
 
 #[derive(Debug)]
-struct Place {
+struct RingSlot {
     /// Twice the decision's number plus two when it is whole; odd while it is written.
     version: AtomicU64,
     nanoseconds: AtomicU64,
@@ -121,14 +121,14 @@ struct Place {
 #[derive(Debug)]
 pub struct Decisions {
     next: AtomicU64,
-    places: Box<[Place]>,
+    places: Box<[RingSlot]>,
     start: Instant,
     start_unix_ms: u64,
 }
 
 impl Decisions {
     pub(crate) fn new() -> Self {
-        let place = || Place {
+        let place = || RingSlot {
             version: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),
             words: std::array::from_fn(|_| AtomicU64::new(0)),

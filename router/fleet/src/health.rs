@@ -25,7 +25,7 @@ use router_engines::dialect::{Description, Dialect, Engine, Hints, detect};
 use crate::changes::DesiredState;
 use crate::config::FleetConfig;
 use crate::fleet::Fleet;
-use crate::served_model::Verdict;
+use crate::served_model::ModelMatch;
 use crate::spec::AsleepRun;
 use crate::state::Health;
 use crate::worker::Worker;
@@ -140,34 +140,34 @@ enum Answer {
     New(Box<Description>),
 }
 
-async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> Verdict {
+async fn look(fleet: &Arc<Fleet>, worker: &Arc<Worker>, answer: Answer) -> ModelMatch {
     let description = match answer {
-        Answer::Same => return Verdict::Serves,
+        Answer::Same => return ModelMatch::Serves,
         Answer::Asleep => {
             let _turn = fleet.joining.lock().await;
             // The engine's blocks are gone, and requests sent to it would wait until it is woken.
             fleet.end_runs(worker).await;
             worker.give_up(Instant::now());
             worker.update(|condition| condition.is_asleep = true);
-            return Verdict::Serves;
+            return ModelMatch::Serves;
         }
         Answer::Restarted => {
             tracing::info!(worker = worker.name, "worker was asleep, and has started again");
             // The worker may have left the roster meanwhile.
             let _gone = fleet.set_desired_state(&worker.name, DesiredState::Serve);
-            return Verdict::Waits;
+            return ModelMatch::Waits;
         }
         Answer::New(description) => description,
     };
-    worker.is_uncertain.store(false, Ordering::Release);
+    worker.is_sleep_state_unknown.store(false, Ordering::Release);
     worker.update(|condition| condition.is_asleep = false);
     // Joins run one at a time: of two workers that come at the same instant the second must see the first.
     let _turn = fleet.joining.lock().await;
     if worker.is_removed() {
-        return Verdict::Waits;
+        return ModelMatch::Waits;
     }
     let verdict = worker.pool.judge(worker, &description);
-    if verdict == Verdict::Serves {
+    if verdict == ModelMatch::Serves {
         fleet.start_runs(*description, worker).await;
     }
     verdict
@@ -244,9 +244,12 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
                 let since = Instant::now().checked_sub(config.health_timeout * misses.saturating_sub(1));
                 worker.give_up(since.unwrap_or_else(Instant::now));
                 let patience = config.health_timeout * misses;
-                Verdict::Differs(format!("no answer to its health check within {} ms", patience.as_millis()))
+                ModelMatch::Differs(format!(
+                    "no answer to its health check within {} ms",
+                    patience.as_millis()
+                ))
             }
-            Some(Err(error)) => Verdict::Differs(error.to_string()),
+            Some(Err(error)) => ModelMatch::Differs(error.to_string()),
             Some(Ok(answer)) => {
                 worker.answered();
                 // Not cancelled half-way when the worker is removed: it joins the index here, and leaves it again then.
@@ -257,9 +260,9 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
             drop(fleet);
             return watch_removed(&worker, &config, asked.engine).await;
         }
-        asked.was_down = verdict != Verdict::Serves;
+        asked.was_down = verdict != ModelMatch::Serves;
         match verdict {
-            Verdict::Serves => {
+            ModelMatch::Serves => {
                 failures = 0;
                 worker.set_health(Health::Answers);
                 worker.set_reason("");
@@ -274,11 +277,11 @@ pub(crate) async fn watch(fleet: Weak<Fleet>, worker: Arc<Worker>) {
                     }
                 }
             }
-            Verdict::Waits => {
+            ModelMatch::Waits => {
                 worker.set_health(Health::Unknown);
                 worker.set_reason("its pool waits for other workers before it chooses a model");
             }
-            Verdict::Differs(reason) => {
+            ModelMatch::Differs(reason) => {
                 worker.set_health(Health::Down);
                 worker.set_reason(&reason);
                 failures += 1;

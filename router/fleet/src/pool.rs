@@ -14,7 +14,7 @@ use router_policy::{Policy, Strategy};
 use crate::config::{PoolConfig, RoutingPolicy};
 use crate::load::Speeds;
 use crate::roster::Roster;
-use crate::served_model::{ServedModel, Verdict};
+use crate::served_model::{ModelMatch, ServedModel};
 use crate::worker::{RankRef, Worker, able_to_decode};
 
 /// A model and the workers that serve it.
@@ -176,20 +176,20 @@ impl Pool {
     }
 
     /// Decides whether a worker with this description can be used.
-    pub(crate) fn judge(&self, worker: &Worker, description: &Description) -> Verdict {
+    pub(crate) fn judge(&self, worker: &Worker, description: &Description) -> ModelMatch {
         let verdict = self.model.tell(&worker.name, &description.models, Instant::now());
-        if verdict != Verdict::Serves {
+        if verdict != ModelMatch::Serves {
             return verdict;
         }
         let roster = self.roster();
         let other = roster.iter().find(|other| other.worker.name != worker.name && other.worker.answers());
         let expected = other.map_or(description.block_tokens, |other| other.run.description.block_tokens);
         if description.block_tokens == 0 || description.block_tokens != expected {
-            return Verdict::Differs(format!(
+            return ModelMatch::Differs(format!(
                 "its blocks have {} tokens, those of the others {expected}",
                 description.block_tokens
             ));
         }
-        Verdict::Serves
+        ModelMatch::Serves
     }
 }

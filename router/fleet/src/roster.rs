@@ -57,7 +57,7 @@ impl Roster {
         let mut places = vec![u32::MAX; if ranks.is_empty() { 0 } else { MEMBERS_MAX }];
         for (place, rank) in ranks.iter().enumerate() {
             places[rank.run.member.index()] = place as u32;
-            rank.run.take_seat(LoadOrderPosition { orders: Arc::clone(&orders), place });
+            rank.run.set_load_position(LoadOrderPosition { orders: Arc::clone(&orders), place });
         }
         Self { ranks, places, orders: Some(orders) }
     }

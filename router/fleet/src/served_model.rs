@@ -19,7 +19,7 @@ const CHOSEN_AFTER: Duration = Duration::from_secs(3);
 
 /// Result of comparing a worker's models with the pool's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ModelMatch {
     /// The worker serves the pool's model.
     Serves,
     /// The pool waits for its other workers before it chooses a model.
@@ -138,20 +138,20 @@ impl ServedModel {
     }
 
     /// Records the models that a worker serves, the preferred one first.
-    pub(crate) fn tell(&self, worker: &str, models: &[String], now: Instant) -> Verdict {
+    pub(crate) fn tell(&self, worker: &str, models: &[String], now: Instant) -> ModelMatch {
         let mut told = self.lock();
         if told.is_settled
             && let Some(name) = self.name()
         {
             return match models.contains(&name) {
-                true => Verdict::Serves,
-                false => Verdict::Differs(format!("it serves {models:?}, not {name:?}")),
+                true => ModelMatch::Serves,
+                false => ModelMatch::Differs(format!("it serves {models:?}, not {name:?}")),
             };
         }
         match told.models.iter_mut().find(|(name, _)| name == worker) {
             Some((_, said)) => *said = Some(models.to_vec()),
             // The worker was removed meanwhile.
-            None => return Verdict::Waits,
+            None => return ModelMatch::Waits,
         }
         let first = *told.first.get_or_insert(now);
         let Some(name) = told.agreed(self.name().as_deref()) else {
@@ -162,7 +162,7 @@ impl ServedModel {
             }
             told.dispute = Some(dispute);
             self.is_disputed.store(true, Ordering::Relaxed);
-            return Verdict::Differs(problem);
+            return ModelMatch::Differs(problem);
         };
         if told.dispute.take().is_some() {
             tracing::warn!(model = name, "the workers agree on a model now");
@@ -171,13 +171,13 @@ impl ServedModel {
         let is_settled = told.models.iter().all(|(_, said)| said.is_some());
         let is_late = now.saturating_duration_since(first) >= CHOSEN_AFTER;
         if !is_settled && !is_late && self.name().is_none() {
-            return Verdict::Waits;
+            return ModelMatch::Waits;
         }
         told.is_settled = is_settled;
         if self.name().is_none() {
             self.name.store(Some(Arc::new(name)));
         }
-        Verdict::Serves
+        ModelMatch::Serves
     }
 
     fn lock(&self) -> MutexGuard<'_, Told> {
@@ -252,13 +252,13 @@ mod tests {
             let model = pool(&["w0", "w1"]);
             let served = [names(&["alpha"]), names(&["beta"])];
             let tell = |which: usize, now| model.tell(["w0", "w1"][which], &served[which], now);
-            assert_eq!(tell(order[0], now), Verdict::Waits);
+            assert_eq!(tell(order[0], now), ModelMatch::Waits);
             if second == later {
                 // The second worker does not answer for so long that the first one is served alone.
-                assert_eq!(tell(order[0], now + CHOSEN_AFTER), Verdict::Serves);
+                assert_eq!(tell(order[0], now + CHOSEN_AFTER), ModelMatch::Serves);
             }
             assert!(!model.is_disputed());
-            assert!(matches!(tell(order[1], second), Verdict::Differs(_)));
+            assert!(matches!(tell(order[1], second), ModelMatch::Differs(_)));
             let refusal = model.refusal().expect("a refusal");
             for part in ["\"alpha\"", "\"beta\"", "gateway.model"] {
                 assert!(refusal.contains(part), "{refusal}");
@@ -276,10 +276,10 @@ mod tests {
         model.tell("w0", &names(&["alpha"]), now);
         model.tell("w1", &names(&["beta"]), now);
         assert!(model.is_disputed());
-        assert_eq!(model.tell("w0", &names(&["beta"]), now), Verdict::Serves);
+        assert_eq!(model.tell("w0", &names(&["beta"]), now), ModelMatch::Serves);
         assert_eq!((name(&model).as_str(), model.refusal(), model.problem()), ("beta", None, None));
         // Once the model is settled, a worker that comes back with another model is left out.
-        assert!(matches!(model.tell("w1", &names(&["alpha"]), now), Verdict::Differs(_)));
+        assert!(matches!(model.tell("w1", &names(&["alpha"]), now), ModelMatch::Differs(_)));
         assert!(!model.is_disputed());
     }
 
@@ -287,13 +287,13 @@ mod tests {
     fn aliases_are_no_dispute_and_a_configured_name_is_final() {
         let now = Instant::now();
         let model = pool(&["w0", "w1"]);
-        assert_eq!(model.tell("w1", &names(&["b", "a"]), now), Verdict::Waits);
-        assert_eq!(model.tell("w0", &names(&["a", "b"]), now), Verdict::Serves);
+        assert_eq!(model.tell("w1", &names(&["b", "a"]), now), ModelMatch::Waits);
+        assert_eq!(model.tell("w0", &names(&["a", "b"]), now), ModelMatch::Serves);
         assert_eq!(name(&model), "a", "the first in the order of the roster");
         let model = ServedModel::new(Some("b".to_owned()));
         model.set_workers(names(&["w0", "w1"]).into_iter());
-        assert_eq!(model.tell("w1", &names(&["b"]), now), Verdict::Serves);
-        assert!(matches!(model.tell("w0", &names(&["a"]), now), Verdict::Differs(_)));
+        assert_eq!(model.tell("w1", &names(&["b"]), now), ModelMatch::Serves);
+        assert!(matches!(model.tell("w0", &names(&["a"]), now), ModelMatch::Differs(_)));
         assert!(!model.is_disputed());
     }
 
@@ -301,13 +301,13 @@ mod tests {
     fn a_pool_that_was_emptied_chooses_anew_and_a_dispute_ends_with_the_worker_that_made_it() {
         let now = Instant::now();
         let model = pool(&["w0"]);
-        assert_eq!(model.tell("w0", &names(&["alpha"]), now), Verdict::Serves);
+        assert_eq!(model.tell("w0", &names(&["alpha"]), now), ModelMatch::Serves);
         model.set_workers(names(&["w0", "w1"]).into_iter());
-        assert!(matches!(model.tell("w1", &names(&["beta"]), now), Verdict::Differs(_)), "it is settled");
+        assert!(matches!(model.tell("w1", &names(&["beta"]), now), ModelMatch::Differs(_)), "it is settled");
         model.set_workers(std::iter::empty());
         assert_eq!(name(&model), "");
         model.set_workers(names(&["w1"]).into_iter());
-        assert_eq!(model.tell("w1", &names(&["beta"]), now), Verdict::Serves);
+        assert_eq!(model.tell("w1", &names(&["beta"]), now), ModelMatch::Serves);
         assert_eq!(name(&model), "beta");
         let model = pool(&["w0", "w1"]);
         model.tell("w0", &names(&["alpha"]), now);
@@ -315,6 +315,6 @@ mod tests {
         assert!(model.is_disputed());
         model.set_workers(names(&["w0"]).into_iter());
         assert!(!model.is_disputed());
-        assert_eq!(model.tell("w0", &names(&["alpha"]), now), Verdict::Serves);
+        assert_eq!(model.tell("w0", &names(&["alpha"]), now), ModelMatch::Serves);
     }
 }

@@ -106,7 +106,7 @@ impl Fleet {
             return Ok(Duration::ZERO);
         }
         let refused = |reason: String| SleepError::Refused { worker: worker.name.clone(), reason };
-        if worker.is_uncertain.load(Ordering::Acquire) {
+        if worker.is_sleep_state_unknown.load(Ordering::Acquire) {
             return Err(refused(UNCERTAIN.to_owned()));
         }
         let runs = worker.runs.load_full();
@@ -152,7 +152,7 @@ impl Fleet {
                 }
                 serve_again()?;
             } else {
-                worker.is_uncertain.store(true, Ordering::Release);
+                worker.is_sleep_state_unknown.store(true, Ordering::Release);
                 self.set_desired_state(name, DesiredState::Drain)?;
             }
             worker.check_health_now();
@@ -177,7 +177,7 @@ impl Fleet {
             let reason = format!("it does not sleep: it is {}", worker.state().name());
             return Err(SleepError::Refused { worker: worker.name.clone(), reason });
         }
-        if worker.is_uncertain.load(Ordering::Acquire) {
+        if worker.is_sleep_state_unknown.load(Ordering::Acquire) {
             return Err(SleepError::Refused { worker: worker.name.clone(), reason: UNCERTAIN.to_owned() });
         }
         let engine = match worker.pool.engine() {
@@ -189,7 +189,7 @@ impl Fleet {
         if is_asleep != Some(false) {
             within(TURN_MAX, &worker, engine.dialect().wake(&worker.client)).await.inspect_err(|error| {
                 tracing::warn!(worker = worker.name, "{error}");
-                worker.is_uncertain.store(is_asleep.is_none(), Ordering::Release);
+                worker.is_sleep_state_unknown.store(is_asleep.is_none(), Ordering::Release);
             })?;
         }
         // Kernels are loaded with the first request, and only then vLLM reports that its blocks are gone.

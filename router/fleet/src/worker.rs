@@ -73,7 +73,7 @@ pub struct WorkerRun {
     /// Prompts routed to a worker without events, on their way into the index.
     pub(crate) routed: Option<Arc<RoutedPromptQueue>>,
     /// Position in the load order of the pool.
-    seat: ArcSwapOption<LoadOrderPosition>,
+    load_position: ArcSwapOption<LoadOrderPosition>,
     /// Task that writes to the index; ended before the place in the index is reused.
     pub(crate) index_task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -124,8 +124,8 @@ impl WorkerRun {
     }
 
     /// Notes the seat in a new list of ranks.
-    pub(crate) fn take_seat(&self, seat: LoadOrderPosition) {
-        self.seat.store(Some(Arc::new(seat)));
+    pub(crate) fn set_load_position(&self, load_position: LoadOrderPosition) {
+        self.load_position.store(Some(Arc::new(load_position)));
         self.reorder();
     }
 
@@ -138,10 +138,10 @@ impl WorkerRun {
 
     /// Moves the rank in the order by load, after its load has changed.
     pub(crate) fn reorder(&self) {
-        let seat = self.seat.load();
-        if let Some(seat) = &*seat {
+        let load_position = self.load_position.load();
+        if let Some(load_position) = &*load_position {
             let takes_requests = self.takes_requests.load(Ordering::Acquire);
-            seat.put(self.role, takes_requests.then(|| self.weight()));
+            load_position.put(self.role, takes_requests.then(|| self.weight()));
         }
     }
 
@@ -213,7 +213,7 @@ impl WorkerRun {
             resync: parts.resync,
             loads_changed: parts.loads_changed,
             routed: parts.routed,
-            seat: ArcSwapOption::empty(),
+            load_position: ArcSwapOption::empty(),
             takes_requests: AtomicBool::new(false),
             index_task: Mutex::new(parts.index_task),
         }
@@ -365,7 +365,7 @@ pub struct Worker {
     /// Whether this gateway is putting the worker to sleep or waking it.
     pub(crate) is_sleep_call_running: AtomicBool,
     /// Whether a sleep or wake call has failed and the engine does not report whether it sleeps.
-    pub(crate) is_uncertain: AtomicBool,
+    pub(crate) is_sleep_state_unknown: AtomicBool,
     /// Whether the process may have restarted since it described itself.
     may_have_restarted: AtomicBool,
     /// Time of the first missed health check before the worker was given up; `None` while health checks are answered.
@@ -397,7 +397,7 @@ impl Worker {
             breaker: Breaker::new(Instant::now()),
             suspected: Notify::new(),
             is_sleep_call_running: AtomicBool::new(false),
-            is_uncertain: AtomicBool::new(false),
+            is_sleep_state_unknown: AtomicBool::new(false),
             may_have_restarted: AtomicBool::new(false),
             silent_since: Mutex::new(None),
             down: Notify::new(),

@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, StatusCode};
 use router_access::{
     Algorithm, AuditLog, BodyPolicy, CONVERSATIONS, ClaimNames, Credential, Decision, Grant, Jwks, JwtConfig,
     JwtVerifier, KeySet, KeyStore, LimitConfig, LimitTable, Limiter, MediaPolicy, Models, RANKED, Refresh,
-    Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, Verdict,
+    Refused, Salter, Scope, Screen, TEMPLATE_FIELDS, TableFull, TokenProblem, TokenVerdict,
 };
 use router_engines::client::EngineClient;
 use router_fleet::{PeerMessageSource, SharedState};
@@ -34,7 +34,7 @@ const KEYS_AGE_MAX: Duration = Duration::from_secs(600);
 /// Prefix of the names that the gateway adds to engines' extra arguments.
 const OWN_NAMES: &str = "kvasir_";
 /// Interval at which files are checked for changes.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Source of an identity provider's keys (JWKS).
 #[derive(Debug, Clone)]
@@ -393,18 +393,18 @@ impl Access {
                     return Err(unauthorized("The API key is not valid."));
                 };
                 match tokens.verify(token, unix_time()) {
-                    Verdict::Valid(mut grant) => {
+                    TokenVerdict::Valid(mut grant) => {
                         let keys = self.keys.as_ref().map(KeyStore::load);
                         if let Some(limits) = keys.and_then(|keys| keys.tenant_limits(&grant.tenant)) {
                             grant.tenant_limits = limits;
                         }
                         Ok(Arc::new(grant))
                     }
-                    Verdict::UnknownKey => {
+                    TokenVerdict::UnknownKey => {
                         self.wants_keys.notify_one();
                         Err(unauthorized("The token is signed with a key that is not known."))
                     }
-                    Verdict::Refused(problem) => Err(unauthorized(&says(&problem))),
+                    TokenVerdict::Refused(problem) => Err(unauthorized(&says(&problem))),
                 }
             }
             Credential::Missing => Err(unauthorized("An API key is needed: `Authorization: Bearer KEY`.")),
@@ -599,7 +599,7 @@ pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
         None => return,
     };
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let Some(gateway) = gateway.upgrade() else { return };
         let access = &gateway.access;
         gateway.models.iter().for_each(|model| model.gate.expire(access.now()));
@@ -617,7 +617,7 @@ pub(crate) async fn keep_keys(gateway: std::sync::Weak<crate::Gateway>) {
         let Some(gateway) = gateway.upgrade() else { return };
         let access = &gateway.access;
         access.fetch_keys(is_wanted).await;
-        is_wanted = tokio::time::timeout(LOOK_EVERY, access.wants_keys.notified()).await.is_ok();
+        is_wanted = tokio::time::timeout(POLL_INTERVAL, access.wants_keys.notified()).await.is_ok();
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use axum::http::StatusCode;
-use router_openai::{ApiError, Shape, ShapeLimits};
+use router_openai::{ApiError, JsonCounts, JsonLimits};
 use tokio::sync::oneshot;
 
 use crate::memory::{Footprint, MemoryCharge};
@@ -268,12 +268,12 @@ impl Gateway {
     /// Prepares work on an engine's answer as a tree. Counts its nodes first and charges its memory.
     pub(crate) async fn answer_work(&self, answer: &[u8], footprint: &Footprint) -> Result<Work, ApiError> {
         /// As many as the log-probabilities of a long answer have.
-        const LIMITS: ShapeLimits = ShapeLimits { nodes: 2 << 20, numbers: 2 << 20, depth: 128 };
-        let shape = Shape::of(answer, &LIMITS).map_err(|excess| {
+        const LIMITS: JsonLimits = JsonLimits { nodes: 2 << 20, numbers: 2 << 20, depth: 128 };
+        let counts = JsonCounts::of(answer, &LIMITS).map_err(|excess| {
             let message = excess.replace("The body", "The engine's answer");
             ApiError::new(StatusCode::BAD_GATEWAY, message, "bad_answer")
         })?;
-        let work_bytes = shape.work_bytes(answer.len());
+        let work_bytes = counts.work_bytes(answer.len());
         let footprint = Footprint { held: footprint.held.clone(), work_bytes };
         self.work(answer.len(), &footprint).await
     }

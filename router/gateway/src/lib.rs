@@ -27,7 +27,7 @@ mod gate;
 mod grpc;
 mod guardrail;
 mod history;
-mod kernel;
+mod host_latencies;
 mod lengths;
 mod memory;
 mod metrics;

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::Gateway;
 use crate::caller::Caller;
-use crate::kernel;
+use crate::host_latencies;
 use crate::plan;
 use crate::service::json_response;
 
@@ -53,7 +53,10 @@ pub(crate) fn routes(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/kvasir/workers/{name}/wake", post(wake))
         .route("/kvasir/config", get(configuration))
         .route("/kvasir/plan", get(plan::show).post(plan::post).layer(DefaultBodyLimit::max(plan::BYTES_MAX)))
-        .route("/kvasir/kernel", post(kernel::post).layer(DefaultBodyLimit::max(kernel::BYTES_MAX)))
+        .route(
+            "/kvasir/kernel",
+            post(host_latencies::post).layer(DefaultBodyLimit::max(host_latencies::BYTES_MAX)),
+        )
         .route_layer(middleware::from_fn_with_state(Arc::clone(gateway), may_change))
 }
 

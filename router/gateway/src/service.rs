@@ -64,7 +64,7 @@ pub struct Gateway {
     shown_discovery: ArcSwapOption<Value>,
     /// Latest plan that a planner posted.
     pub(crate) plan: ArcSwapOption<crate::plan::Plan>,
-    pub(crate) kernel: crate::kernel::HostLatencies,
+    pub(crate) host_latencies: crate::host_latencies::HostLatencies,
     pub(crate) lengths: crate::lengths::Lengths,
 }
 
@@ -106,7 +106,7 @@ impl Gateway {
             shown_configuration: ArcSwapOption::empty(),
             shown_discovery: ArcSwapOption::empty(),
             plan: ArcSwapOption::empty(),
-            kernel: crate::kernel::HostLatencies::default(),
+            host_latencies: crate::host_latencies::HostLatencies::default(),
             lengths: crate::lengths::Lengths::default(),
         });
         let weak = || Arc::downgrade(&gateway);

@@ -121,7 +121,7 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
         "engine_waiting": reported.waiting,
         "kv_usage": reported.kv_usage,
         "slowness": run.load.factor(),
-        "kernel": gateway.kernel.of(&worker.name),
+        "kernel": gateway.host_latencies.of(&worker.name),
         "pools": pools.collect::<Vec<Value>>(),
         "transfers": run.transfers.load().as_deref(),
         "audit": {

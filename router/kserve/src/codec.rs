@@ -61,7 +61,7 @@ impl<U: Message + Default + 'static> Decoder for CountingDecoder<U> {
         if TypeId::of::<U>() == TypeId::of::<ModelInferRequest>() {
             // tonic passes a message in one piece.
             let mut count = Count::default();
-            count.message(buffer.chunk(), Place::Request);
+            count.message(buffer.chunk(), MessageType::Request);
             count.check()?;
         }
         self.0.decode(buffer)
@@ -70,7 +70,7 @@ impl<U: Message + Default + 'static> Decoder for CountingDecoder<U> {
 
 /// Type of a message, as far as needed to find its lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MessageType {
     Request,
     /// `InferInputTensor`.
     Input,
@@ -99,7 +99,7 @@ impl Count {
     }
 
     /// Counts the fields of a message. A malformed field ends the count: the decoder will report it.
-    fn message(&mut self, mut bytes: &[u8], place: Place) {
+    fn message(&mut self, mut bytes: &[u8], place: MessageType) {
         while let Some((tag, rest)) = varint(bytes) {
             self.fields += 1;
             if self.fields > FIELDS_MAX {
@@ -126,12 +126,14 @@ impl Count {
         }
     }
 
-    fn inner(&mut self, inner: &[u8], place: Place, field: u64) {
+    fn inner(&mut self, inner: &[u8], place: MessageType, field: u64) {
         match (place, field) {
-            (Place::Request, 5) => self.message(inner, Place::Input),
-            (Place::Request, 4 | 6) | (Place::Input, 4) => self.message(inner, Place::Other),
-            (Place::Input, 5) => self.message(inner, Place::Contents),
-            (Place::Input, 3) | (Place::Contents, 1..=7) => self.packed_bytes += inner.len(),
+            (MessageType::Request, 5) => self.message(inner, MessageType::Input),
+            (MessageType::Request, 4 | 6) | (MessageType::Input, 4) => {
+                self.message(inner, MessageType::Other)
+            }
+            (MessageType::Input, 5) => self.message(inner, MessageType::Contents),
+            (MessageType::Input, 3) | (MessageType::Contents, 1..=7) => self.packed_bytes += inner.len(),
             _ => {}
         }
     }
@@ -159,7 +161,7 @@ mod tests {
 
     fn count(request: &ModelInferRequest) -> Count {
         let mut count = Count::default();
-        count.message(&request.encode_to_vec(), Place::Request);
+        count.message(&request.encode_to_vec(), MessageType::Request);
         count
     }
 
@@ -210,7 +212,7 @@ mod tests {
         for length in 0..64_usize {
             for byte in [0, 1, 0x0a, 0x2a, 0x7f, 0x80, 0xff] {
                 let mut count = Count::default();
-                count.message(&vec![byte; length], Place::Request);
+                count.message(&vec![byte; length], MessageType::Request);
                 assert!(count.fields <= length);
             }
         }

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, returned};
 use crate::headers::{after, earlier, within};
 use crate::proto::inference::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use crate::request::{Plan, ResponseSpec};
+use crate::request::{ParsedRequest, ResponseSpec};
 use crate::sse::Events;
 
 /// Answers one request; the returned headers become the client's metadata.
@@ -26,7 +26,7 @@ pub(crate) async fn infer<B: Backend>(
     deadline: Option<Instant>,
     request: ModelInferRequest,
 ) -> Result<(ModelInferResponse, HeaderMap), Error> {
-    let plan = Plan::read(request)?;
+    let plan = ParsedRequest::read(request)?;
     if plan.is_streamed {
         return Err(Error::field("stream", "a streamed answer needs ModelStreamInfer"));
     }
@@ -50,7 +50,8 @@ pub(crate) fn responses<B: Backend>(
     request: ModelInferRequest,
 ) -> impl Stream<Item = ModelStreamInferResponse> + Send {
     let (id, model) = (request.id.clone(), request.model_name.clone());
-    let begun = Work { config, deadline: None, step: Step::Begin(Begin { backend, headers, request }) };
+    let begun =
+        RequestProgress { config, deadline: None, step: Step::Begin(Begin { backend, headers, request }) };
     unfold((begun, id, model), |(work, id, model)| async move {
         match work.next().await {
             Ok(Some((response, work))) => Some((response, (work, id, model))),
@@ -61,7 +62,7 @@ pub(crate) fn responses<B: Backend>(
 }
 
 /// State of a request of a stream.
-struct Work<B> {
+struct RequestProgress<B> {
     config: Arc<Config>,
     deadline: Option<Instant>,
     step: Step<B>,
@@ -80,9 +81,9 @@ enum Step<B> {
     Over,
 }
 
-type Next<B> = Result<Option<(ModelStreamInferResponse, Work<B>)>, (Error, Work<B>)>;
+type Next<B> = Result<Option<(ModelStreamInferResponse, RequestProgress<B>)>, (Error, RequestProgress<B>)>;
 
-impl<B: Backend> Work<B> {
+impl<B: Backend> RequestProgress<B> {
     /// Returns the next response. After an error none follows.
     async fn next(self) -> Next<B> {
         let Self { config, mut deadline, mut step } = self;
@@ -106,7 +107,7 @@ type Moved<B> = Result<(Option<ModelStreamInferResponse>, Step<B>), Error>;
 
 impl<B: Backend> Begin<B> {
     async fn run(self, config: &Config, deadline: &mut Option<Instant>) -> Moved<B> {
-        let plan = Plan::read(self.request)?;
+        let plan = ParsedRequest::read(self.request)?;
         *deadline = plan.timeout.and_then(after);
         let call = Call { headers: self.headers, body: plan.body };
         let ask = plan.ask;

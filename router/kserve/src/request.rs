@@ -41,14 +41,14 @@ pub(crate) struct ResponseSpec {
 
 /// A parsed request.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ParsedRequest {
     pub(crate) ask: ResponseSpec,
     pub(crate) body: Bytes,
     pub(crate) is_streamed: bool,
     pub(crate) timeout: Option<Duration>,
 }
 
-impl Plan {
+impl ParsedRequest {
     /// Parses a request.
     pub(crate) fn read(request: ModelInferRequest) -> Result<Self, Error> {
         check_version(&request.model_name, &request.model_version)?;

@@ -57,7 +57,7 @@ pub async fn serve<B: Backend, L: Listener>(
         ..ServeConfig::default()
     };
     let budget = Arc::new(Budget::new(config.received_bytes_max.max(config.request_bytes_max)));
-    let guard = Arc::new(Guard {
+    let guard = Arc::new(CallAuthenticator {
         backend: Arc::clone(&backend),
         budget: Arc::clone(&budget),
         request_bytes_max: config.request_bytes_max,
@@ -74,14 +74,14 @@ pub async fn serve<B: Backend, L: Listener>(
 }
 
 /// Authenticates a call before its message is read.
-struct Guard<B> {
+struct CallAuthenticator<B> {
     backend: Arc<B>,
     budget: Arc<Budget>,
     request_bytes_max: usize,
     within: Duration,
 }
 
-impl<B> Guard<B> {
+impl<B> CallAuthenticator<B> {
     /// Returns the limits for the messages of a call.
     fn rules(&self, path: &str) -> IntakeLimits {
         let is_stream = path.ends_with("/ModelStreamInfer");
@@ -93,7 +93,11 @@ impl<B> Guard<B> {
     }
 }
 
-async fn admit<B: Backend>(State(guard): State<Arc<Guard<B>>>, request: Request, next: Next) -> Response {
+async fn admit<B: Backend>(
+    State(guard): State<Arc<CallAuthenticator<B>>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let path = request.uri().path();
     // Every client may ask whether the server is live and ready.
     let is_open = !path.contains("/Model") && !path.contains("/Repository");

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::shape::end_of_string;
+use crate::json_counts::end_of_string;
 
 /// A member of an object, or an element of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]

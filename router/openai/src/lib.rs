@@ -2,7 +2,7 @@
 //! messages.
 //!
 //! * [`Surface`]: what a client may ask for. [`ApiError`]: how it is told that something is wrong.
-//! * [`RawBody`]: a request's JSON as it came, for what passes through; [`Shape`]: how large it would be as a tree.
+//! * [`RawBody`]: a request's JSON as it came, for what passes through; [`JsonCounts`]: how large it would be as a tree.
 //! * [`ChatRequest`], [`CompletionRequest`], [`Sampling`], [`StructuredOutput`]: requests read field by field. The gateway and
 //!   the reference engine share them, so they cannot disagree about a field.
 //! * [`Answer`]: answers of token ids, whole and in pieces. [`sse`]: the events of streams.
@@ -18,6 +18,7 @@ mod entries;
 mod error;
 mod fields;
 mod form;
+mod json_counts;
 mod json_schema;
 mod nested_fields;
 mod request;
@@ -25,7 +26,6 @@ pub mod responses;
 mod retention;
 mod sampling;
 mod schema_size;
-mod shape;
 pub mod sse;
 mod structured;
 mod surface;
@@ -39,10 +39,10 @@ pub use entries::{Entries, Entry};
 pub use error::ApiError;
 pub use fields::Fields;
 pub use form::{FORM_USAGE, FormFile};
+pub use json_counts::{JsonCounts, JsonLimits};
 pub use request::{ChatRequest, CompletionRequest, KNOWN_FIELDS, Prompt};
 pub use retention::take_prompt_cache_retention;
 pub use sampling::Sampling;
-pub use shape::{Shape, ShapeLimits};
 pub use structured::{STRUCTURED_OUTPUTS, StructuredOutput};
 pub use surface::{Kind, Surface};
 pub use texts::{

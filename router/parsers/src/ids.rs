@@ -2,7 +2,7 @@
 
 /// The shape of a generated id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum IdFormat {
     /// `call_` and 24 hexadecimal digits, as OpenAI's API has them.
     OpenAi,
     /// Nine letters or digits: Mistral's chat templates refuse any other id in the next request.
@@ -13,7 +13,7 @@ enum Shape {
 #[derive(Debug, Clone)]
 pub struct CallIds {
     state: u64,
-    shape: Shape,
+    shape: IdFormat,
 }
 
 impl CallIds {
@@ -21,21 +21,21 @@ impl CallIds {
     /// id.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
-        Self { state: seed, shape: Shape::OpenAi }
+        Self { state: seed, shape: IdFormat::OpenAi }
     }
 
     pub(crate) fn for_mistral(mut self) -> Self {
-        self.shape = Shape::Mistral;
+        self.shape = IdFormat::Mistral;
         self
     }
 
     pub(crate) fn next_id(&mut self) -> String {
         match self.shape {
-            Shape::OpenAi => {
+            IdFormat::OpenAi => {
                 let (high, low) = (self.next_word(), self.next_word());
                 format!("call_{high:016x}{:08x}", low >> 32)
             }
-            Shape::Mistral => {
+            IdFormat::Mistral => {
                 const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
                 let mut word = self.next_word();
                 let mut id = String::with_capacity(9);

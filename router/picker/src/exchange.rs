@@ -236,12 +236,12 @@ where
 
     let upload = (!is_complete).then_some(sender);
     let (handed_over, end) = match receive(&mut incoming, answer.as_mut(), &mut handed_over, upload).await? {
-        Received::HandedOver(handed_over, end) => (handed_over, end),
-        Received::Answered(response) => return send_immediately(&out, response).await,
-        Received::WithoutEnd => {
+        ReceiveOutcome::HandedOver(handed_over, end) => (handed_over, end),
+        ReceiveOutcome::Answered(response) => return send_immediately(&out, response).await,
+        ReceiveOutcome::WithoutEnd => {
             return refuse(&out, StatusCode::REQUEST_TIMEOUT, "the body has no end").await;
         }
-        Received::Closed => return Ok(()),
+        ReceiveOutcome::Closed => return Ok(()),
     };
     let worker = handed_over.base.clone();
     let (reply, destination) = client.send(&out, *handed_over, end).await?;
@@ -272,7 +272,7 @@ where
 }
 
 /// Result of receiving a request.
-enum Received {
+enum ReceiveOutcome {
     /// The gateway handed the request over for sending; its body ended like this.
     HandedOver(Box<ProxyRequest>, End),
     /// The gateway answered without an engine.
@@ -289,7 +289,7 @@ async fn receive<I>(
     mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
     proxy_dispatch: &mut oneshot::Receiver<ProxyRequest>,
     upload: Option<mpsc::Sender<Bytes>>,
-) -> Result<Received, Status>
+) -> Result<ReceiveOutcome, Status>
 where
     I: Stream<Item = Result<ProcessingRequest, Status>> + Unpin,
 {
@@ -300,9 +300,8 @@ where
     let mut overdue = pin!(tokio::time::sleep(MESSAGE_WITHIN));
     loop {
         if let (Some(_), Some(end)) = (&handed_over, end) {
-            return Ok(
-                handed_over.map_or(Received::Closed, |handed_over| Received::HandedOver(handed_over, end))
-            );
+            return Ok(handed_over
+                .map_or(ReceiveOutcome::Closed, |handed_over| ReceiveOutcome::HandedOver(handed_over, end)));
         }
         if end.is_some() && !feed.is_waiting() {
             feed.sender = None;
@@ -324,12 +323,12 @@ where
             },
             response = &mut answer => {
                 let Ok(response) = response;
-                return Ok(Received::Answered(response));
+                return Ok(ReceiveOutcome::Answered(response));
             }
             () = feed.deliver(), if feed.is_waiting() => {}
-            () = &mut overdue, if handed_over.is_some() => return Ok(Received::WithoutEnd),
+            () = &mut overdue, if handed_over.is_some() => return Ok(ReceiveOutcome::WithoutEnd),
             part = next(incoming), if !feed.is_waiting() => match part? {
-                None => return Ok(Received::Closed),
+                None => return Ok(ReceiveOutcome::Closed),
                 Some(Part::RequestBody(_) | Part::RequestTrailers(_)) if end.is_some() => {}
                 Some(Part::RequestBody(piece)) => {
                     feed.push(piece.body);

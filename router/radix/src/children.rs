@@ -14,7 +14,7 @@ const FREE: u64 = 0;
 const DELETED: u64 = 1;
 
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct ChildPage {
     /// Bits of the hash that all its keys share.
     depth: u32,
     /// Slots that are not free. Used by the writer only.
@@ -27,13 +27,13 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct Directory {
     bits: u32,
-    pieces: Box<[AtomicPtr<Piece>]>,
+    pieces: Box<[AtomicPtr<ChildPage>]>,
 }
 
 /// Memory replaced by a change, to be freed when no reader can see it.
 #[derive(Debug)]
 pub(crate) enum Replaced {
-    Piece(*mut Piece),
+    ChildPage(*mut ChildPage),
     Directory(*mut Directory),
 }
 
@@ -54,8 +54,8 @@ pub(crate) fn random_seed() -> u64 {
 }
 
 /// The pieces of a directory, each once.
-fn distinct(directory: &Directory) -> Vec<*mut Piece> {
-    let mut pieces: Vec<*mut Piece> =
+fn distinct(directory: &Directory) -> Vec<*mut ChildPage> {
+    let mut pieces: Vec<*mut ChildPage> =
         directory.pieces.iter().map(|piece| piece.load(Ordering::Relaxed)).collect();
     pieces.sort_unstable();
     pieces.dedup();
@@ -94,7 +94,7 @@ fn piece_index(spread: u64, bits: u32) -> usize {
     (spread >> 9) as usize & ((1 << bits) - 1)
 }
 
-impl Piece {
+impl ChildPage {
     fn new(depth: u32) -> Self {
         let slots = std::array::from_fn(|_| AtomicU64::new(FREE));
         Self { depth, used: AtomicU32::new(0), live: AtomicU32::new(0), slots }
@@ -122,7 +122,7 @@ fn add(count: &AtomicU32, change: i32) {
 
 impl Children {
     pub(crate) fn new() -> Self {
-        let piece = AtomicPtr::new(Box::into_raw(Box::new(Piece::new(0))));
+        let piece = AtomicPtr::new(Box::into_raw(Box::new(ChildPage::new(0))));
         let directory = Directory { bits: 0, pieces: [piece].into_iter().collect() };
         Self { seed: random_seed(), directory: AtomicPtr::new(Box::into_raw(Box::new(directory))) }
     }
@@ -134,7 +134,7 @@ impl Children {
         unsafe { &*directory }
     }
 
-    fn piece(directory: &Directory, spread: u64) -> &Piece {
+    fn piece(directory: &Directory, spread: u64) -> &ChildPage {
         // Acquire: pairs with the release in `replace`.
         let piece = directory.pieces[piece_index(spread, directory.bits)].load(Ordering::Acquire);
         // SAFETY: as in `directory`.
@@ -215,8 +215,8 @@ impl Children {
         }
         let directory = self.directory();
         let depth = piece.depth + u32::from(splits);
-        let parts: Vec<Box<Piece>> =
-            (0..1 + usize::from(splits)).map(|_| Box::new(Piece::new(depth))).collect();
+        let parts: Vec<Box<ChildPage>> =
+            (0..1 + usize::from(splits)).map(|_| Box::new(ChildPage::new(depth))).collect();
         for slot in &piece.slots {
             let slot = slot.load(Ordering::Relaxed);
             if slot > DELETED {
@@ -230,13 +230,13 @@ impl Children {
         let old = directory.pieces[piece_index(spread_hash, directory.bits)].load(Ordering::Relaxed);
         let shared = piece_index(spread_hash, piece.depth);
         let (old_depth, stride) = (piece.depth, 1_usize << piece.depth);
-        let parts: Vec<*mut Piece> = parts.into_iter().map(Box::into_raw).collect();
+        let parts: Vec<*mut ChildPage> = parts.into_iter().map(Box::into_raw).collect();
         for index in (shared..directory.pieces.len()).step_by(stride) {
             let part = parts[if splits { index >> old_depth & 1 } else { 0 }];
             // Release: pairs with the acquire in `piece`.
             directory.pieces[index].store(part, Ordering::Release);
         }
-        replaced.push(Replaced::Piece(old));
+        replaced.push(Replaced::ChildPage(old));
     }
 
     fn double(&self, replaced: &mut Vec<Replaced>) {
@@ -254,7 +254,8 @@ impl Children {
     pub(crate) fn shrink(&self, arena: &Arena, live: usize, replaced: &mut Vec<Replaced>) {
         let old = self.directory();
         let bits = (live * 3 / TABLE_SLOTS).next_power_of_two().trailing_zeros();
-        let pieces: Vec<Box<Piece>> = (0..1_usize << bits).map(|_| Box::new(Piece::new(bits))).collect();
+        let pieces: Vec<Box<ChildPage>> =
+            (0..1_usize << bits).map(|_| Box::new(ChildPage::new(bits))).collect();
         let old_pieces = distinct(old);
         for &piece in &old_pieces {
             // SAFETY: linked, so not freed; the caller is the writer.
@@ -274,7 +275,7 @@ impl Children {
         // Release: pairs with the acquire in `directory`.
         self.directory.store(directory, Ordering::Release);
         replaced.push(Replaced::Directory(old));
-        replaced.extend(old_pieces.into_iter().map(Replaced::Piece));
+        replaced.extend(old_pieces.into_iter().map(Replaced::ChildPage));
     }
 
     /// Number of pieces; for the writer.
@@ -284,7 +285,7 @@ impl Children {
 
     /// Bytes of the directory and of this many pieces; for the writer.
     pub(crate) fn bytes(&self, pieces: usize) -> usize {
-        pieces * size_of::<Piece>() + self.directory().pieces.len() * size_of::<AtomicPtr<Piece>>()
+        pieces * size_of::<ChildPage>() + self.directory().pieces.len() * size_of::<AtomicPtr<ChildPage>>()
     }
 }
 
@@ -293,7 +294,7 @@ impl Replaced {
     pub(crate) fn free(self) {
         match self {
             // SAFETY: made by `Box::into_raw`, unlinked before it came here, and its grace period is over.
-            Self::Piece(piece) => drop(unsafe { Box::from_raw(piece) }),
+            Self::ChildPage(piece) => drop(unsafe { Box::from_raw(piece) }),
             // SAFETY: as above; the pieces live on in the new directory.
             Self::Directory(directory) => drop(unsafe { Box::from_raw(directory) }),
         }

@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     /// Number of words of a set that can have a bit.
     words: AtomicU32,
     /// Internal number of each member.
-    seats: Box<[AtomicU32]>,
+    internal_ids: Box<[AtomicU32]>,
     /// Number of assignments of internal numbers so far; `assigned` has the count at each number's last assignment.
     assignments: AtomicU64,
     assigned: Box<[AtomicU64]>,
@@ -60,14 +60,14 @@ impl Drop for Shared {
 
 impl Shared {
     fn new() -> Self {
-        let seats = if cfg!(loom) { 2 } else { MEMBERS_MAX };
+        let internal_ids = if cfg!(loom) { 2 } else { MEMBERS_MAX };
         Self {
             arena: Arena::new(),
             children: Children::new(),
             grace: Grace::new(),
             live: (0..WORDS_MAX).map(|_| AtomicU64::new(0)).collect(),
             words: AtomicU32::new(1),
-            seats: (0..seats).map(|_| AtomicU32::new(u32::MAX)).collect(),
+            internal_ids: (0..internal_ids).map(|_| AtomicU32::new(u32::MAX)).collect(),
             assignments: AtomicU64::new(0),
             assigned: (0..IDS_MAX).map(|_| AtomicU64::new(0)).collect(),
             owners: (0..IDS_MAX).map(|_| AtomicU32::new(0)).collect(),
@@ -84,7 +84,7 @@ impl Shared {
     }
 
     pub(crate) fn id_of(&self, member: Member) -> usize {
-        self.seats[member.index()].load(Ordering::Acquire) as usize
+        self.internal_ids[member.index()].load(Ordering::Acquire) as usize
     }
 
     /// Number of assignments of internal numbers so far.
@@ -97,7 +97,7 @@ impl Shared {
         self.assigned[id].load(Ordering::Acquire) <= since
     }
 
-    pub(crate) fn seat(&self, member: Member, id: Option<u16>) {
+    pub(crate) fn internal_id(&self, member: Member, id: Option<u16>) {
         if let Some(id) = id {
             // Before any reader can find the number: an earlier look-up must not be attributed to the new owner.
             let now = self.assignments.fetch_add(1, Ordering::AcqRel) + 1;
@@ -105,7 +105,7 @@ impl Shared {
             self.owners[usize::from(id)].store(u32::from(member.0), Ordering::Relaxed);
             self.assigned[usize::from(id)].store(now, Ordering::Release);
         }
-        self.seats[member.index()].store(id.map_or(u32::MAX, u32::from), Ordering::Release);
+        self.internal_ids[member.index()].store(id.map_or(u32::MAX, u32::from), Ordering::Release);
     }
 
     /// The member that owns this number now; `None` if it has no owner.
@@ -114,8 +114,8 @@ impl Shared {
         (self.id_of(member) == id).then_some(member)
     }
 
-    pub(crate) fn seats(&self) -> usize {
-        self.seats.len()
+    pub(crate) fn internal_ids(&self) -> usize {
+        self.internal_ids.len()
     }
 }
 

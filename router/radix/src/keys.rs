@@ -9,16 +9,16 @@
 //! removal where this takes 41 to 91 with warm caches, 97 against 57 to 73 beyond them; stores took as long warm, and
 //! beyond the caches 69 against 73.
 
-use crate::pool::{PIECE_BUCKETS, PIECE_BYTES, PieceId, Pool};
+use crate::pool::{PIECE_BUCKETS, PIECE_BYTES, PageId, Pool};
 
 /// An engine's own hash of a block.
 pub type EngineHash = u64;
 
 /// A node's number and a slot in it: 27 and 5 bits. 0 is invalid, since the root has no slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) u32);
+pub(crate) struct NodeSlot(pub(crate) u32);
 
-impl Place {
+impl NodeSlot {
     pub(crate) fn new(node: u32, slot: usize) -> Self {
         Self(node << 5 | slot as u32)
     }
@@ -55,10 +55,10 @@ const _: () = assert!(size_of::<Bucket>() == 64);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     spread: u64,
-    piece: PieceId,
+    piece: PageId,
     bucket: u8,
     entry: u8,
-    pub(crate) place: Place,
+    pub(crate) place: NodeSlot,
 }
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) struct Keys {
     /// Random seed of the hash, so that colliding keys cannot be chosen on purpose.
     seed: u64,
     bits: u32,
-    directory: Vec<PieceId>,
+    directory: Vec<PageId>,
     len: usize,
     pieces: usize,
 }
@@ -96,11 +96,11 @@ impl Keys {
 
     /// Bytes of the directory, in addition to the pool's.
     pub(crate) fn directory_bytes(&self) -> usize {
-        self.directory.capacity() * size_of::<PieceId>()
+        self.directory.capacity() * size_of::<PageId>()
     }
 
     #[inline]
-    fn piece_of(&self, spread: u64) -> Option<PieceId> {
+    fn piece_of(&self, spread: u64) -> Option<PageId> {
         self.directory.get(spread as usize & ((1 << self.bits) - 1)).copied()
     }
 
@@ -114,7 +114,7 @@ impl Keys {
         for _ in 0..PIECE_BUCKETS {
             let bucket = &piece[at];
             if let Some(entry) = bucket.entry_of(key) {
-                let place = Place(bucket.places[entry]);
+                let place = NodeSlot(bucket.places[entry]);
                 return Some(Found { spread, piece: id, bucket: at as u8, entry: entry as u8, place });
             }
             if bucket.passed == 0 {
@@ -125,7 +125,7 @@ impl Keys {
         None
     }
 
-    pub(crate) fn find(&self, pool: &Pool, key: EngineHash) -> Option<Place> {
+    pub(crate) fn find(&self, pool: &Pool, key: EngineHash) -> Option<NodeSlot> {
         self.locate(pool, key).map(|found| found.place)
     }
 
@@ -148,7 +148,7 @@ impl Keys {
 
     /// Stores a key's place; returns its previous one.
     #[inline]
-    pub(crate) fn insert(&mut self, pool: &mut Pool, key: EngineHash, place: Place) -> Option<Place> {
+    pub(crate) fn insert(&mut self, pool: &mut Pool, key: EngineHash, place: NodeSlot) -> Option<NodeSlot> {
         let spread = spread(self.seed, key);
         loop {
             let Some(id) = self.piece_of(spread) else {
@@ -162,7 +162,7 @@ impl Keys {
                 let at = (home(spread) + step) % PIECE_BUCKETS;
                 let bucket = &mut piece[at];
                 if let Some(entry) = bucket.entry_of(key) {
-                    return Some(Place(std::mem::replace(&mut bucket.places[entry], place.0)));
+                    return Some(NodeSlot(std::mem::replace(&mut bucket.places[entry], place.0)));
                 }
                 if free.is_none() {
                     free = bucket.free_entry().map(|entry| (step, at, entry));
@@ -208,7 +208,7 @@ impl Keys {
         *self = Self::new(self.seed);
     }
 
-    fn split(&mut self, pool: &mut Pool, old: PieceId) {
+    fn split(&mut self, pool: &mut Pool, old: PageId) {
         let contents = *pool.piece(old);
         let depth = u32::from(contents[0].depth);
         if depth == self.bits {
@@ -234,7 +234,7 @@ impl Keys {
     }
 
     /// Merges a piece with its sibling, if both have the same depth and together fill half of a piece at most.
-    fn merge(&mut self, pool: &mut Pool, id: PieceId, spread_key: u64) {
+    fn merge(&mut self, pool: &mut Pool, id: PageId, spread_key: u64) {
         let depth = u32::from(pool.piece(id)[0].depth);
         if depth == 0 {
             return;
@@ -273,7 +273,7 @@ impl Keys {
     }
 
     /// Removes a piece and returns its entries, for a member that is being forgotten, which is not looked up any more.
-    pub(crate) fn take_piece(&mut self, pool: &mut Pool) -> Option<Vec<(EngineHash, Place)>> {
+    pub(crate) fn take_piece(&mut self, pool: &mut Pool) -> Option<Vec<(EngineHash, NodeSlot)>> {
         if self.bits > 0 {
             // Each piece once from here on.
             self.directory.sort_unstable();
@@ -287,7 +287,7 @@ impl Keys {
     }
 
     /// Every key and its place.
-    pub(crate) fn iter(&self, pool: &Pool) -> impl Iterator<Item = (EngineHash, Place)> {
+    pub(crate) fn iter(&self, pool: &Pool) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
         let mut pieces = self.directory.clone();
         pieces.sort_unstable();
         pieces.dedup();
@@ -295,10 +295,10 @@ impl Keys {
     }
 }
 
-fn entries(piece: &[Bucket; PIECE_BUCKETS]) -> impl Iterator<Item = (EngineHash, Place)> {
+fn entries(piece: &[Bucket; PIECE_BUCKETS]) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
     piece.iter().flat_map(|bucket| {
         let used = bucket.keys.iter().zip(bucket.places).filter(|&(_, place)| place != 0);
-        used.map(|(&key, place)| (key, Place(place)))
+        used.map(|(&key, place)| (key, NodeSlot(place)))
     })
 }
 
@@ -307,7 +307,7 @@ fn first_key(piece: &[Bucket; PIECE_BUCKETS]) -> Option<EngineHash> {
 }
 
 /// Puts an absent key into a piece; false when the piece is full.
-fn put(pool: &mut Pool, id: PieceId, spread: u64, key: EngineHash, place: Place) -> bool {
+fn put(pool: &mut Pool, id: PageId, spread: u64, key: EngineHash, place: NodeSlot) -> bool {
     let piece = pool.piece_mut(id);
     for step in 0..PIECE_BUCKETS {
         let at = (home(spread) + step) % PIECE_BUCKETS;
@@ -365,7 +365,7 @@ mod tests {
             let grows = (step / 100_000) % 2 == 0;
             let key = next() % 60_000;
             if next() % 10 < if grows { 8 } else { 1 } {
-                let place = Place((next() as u32).max(1));
+                let place = NodeSlot((next() as u32).max(1));
                 assert_eq!(
                     keys.insert(&mut pool, key, place).map(|place| place.0),
                     model.insert(key, place.0)
@@ -406,7 +406,7 @@ mod tests {
         }
         let mut put = |keys: &mut Keys, home: usize| {
             let key = with_home[home].pop().expect("enough keys");
-            keys.insert(&mut pool, key, Place(7));
+            keys.insert(&mut pool, key, NodeSlot(7));
             key
         };
         let first = put(&mut keys, 0);
@@ -418,11 +418,11 @@ mod tests {
         let found = keys.locate(&pool, first).expect("there");
         keys.remove(&mut pool, found);
         let last = with_home[63].pop().expect("enough keys");
-        keys.insert(&mut pool, last, Place(7));
+        keys.insert(&mut pool, last, NodeSlot(7));
         for key in 30_000..30_500 {
             assert!(keys.locate(&pool, key).is_none());
-            keys.insert(&mut pool, key, Place(9));
-            assert_eq!(keys.find(&pool, key), Some(Place(9)));
+            keys.insert(&mut pool, key, NodeSlot(9));
+            assert_eq!(keys.find(&pool, key), Some(NodeSlot(9)));
         }
     }
 
@@ -431,7 +431,7 @@ mod tests {
         let (mut pool, mut keys) = (Pool::default(), Keys::new(5));
         let mut fill = Vec::new();
         for key in 0..200_000 {
-            keys.insert(&mut pool, key * 0x1_0001, Place(7));
+            keys.insert(&mut pool, key * 0x1_0001, NodeSlot(7));
             fill.push(keys.len() as f64 / (keys.pieces * PIECE_BUCKETS * BUCKET_KEYS) as f64);
         }
         let mean = fill[50_000..].iter().sum::<f64>() / (fill.len() - 50_000) as f64;

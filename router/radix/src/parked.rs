@@ -16,12 +16,12 @@ struct Waiting {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Parked {
+pub(crate) struct OrphanBlocks {
     waiting: HashMap<EngineHash, Waiting>,
     by_parent: HashMap<EngineHash, Vec<EngineHash>>,
 }
 
-impl Parked {
+impl OrphanBlocks {
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }

@@ -7,20 +7,20 @@ use crate::keys::Bucket;
 
 /// Buckets of a piece.
 pub(crate) const PIECE_BUCKETS: usize = 64;
-pub(crate) type Piece = [Bucket; PIECE_BUCKETS];
+pub(crate) type KeyTablePage = [Bucket; PIECE_BUCKETS];
 
 /// Bytes of a piece.
-pub(crate) const PIECE_BYTES: usize = size_of::<Piece>();
+pub(crate) const PIECE_BYTES: usize = size_of::<KeyTablePage>();
 const CHUNK_PIECES: usize = HUGE_BYTES / PIECE_BYTES;
 
 #[repr(C, align(64))]
-struct Chunk([Piece; CHUNK_PIECES]);
+struct Chunk([KeyTablePage; CHUNK_PIECES]);
 
 // SAFETY: integers; no drop.
 unsafe impl Zeroed for Chunk {}
 
 /// Number of a piece.
-pub(crate) type PieceId = u32;
+pub(crate) type PageId = u32;
 
 struct State {
     memory: Huge<Chunk>,
@@ -57,7 +57,7 @@ impl Pool {
     }
 
     /// An empty piece. The process ends when the system has no memory, as for any allocation.
-    pub(crate) fn allocate(&mut self) -> PieceId {
+    pub(crate) fn allocate(&mut self) -> PageId {
         let at = match self.non_full.first() {
             Some(&at) => at as usize,
             None => self.grow(),
@@ -68,7 +68,7 @@ impl Pool {
             self.non_full.remove(&(at as u32));
         }
         state.memory.0[usize::from(within)].fill(Bucket::default());
-        (at * CHUNK_PIECES) as PieceId + PieceId::from(within)
+        (at * CHUNK_PIECES) as PageId + PageId::from(within)
     }
 
     fn grow(&mut self) -> usize {
@@ -87,7 +87,7 @@ impl Pool {
         at
     }
 
-    pub(crate) fn free(&mut self, id: PieceId) {
+    pub(crate) fn free(&mut self, id: PageId) {
         let at = id as usize / CHUNK_PIECES;
         let Some(Some(state)) = self.chunks.get_mut(at) else { return };
         state.free.push((id as usize % CHUNK_PIECES) as u16);
@@ -100,7 +100,7 @@ impl Pool {
     }
 
     #[inline]
-    pub(crate) fn piece(&self, id: PieceId) -> &Piece {
+    pub(crate) fn piece(&self, id: PageId) -> &KeyTablePage {
         let Some(Some(state)) = self.chunks.get(id as usize / CHUNK_PIECES) else {
             unreachable!("piece {id} is in use")
         };
@@ -108,7 +108,7 @@ impl Pool {
     }
 
     #[inline]
-    pub(crate) fn piece_mut(&mut self, id: PieceId) -> &mut Piece {
+    pub(crate) fn piece_mut(&mut self, id: PageId) -> &mut KeyTablePage {
         let Some(Some(state)) = self.chunks.get_mut(id as usize / CHUNK_PIECES) else {
             unreachable!("piece {id} is in use")
         };

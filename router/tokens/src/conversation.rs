@@ -37,15 +37,15 @@ impl TemplateFeatures {
 
 /// Converts messages to the form that the template expects; false when a message has parts that are no text, whose tokens
 /// only the engine knows.
-pub(crate) fn prepare(messages: &mut Value, habits: TemplateFeatures) -> bool {
+pub(crate) fn prepare(messages: &mut Value, features: TemplateFeatures) -> bool {
     let Value::Array(messages) = messages else { return true };
     let mut is_text = true;
     for message in messages.iter_mut().filter_map(Value::as_object_mut) {
-        is_text &= content(message, habits.takes_parts);
+        is_text &= content(message, features.takes_parts);
         tool_calls(message);
     }
     let is_developer = |message: &Value| message["role"] == "developer";
-    if !habits.knows_developer && messages.iter().any(is_developer) {
+    if !features.knows_developer && messages.iter().any(is_developer) {
         let developers = messages.iter_mut().filter(|message| is_developer(message));
         for message in developers.filter_map(Value::as_object_mut) {
             message.insert("role".to_owned(), "system".into());
@@ -188,12 +188,12 @@ mod tests {
                 message[field] = value.clone();
                 let mut developer = json!({"role": "developer", "content": value});
                 developer["tool_calls"] = value.clone();
-                for habits in [PLAIN, TemplateFeatures { takes_parts: true, ..PLAIN }] {
-                    prepare(&mut json!([message, value, developer]), habits);
-                    prepare(&mut value.clone(), habits);
+                for features in [PLAIN, TemplateFeatures { takes_parts: true, ..PLAIN }] {
+                    prepare(&mut json!([message, value, developer]), features);
+                    prepare(&mut value.clone(), features);
                     prepare(
                         &mut json!([{"role": "assistant", "tool_calls": [{"function": value}, value]}]),
-                        habits,
+                        features,
                     );
                 }
             }

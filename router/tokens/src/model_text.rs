@@ -87,8 +87,8 @@ impl ModelText {
         continues: bool,
         extras: &serde_json::Map<String, Json>,
     ) -> Result<EncodedChat, TokensError> {
-        let habits = self.template.as_ref().map(|template| template.habits);
-        let is_exact = habits.is_none_or(|habits| prepare(&mut messages, habits));
+        let features = self.template.as_ref().map(|template| template.features);
+        let is_exact = features.is_none_or(|features| prepare(&mut messages, features));
         let mut text = self.render_chat(&messages, add_generation_prompt && !continues, extras)?;
         if continues {
             let last = messages.as_array().and_then(|messages| messages.last()).map(|last| &last["content"]);

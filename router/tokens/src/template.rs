@@ -16,7 +16,7 @@ const NAME: &str = "chat";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    pub(crate) habits: TemplateFeatures,
+    pub(crate) features: TemplateFeatures,
 }
 
 impl ChatTemplate {
@@ -40,7 +40,7 @@ impl ChatTemplate {
         });
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, without_generation_tags(source))?;
-        Ok(Self { environment, source: source.to_owned(), habits: TemplateFeatures::of(source) })
+        Ok(Self { environment, source: source.to_owned(), features: TemplateFeatures::of(source) })
     }
 
     /// The template's text.

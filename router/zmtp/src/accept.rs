@@ -70,7 +70,7 @@ struct Accepting {
 
 impl Accepting {
     /// Takes a place among the peers; `None` when there are too many, or too many from this address.
-    fn place(&self, address: Option<IpAddr>) -> Option<Place<'_>> {
+    fn place(&self, address: Option<IpAddr>) -> Option<PeerPermit<'_>> {
         let permit = self.places.try_acquire().ok()?;
         if let Some(address) = address {
             let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,18 +80,18 @@ impl Accepting {
             }
             *count += 1;
         }
-        Some(Place { accepting: self, address, _permit: permit })
+        Some(PeerPermit { accepting: self, address, _permit: permit })
     }
 }
 
 /// A peer's place, released when it is dropped.
-struct Place<'a> {
+struct PeerPermit<'a> {
     accepting: &'a Accepting,
     address: Option<IpAddr>,
     _permit: SemaphorePermit<'a>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for PeerPermit<'_> {
     fn drop(&mut self) {
         let Some(address) = self.address else { return };
         let mut addresses = self.accepting.addresses.lock().unwrap_or_else(PoisonError::into_inner);

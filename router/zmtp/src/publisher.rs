@@ -167,12 +167,12 @@ impl Subscriptions {
 
 /// A peer's entry. Dropping it removes the entry.
 #[derive(Debug)]
-struct Place {
+struct SubscriberGuard {
     shared: Arc<Shared>,
     id: u64,
 }
 
-impl Place {
+impl SubscriberGuard {
     fn take(shared: Arc<Shared>, queue: QueueSender<Bytes>) -> Self {
         let id = {
             let mut subscribers = shared.lock();
@@ -192,7 +192,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SubscriberGuard {
     fn drop(&mut self) {
         self.shared.lock().peers.remove(&self.id);
     }
@@ -200,7 +200,7 @@ impl Drop for Place {
 
 async fn serve(connection: Connection, shared: Arc<Shared>) -> Result<(), Error> {
     let (sender, receiver) = queue(shared.limits.queued_messages_max, shared.limits.queued_bytes_max);
-    let place = Place::take(shared, sender.clone());
+    let place = SubscriberGuard::take(shared, sender.clone());
     let Connection { reader, writer, .. } = connection;
     tokio::select! {
         ended = read(reader, &place, &sender) => ended,
@@ -209,7 +209,7 @@ async fn serve(connection: Connection, shared: Arc<Shared>) -> Result<(), Error>
 }
 
 /// Reads subscriptions and PINGs of a peer.
-async fn read(mut reader: Reader, place: &Place, queue: &QueueSender<Bytes>) -> Result<(), Error> {
+async fn read(mut reader: Reader, place: &SubscriberGuard, queue: &QueueSender<Bytes>) -> Result<(), Error> {
     loop {
         let event = reader.next().await?;
         drop(reader.take_charge());

@@ -201,7 +201,7 @@ fn expired(version: &str) -> Value {
 
 /// Parameters of a call's path.
 #[derive(Deserialize)]
-struct Place {
+struct ResourcePath {
     #[serde(default)]
     group: String,
     version: String,
@@ -218,7 +218,7 @@ fn calls() -> MethodRouter<Arc<Shared>> {
 async fn call(
     State(shared): State<Arc<Shared>>,
     method: Method,
-    Path(place): Path<Place>,
+    Path(place): Path<ResourcePath>,
     Query(parameters): Query<Parameters>,
     body: Bytes,
 ) -> Response {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use tokio::time::Instant;
 
 use crate::pool::Table;
-use crate::rooms::RendezvousGuard;
+use crate::rendezvous::RendezvousGuard;
 use crate::stats::add;
 use crate::worker::{State, Worker};
 
@@ -89,7 +89,7 @@ impl Worker {
         cached: usize,
     ) {
         add(&self.counters.leases, 1);
-        let room = crate::rooms::existing(&name);
+        let room = crate::rendezvous::existing(&name);
         let leases = &mut state.leases;
         leases.ends.push_back((Instant::now() + self.config.lease, name.clone()));
         if let Some(mut twice) = leases.by_name.insert(name, Lease { table, block_ids, cached, _room: room })

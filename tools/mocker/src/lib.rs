@@ -23,7 +23,7 @@ mod lease;
 mod mock;
 mod output_generator;
 mod pool;
-mod rooms;
+mod rendezvous;
 mod scheduler;
 mod server;
 mod sglang_events;

@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 
 use crate::events::EventPublisher;
 use crate::output_generator::OutputGenerator;
-use crate::server::{self, Message, ServerState, Site, Text};
+use crate::server::{self, Message, ServerState, Text, WorkerAddresses};
 use crate::worker::{Model, Worker};
 use crate::{Fault, MockConfig, MockError, MockStats, lease};
 
@@ -68,7 +68,7 @@ impl Mock {
                 EventPublisher::bind(address.ip(), &config.topic, config.replay, config.dialect).await?;
             (events, sink) = (Some(bound.0), Some(bound.1));
         }
-        let site = Site {
+        let site = WorkerAddresses {
             address,
             events_port: events.as_ref().map(|events| events.events_port),
             replay_port: events.as_ref().and_then(|events| events.replay_port),

@@ -90,7 +90,7 @@ pub(crate) struct Sequence {
 
 /// Order of one output of a request.
 #[derive(Debug, Default)]
-pub(crate) struct Order {
+pub(crate) struct SequenceRequest {
     pub(crate) prompt: Vec<u32>,
     pub(crate) adapter: Option<String>,
     pub(crate) extras: Vec<String>,
@@ -176,8 +176,9 @@ impl Worker {
     }
 
     /// Submits an order whose output is already known.
-    pub(crate) fn submit(self: &Arc<Self>, order: Order, output: &Output) -> Result<Running, Full> {
-        let Order { prompt: mut tokens, adapter, extras, is_external, report_cached, lease } = order;
+    pub(crate) fn submit(self: &Arc<Self>, order: SequenceRequest, output: &Output) -> Result<Running, Full> {
+        let SequenceRequest { prompt: mut tokens, adapter, extras, is_external, report_cached, lease } =
+            order;
         let prompt = tokens.len();
         // The last token of an output never enters the model.
         tokens.extend_from_slice(&output.tokens[..output.tokens.len().saturating_sub(1)]);

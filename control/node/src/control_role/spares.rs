@@ -28,9 +28,9 @@ use crate::workers_command::path_of;
 /// Pause after a failed attempt to put a worker to sleep or to wake it.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
 /// Longest time for one request: the gateway's own limit is shorter.
-const TURN_MAX: Duration = router_fleet::SLEEP_REQUEST_MAX;
+const CHANGE_TIMEOUT: Duration = router_fleet::SLEEP_REQUEST_MAX;
 /// Pause after a change of a worker's sleep: observations may be older than the change.
-const SETTLES_WITHIN: Duration = Duration::from_secs(15);
+const OBSERVATION_LAG_MAX: Duration = Duration::from_secs(15);
 /// Consecutive decisions with too few workers awake before spares are woken.
 const LACKING_TICKS: u32 = 2;
 /// Consecutive decisions with too many workers awake before one is put to sleep.
@@ -57,9 +57,9 @@ struct SleepChanges {
 /// The spares of all roles.
 pub(super) struct Spares {
     wanted: u32,
-    turns: Arc<Mutex<SleepChanges>>,
+    sleep_changes: Arc<Mutex<SleepChanges>>,
     /// Consecutive decisions with too few workers of a role awake, and with too many.
-    rows: HashMap<WorkerRole, (u32, u32)>,
+    streaks: HashMap<WorkerRole, (u32, u32)>,
 }
 
 /// A worker process with all its ranks.
@@ -100,11 +100,11 @@ fn whole(role: WorkerRole, has_prefill: bool, seen: &FleetObservation) -> Vec<Wo
 /// asleep.
 fn choose(
     mut workers: Vec<WorkerProcess>,
-    turns: &HashMap<String, SleepChange>,
+    sleep_changes: &HashMap<String, SleepChange>,
     wanted: u32,
     spares: u32,
 ) -> (Vec<String>, Vec<String>) {
-    let turn = |worker: &WorkerProcess| turns.get(&worker.name).copied();
+    let turn = |worker: &WorkerProcess| sleep_changes.get(&worker.name).copied();
     let count = |is: &dyn Fn(&WorkerProcess) -> bool| workers.iter().filter(|worker| is(worker)).count();
     let waking = count(&|worker| turn(worker) == Some(SleepChange::Wakes));
     let falling = count(&|worker| turn(worker) == Some(SleepChange::FallsAsleep));
@@ -125,12 +125,12 @@ impl Spares {
     pub(super) fn new(settings: &Settings) -> Self {
         let is_acting = settings.planner.mode == "act";
         let wanted = if is_acting { settings.planner.spares as u32 } else { 0 };
-        Self { wanted, turns: Arc::default(), rows: HashMap::new() }
+        Self { wanted, sleep_changes: Arc::default(), streaks: HashMap::new() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, SleepChanges> {
         // Each update is complete, so a poisoned lock leaves no broken state.
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sleep_changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Subtracts sleeping workers from the counts of a role: the planner decides on awake workers.
@@ -143,9 +143,9 @@ impl Spares {
     ) {
         let workers = whole(role, has_prefill, seen);
         let sleeping = workers.iter().filter(|worker| worker.is_asleep).count() as u32;
-        let mut turns = self.lock();
+        let mut sleep_changes = self.lock();
         let is_falling = |worker: &&WorkerProcess| {
-            !worker.is_asleep && turns.by_name.get(&worker.name) == Some(&SleepChange::FallsAsleep)
+            !worker.is_asleep && sleep_changes.by_name.get(&worker.name) == Some(&SleepChange::FallsAsleep)
         };
         let falling = workers.iter().filter(is_falling).count() as u32;
         counts.workers.sleeping = sleeping;
@@ -162,8 +162,9 @@ impl Spares {
         // Workers beyond the count in force become spares and are not part of demand.
         counts.workers.ready = counts.workers.ready.min(counts.in_force);
         counts.workers.starting = counts.workers.starting.min(counts.in_force - counts.workers.ready);
-        let (own, others) = std::mem::take(&mut turns.woken_in).into_iter().partition(|(of, _)| *of == role);
-        turns.woken_in = others;
+        let (own, others) =
+            std::mem::take(&mut sleep_changes.woken_in).into_iter().partition(|(of, _)| *of == role);
+        sleep_changes.woken_in = others;
         let own: Vec<(WorkerRole, f64)> = own;
         counts.woken_in = own.into_iter().map(|(_, seconds)| seconds).collect();
     }
@@ -189,15 +190,15 @@ impl Spares {
         }
         let workers = whole(role, has_prefill, seen);
         let (mut wake, mut sleep) = {
-            let mut turns = self.lock();
-            turns.by_name.retain(|_, turn| match turn {
+            let mut sleep_changes = self.lock();
+            sleep_changes.by_name.retain(|_, turn| match turn {
                 SleepChange::Failed(at) => at.elapsed() <= RETRY_PAUSE,
-                SleepChange::Done(at) => at.elapsed() <= SETTLES_WITHIN,
+                SleepChange::Done(at) => at.elapsed() <= OBSERVATION_LAG_MAX,
                 SleepChange::FallsAsleep | SleepChange::Wakes => true,
             });
-            choose(workers, &turns.by_name, decision.wanted, self.wanted)
+            choose(workers, &sleep_changes.by_name, decision.wanted, self.wanted)
         };
-        let row = self.rows.entry(role).or_default();
+        let row = self.streaks.entry(role).or_default();
         *row = (if wake.is_empty() { 0 } else { row.0 + 1 }, if sleep.is_empty() { 0 } else { row.1 + 1 });
         if row.0 < LACKING_TICKS && seen.waiting <= 0.0 {
             wake.clear();
@@ -213,7 +214,7 @@ impl Spares {
             };
             let Some(client) = clients.iter().min_by_key(first).cloned() else { return };
             self.lock().by_name.insert(name.clone(), turn);
-            tokio::spawn(ask(client, role, name, turn, Arc::clone(&self.turns)));
+            tokio::spawn(ask(client, role, name, turn, Arc::clone(&self.sleep_changes)));
         }
     }
 }
@@ -224,23 +225,23 @@ async fn ask(
     role: WorkerRole,
     name: String,
     turn: SleepChange,
-    turns: Arc<Mutex<SleepChanges>>,
+    sleep_changes: Arc<Mutex<SleepChanges>>,
 ) {
     let (began, wakes) = (Instant::now(), turn == SleepChange::Wakes);
     let path = path_of(&name, if wakes { "/wake" } else { "/sleep" });
     let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
-    let problem = match tokio::time::timeout(TURN_MAX, asked).await {
+    let problem = match tokio::time::timeout(CHANGE_TIMEOUT, asked).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some(format!("no answer within {TURN_MAX:?}")),
+        Err(_) => Some(format!("no answer within {CHANGE_TIMEOUT:?}")),
     };
     let took = began.elapsed();
-    let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut sleep_changes = sleep_changes.lock().unwrap_or_else(PoisonError::into_inner);
     match problem {
         None => {
-            turns.by_name.insert(name.clone(), SleepChange::Done(Instant::now()));
+            sleep_changes.by_name.insert(name.clone(), SleepChange::Done(Instant::now()));
             if wakes {
-                turns.woken_in.push((role, took.as_secs_f64()));
+                sleep_changes.woken_in.push((role, took.as_secs_f64()));
             }
             tracing::info!(worker = name, ?took, wakes, "worker turned");
         }
@@ -254,7 +255,7 @@ async fn ask(
                     let _best_effort = tokio::time::timeout(RETRY_PAUSE, asked).await;
                 });
             }
-            turns.by_name.insert(name.clone(), SleepChange::Failed(Instant::now()));
+            sleep_changes.by_name.insert(name.clone(), SleepChange::Failed(Instant::now()));
             tracing::warn!(worker = name, wakes, "the worker is left alone for {RETRY_PAUSE:?}: {problem}");
         }
     }
@@ -269,7 +270,7 @@ mod tests {
         WorkerProcess { name: name.to_owned(), is_awake, is_asleep, value: (blocks, 0.0) }
     }
 
-    fn turns(of: &[(&str, SleepChange)]) -> HashMap<String, SleepChange> {
+    fn sleep_changes(of: &[(&str, SleepChange)]) -> HashMap<String, SleepChange> {
         of.iter().map(|(name, turn)| ((*name).to_owned(), *turn)).collect()
     }
 
@@ -291,12 +292,15 @@ mod tests {
         assert_eq!(choose(fleet(), &none, 1, 1), (names(&[]), names(&[])), "there are spares enough");
         assert_eq!(choose(fleet(), &none, 1, 2), (names(&[]), names(&["b"])));
         // Changes in progress count and are not requested again.
-        assert_eq!(choose(fleet(), &turns(&[("c", SleepChange::Wakes)]), 3, 1), (names(&[]), names(&[])));
         assert_eq!(
-            choose(fleet(), &turns(&[("b", SleepChange::FallsAsleep)]), 1, 2),
+            choose(fleet(), &sleep_changes(&[("c", SleepChange::Wakes)]), 3, 1),
             (names(&[]), names(&[]))
         );
-        let failed = turns(&[("c", SleepChange::Failed(Instant::now()))]);
+        assert_eq!(
+            choose(fleet(), &sleep_changes(&[("b", SleepChange::FallsAsleep)]), 1, 2),
+            (names(&[]), names(&[]))
+        );
+        let failed = sleep_changes(&[("c", SleepChange::Failed(Instant::now()))]);
         assert_eq!(choose(fleet(), &failed, 3, 1), (names(&[]), names(&[])), "it is left alone");
     }
 

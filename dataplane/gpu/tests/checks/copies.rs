@@ -1,7 +1,7 @@
 //! Tensors → gather → host → another device's slots → verify → scatter, against the reference.
 
 use dataplane_cuda::DeviceMemory;
-use dataplane_gpu::{CopyRoute, Pair, SlotRoute, SubmitError, Sums};
+use dataplane_gpu::{BlockCopy, CopyRoute, SlotRoute, SubmitError, Sums};
 use dataplane_kernels::{HeadRange, PlanError, SlotLayout, checksum, reference, status};
 
 use super::{Engine, Rig, Shape, Side, host_slots, random_pairs};
@@ -30,7 +30,7 @@ fn random_heads(random: &mut Random, heads: u32) -> (u32, HeadRange) {
 }
 
 /// Gathers, with the checksums on the way where that is possible; whether they were.
-fn gather(side: &mut Side, route: &CopyRoute, pairs: &[Pair]) -> (Vec<u64>, bool) {
+fn gather(side: &mut Side, route: &CopyRoute, pairs: &[BlockCopy]) -> (Vec<u64>, bool) {
     let with_sums = match side.queue.gather(route, pairs, Sums::Take, 7) {
         Ok(()) => true,
         Err(SubmitError::Plan(PlanError::Checksum(_))) => {

@@ -11,7 +11,7 @@ use dataplane_cuda::{
     CopyQueue, CopyQueueConfig, CopyRequest, Device, DeviceMemory, DeviceSlab, Pinned, Place, Priority,
     Region, RegionId, Stream,
 };
-use dataplane_gpu::{KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane};
+use dataplane_gpu::{BlockCopy, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Plane};
 use dataplane_kernels::{EngineTensors, InnerOrder, KeyValueLayout};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
@@ -167,11 +167,11 @@ impl Engine {
 }
 
 /// Returns some blocks in random order, paired with the slots from the first on.
-pub(crate) fn random_pairs(random: &mut Random, blocks: u64, at_most: u64) -> Vec<Pair> {
+pub(crate) fn random_pairs(random: &mut Random, blocks: u64, at_most: u64) -> Vec<BlockCopy> {
     let mut numbers: Vec<u64> = (0..blocks).collect();
     for left in (1..numbers.len()).rev() {
         numbers.swap(left, random.below(left as u64 + 1) as usize);
     }
     numbers.truncate(1 + random.below(blocks.min(at_most)) as usize);
-    numbers.into_iter().enumerate().map(|(slot, block)| Pair { block, slot: slot as u32 }).collect()
+    numbers.into_iter().enumerate().map(|(slot, block)| BlockCopy { block, slot: slot as u32 }).collect()
 }

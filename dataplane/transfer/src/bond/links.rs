@@ -72,7 +72,7 @@ impl<F: Fabric> Bond<F> {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let name = LinkName { link: index as u8, connection };
         peer.arrivals.iter_mut().for_each(|arrivals| arrivals.link_down(name));
-        peer.settle_fence_for_peer(name);
+        peer.confirm_fence(name);
         let is_current = peer.links[index].connection == connection;
         // A connection that was never made is unknown to the peer.
         let was_made = !(is_current && peer.links[index].state == State::Connecting);

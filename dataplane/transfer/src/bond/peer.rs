@@ -28,7 +28,7 @@ struct Fence {
     slices: Vec<(usize, Slice)>,
     since: Instant,
     /// Time at which the peer was last told of the end.
-    said_at: Instant,
+    last_sent_at: Instant,
 }
 
 /// A link that is up.
@@ -163,7 +163,7 @@ impl Peer {
             State::Connecting | State::Up => None,
         });
         let overdue = self.fences.iter().filter(|fence| !fence.slices.is_empty());
-        let again = self.fences.iter().map(|fence| fence.said_at + LINK_DOWN_RESEND_AFTER);
+        let again = self.fences.iter().map(|fence| fence.last_sent_at + LINK_DOWN_RESEND_AFTER);
         let is_settling = !self.announced && self.up_links().next().is_some();
         let settles = self.settling_since.filter(|_| is_settling).map(|since| since + SETTLE_WITHIN);
         let unreached = self.out_of_reach.iter().flatten().map(|&since| since + REACH_WITHIN);
@@ -215,7 +215,7 @@ impl Peer {
         // Fences links without writes too: the peer may not have noticed the failure and would keep sending
         // over the link. Whatever it sends again only after noticing would be lost until then.
         if self.fences.len() < CONTROL_MAX {
-            self.fences.push(Fence { name, slices: writes, since: now, said_at: now });
+            self.fences.push(Fence { name, slices: writes, since: now, last_sent_at: now });
         } else {
             self.too_many_failures();
         }
@@ -232,14 +232,14 @@ impl Peer {
     /// Repeats the end of connections that the peer has not confirmed for a while; returns true when there
     /// are some.
     pub(crate) fn repeat_overdue(&mut self, now: Instant) -> bool {
-        self.resend_link_downs(now, |fence| fence.said_at + LINK_DOWN_RESEND_AFTER <= now)
+        self.resend_link_downs(now, |fence| fence.last_sent_at + LINK_DOWN_RESEND_AFTER <= now)
     }
 
     fn resend_link_downs(&mut self, now: Instant, which: impl Fn(&Fence) -> bool) -> bool {
         let due = self.fences.iter_mut().filter(|fence| which(fence));
         let names: Vec<LinkName> = due
             .map(|fence| {
-                fence.said_at = now;
+                fence.last_sent_at = now;
                 fence.name
             })
             .collect();
@@ -288,7 +288,7 @@ impl Peer {
         }
     }
 
-    pub(crate) fn settle_fence_for_peer(&mut self, name: LinkName) {
+    pub(crate) fn confirm_fence(&mut self, name: LinkName) {
         if let Some(at) = self.owed.iter().position(|owed| *owed == name) {
             self.owed.swap_remove(at);
             self.say(Control::Fenced(name));

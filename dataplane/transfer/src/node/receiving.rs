@@ -10,7 +10,7 @@ use super::quarantine::{Quarantined, ReleaseOutcome};
 use super::{ACKNOWLEDGE_WITHIN, Notice, Outcome, TransferId, TransferNode};
 use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
-use crate::inbound::{Inbound, Landing};
+use crate::inbound::{Inbound, LandedPart};
 use crate::metrics::TransferCounters;
 use crate::stages::Stage;
 use crate::timers::Timer;
@@ -179,7 +179,7 @@ impl<F: Fabric> TransferNode<F> {
         self.account_landing(transfer, landing);
     }
 
-    fn account_landing(&mut self, transfer: TransferId, landing: Landing) {
+    fn account_landing(&mut self, transfer: TransferId, landing: LandedPart) {
         self.landed.extend(landing.wanted);
         if let Some(waited) = self.inbound.get_mut(&transfer).and_then(|inbound| inbound.first_part(self.now))
         {

@@ -5,7 +5,7 @@ use dataplane_memory::{SlotCopy, SlotRef};
 
 use super::copies::Purpose;
 use crate::node::{Outcome, TransferId};
-use crate::shard::Cut;
+use crate::shard::SharedHeads;
 
 /// Leading rows of one block: each number is at most the one before.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,7 +22,7 @@ pub(super) struct Incoming {
     blocks: Vec<Progress>,
     /// Rows of a block.
     rows: u32,
-    cut: Option<Cut>,
+    cut: Option<SharedHeads>,
     /// Copies in flight, also those of blocks that were dropped.
     copying: usize,
     /// Number of leading blocks without a failed copy.
@@ -53,7 +53,7 @@ impl Incoming {
     }
 
     /// Records the number of verified layers of each block.
-    pub(super) fn look(&mut self, cut: Cut, layers: &[u16]) {
+    pub(super) fn look(&mut self, cut: SharedHeads, layers: &[u16]) {
         if self.has_arrived() {
             return;
         }
@@ -65,7 +65,7 @@ impl Incoming {
     }
 
     /// Records the bytes shared with the sender, if no round has recorded them.
-    pub(super) fn agreed(&mut self, cut: Cut) {
+    pub(super) fn agreed(&mut self, cut: SharedHeads) {
         self.cut.get_or_insert(cut);
     }
 

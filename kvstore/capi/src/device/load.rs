@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use dataplane_gpu::{Pair, Sums};
+use dataplane_gpu::{BlockCopy, Sums};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{HostBlock, Onboard, StoreEvent, Throttled};
@@ -200,8 +200,8 @@ impl CopyThread {
             return Ok(Ended { good: 0, is_damaged: false });
         }
         let filled: Vec<u32> = slots[..count].iter().map(SlotRef::slot).collect();
-        let pairs: Vec<Pair> = (filled.iter().zip(&what.blocks[first..]))
-            .map(|(slot, block)| Pair { block: *block, slot: *slot })
+        let pairs: Vec<BlockCopy> = (filled.iter().zip(&what.blocks[first..]))
+            .map(|(slot, block)| BlockCopy { block: *block, slot: *slot })
             .collect();
         let mut good = None;
         launch(

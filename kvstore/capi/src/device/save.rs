@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use dataplane_gpu::{Pair, Sums};
+use dataplane_gpu::{BlockCopy, Sums};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Offload, StoreEvent, Throttled};
@@ -53,8 +53,8 @@ impl CopyThread {
         saved: &mut HashSet<Identity>,
     ) -> Result<(), Failure> {
         let slots = self.slots(places, blocks.len())?;
-        let pairs: Vec<Pair> = (blocks.iter().zip(&slots))
-            .map(|((_, block, _), slot)| Pair { block: *block, slot: slot.slot() })
+        let pairs: Vec<BlockCopy> = (blocks.iter().zip(&slots))
+            .map(|((_, block, _), slot)| BlockCopy { block: *block, slot: slot.slot() })
             .collect();
         let gathered: Vec<u32> = slots.iter().map(SlotRef::slot).collect();
         let mut checksums = Vec::with_capacity(slots.len());

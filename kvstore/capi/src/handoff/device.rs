@@ -21,7 +21,9 @@ use std::thread::JoinHandle;
 use dataplane_cuda::{
     CopyQueueConfig, Device, DeviceMemory, DeviceSlab, IpcSharing, Pinned, Priority, SlotCopier, Stream,
 };
-use dataplane_gpu::{CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, Pair, SlotChecksummer, Sums};
+use dataplane_gpu::{
+    BlockCopy, CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, SlotChecksummer, Sums,
+};
 use dataplane_memory::{DeviceSharing, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_rails::Place;
 use dataplane_transfer::{Staging, StagingLimits};
@@ -268,8 +270,8 @@ impl DeviceCopier {
         }
         // SAFETY: handed on to the caller.
         unsafe { event.wait_on(self.queue.stream()) }?;
-        let pairs: Vec<Pair> =
-            (blocks.iter().zip(slots)).map(|(&block, slot)| Pair { block, slot: slot.slot() }).collect();
+        let pairs: Vec<BlockCopy> =
+            (blocks.iter().zip(slots)).map(|(&block, slot)| BlockCopy { block, slot: slot.slot() }).collect();
         let routes: Vec<&CopyRoute> = routes.collect();
         let queue = &mut self.queue;
         let launched = catch_unwind(AssertUnwindSafe(|| {

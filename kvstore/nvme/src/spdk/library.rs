@@ -27,9 +27,9 @@ pub(super) const OPTIONS_SIZE: (usize, u64) = (112 / 8, 120);
 /// Room for `struct spdk_env_opts` or `struct spdk_nvme_transport_id` of any version (about 150 and 1,300 bytes). The
 /// first begins with the name of the application. Zeroes, as both initialisers ask for.
 #[repr(C, align(64))]
-pub(super) struct Room(pub(super) [u64; 1024]);
+pub(super) struct OptionsBuffer(pub(super) [u64; 1024]);
 
-impl Room {
+impl OptionsBuffer {
     pub(super) fn new() -> Box<Self> {
         Box::new(Self([0; 1024]))
     }
@@ -52,15 +52,15 @@ macro_rules! functions {
 }
 
 functions! {
-    env_opts_init = "spdk_env_opts_init": fn(*mut Room);
-    env_init = "spdk_env_init": fn(*const Room) -> c_int;
+    env_opts_init = "spdk_env_opts_init": fn(*mut OptionsBuffer);
+    env_init = "spdk_env_init": fn(*const OptionsBuffer) -> c_int;
     dma_zmalloc = "spdk_dma_zmalloc": fn(usize, usize, *mut u64) -> *mut c_void;
     dma_free = "spdk_dma_free": fn(*mut c_void);
     mem_register = "spdk_mem_register": fn(*mut c_void, usize) -> c_int;
     mem_unregister = "spdk_mem_unregister": fn(*mut c_void, usize) -> c_int;
     vtophys = "spdk_vtophys": fn(*const c_void, *mut u64) -> u64;
-    transport_id_parse = "spdk_nvme_transport_id_parse": fn(*mut Room, *const c_char) -> c_int;
-    connect = "spdk_nvme_connect": fn(*const Room, *const c_void, usize) -> Controller;
+    transport_id_parse = "spdk_nvme_transport_id_parse": fn(*mut OptionsBuffer, *const c_char) -> c_int;
+    connect = "spdk_nvme_connect": fn(*const OptionsBuffer, *const c_void, usize) -> Controller;
     detach = "spdk_nvme_detach": fn(Controller) -> c_int;
     reset = "spdk_nvme_ctrlr_reset": fn(Controller) -> c_int;
     namespace = "spdk_nvme_ctrlr_get_ns": fn(Controller, u32) -> Namespace;

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
 use super::engine::{PAGE_BYTES, SpdkEngine};
-use super::library::{Controller, Library, Namespace, OPTIONS_SIZE, Room};
+use super::library::{Controller, Library, Namespace, OPTIONS_SIZE, OptionsBuffer};
 use crate::NvmeError;
 
 /// Initialises SPDK's environment, which exists once in a process.
@@ -14,7 +14,7 @@ pub(super) fn initialise(library: &Library) -> Result<(), NvmeError> {
     if *is_initialised {
         return Ok(());
     }
-    let mut options = Room::new();
+    let mut options = OptionsBuffer::new();
     let (at, bytes) = OPTIONS_SIZE;
     options.0[at] = bytes;
     // SAFETY: the options have room for the structure of any version.
@@ -43,7 +43,7 @@ pub(super) fn initialise(library: &Library) -> Result<(), NvmeError> {
 pub(super) fn connect(library: &Library, transport: &str) -> Result<Controller, NvmeError> {
     let failed = |operation, errno| NvmeError::Spdk { device: transport.to_owned(), operation, errno };
     let text = CString::new(transport).map_err(|_| NvmeError::Address(transport.to_owned()))?;
-    let mut id = Room::new();
+    let mut id = OptionsBuffer::new();
     // SAFETY: the room is zeroed and large enough for any version; the text ends with a zero.
     let errno = unsafe { (library.transport_id_parse)(&raw mut *id, text.as_ptr()) };
     if errno != 0 {

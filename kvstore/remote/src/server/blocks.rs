@@ -33,9 +33,9 @@ pub struct Writable<H> {
 #[derive(Debug)]
 pub enum LookUpResult<H> {
     /// The leading blocks that are in memory; no more will follow.
-    Now(Vec<Readable<H>>),
+    Ready(Vec<Readable<H>>),
     /// More blocks are being brought into memory: [`Answer::Found`] follows.
-    Later,
+    Pending,
 }
 
 /// A delayed answer; `question` is the number that was passed to the call.

@@ -38,13 +38,13 @@ pub(super) enum LeaseName {
     Reservation(PeerId, u64),
 }
 
-pub(super) enum Held<B: PoolBlocks> {
+pub(super) enum LeasedBlocks<B: PoolBlocks> {
     Read(Vec<Readable<B::Reading>>),
     Reservation(Vec<Option<Reserved<B>>>),
 }
 
 /// A slot that a client may still read or write.
-pub(super) enum Fenced<B: PoolBlocks> {
+pub(super) enum QuarantinedSlot<B: PoolBlocks> {
     Read(Readable<B::Reading>),
     Write(Writable<B::Writing>),
 }
@@ -60,11 +60,11 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     pub(super) fn lease_out(&mut self, peer: PeerId, blocks: Vec<Readable<B::Reading>>, now: Instant) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.grant(peer, LeaseName::Read(id), Held::Read(blocks), now);
+        self.grant(peer, LeaseName::Read(id), LeasedBlocks::Read(blocks), now);
         id
     }
 
-    pub(super) fn grant(&mut self, peer: PeerId, name: LeaseName, held: Held<B>, now: Instant) {
+    pub(super) fn grant(&mut self, peer: PeerId, name: LeaseName, held: LeasedBlocks<B>, now: Instant) {
         let expires_at = now + self.config.lease;
         let granted = self.leases.grant(name, Lease { owner: peer, expires_at, held });
         assert!(matches!(granted, Ok(None)), "room and the name were checked before");
@@ -127,15 +127,15 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     }
 
     /// Ends a lease or reservation. Reserved blocks may be offered again; the caller keeps or drops the slots.
-    fn end_held(&mut self, held: Held<B>) -> Vec<Fenced<B>> {
+    fn end_held(&mut self, held: LeasedBlocks<B>) -> Vec<QuarantinedSlot<B>> {
         match held {
-            Held::Read(blocks) => blocks.into_iter().map(Fenced::Read).collect(),
-            Held::Reservation(blocks) => blocks
+            LeasedBlocks::Read(blocks) => blocks.into_iter().map(QuarantinedSlot::Read).collect(),
+            LeasedBlocks::Reservation(blocks) => blocks
                 .into_iter()
                 .flatten()
                 .map(|block| {
                     self.pending.remove(&block.offer.identity);
-                    Fenced::Write(Writable { slot: block.granted.end(), hold: block.hold })
+                    QuarantinedSlot::Write(Writable { slot: block.granted.end(), hold: block.hold })
                 })
                 .collect(),
         }

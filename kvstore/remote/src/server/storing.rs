@@ -9,7 +9,7 @@ use dataplane_fabric::{Fabric, PeerId};
 use dataplane_memory::{SlotGrant, SlotRef};
 use kvstore_block::BlockIdentity;
 
-use super::leases::{Fenced, Held, LeaseName};
+use super::leases::{LeaseName, LeasedBlocks, QuarantinedSlot};
 use super::{PoolBlocks, PoolServer, Writable};
 use crate::checksum::with_identity;
 use crate::metrics::add;
@@ -26,7 +26,7 @@ pub(super) struct Reserved<B: PoolBlocks> {
 
 /// A verified block whose registration is answered later.
 #[derive(Debug)]
-pub(super) struct Registering {
+pub(super) struct PendingRegistration {
     identity: BlockIdentity,
     commit: u64,
     bit: u32,
@@ -43,7 +43,7 @@ enum Verdict {
 
 /// A commit whose blocks are being verified.
 #[derive(Debug)]
-pub(super) struct Committing {
+pub(super) struct PendingCommit {
     peer: PeerId,
     request: u64,
     left: usize,
@@ -86,7 +86,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             })
             .collect();
         if blocks.iter().any(Option::is_some) {
-            self.grant(peer, name, Held::Reservation(blocks), now);
+            self.grant(peer, name, LeasedBlocks::Reservation(blocks), now);
         }
         let lease_ms = self.config.lease.as_millis() as u32;
         self.send(peer, &Message::Granted { request, lease_ms, grants });
@@ -124,7 +124,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     pub(super) fn commit(&mut self, peer: PeerId, request: u64, written: u64) -> bool {
         let Some(lease) = self.leases.release(LeaseName::Reservation(peer, request)) else { return false };
         self.forget_one(peer);
-        let Held::Reservation(blocks) = lease.held else { return false };
+        let LeasedBlocks::Reservation(blocks) = lease.held else { return false };
         let commit = self.next_id;
         self.next_id += 1;
         let (mut left, mut strays) = (0, Vec::new());
@@ -137,7 +137,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             // has posted have landed before this message.
             let slot = granted.end();
             if slot.has_stray_writes() {
-                strays.push(Fenced::Write(Writable { slot, hold }));
+                strays.push(QuarantinedSlot::Write(Writable { slot, hold }));
                 self.pending.remove(&offer.identity);
                 continue;
             }
@@ -160,7 +160,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         if left == 0 {
             self.send(peer, &Message::Committed { request, registered: 0, damaged: 0 });
         } else {
-            let committing = Committing { peer, request, left, registered: 0, damaged: 0 };
+            let committing = PendingCommit { peer, request, left, registered: 0, damaged: 0 };
             self.committing.insert(commit, committing);
         }
         true
@@ -218,7 +218,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             Purpose::Register { commit, bit, hold } => {
                 let (question, Offer { identity, description }) = (self.next_id, offer);
                 self.next_id += 1;
-                self.registering.insert(question, Registering { identity, commit, bit });
+                self.registering.insert(question, PendingRegistration { identity, commit, bit });
                 let is_kept = self.blocks.register(question, identity, description, Writable { slot, hold });
                 if let Some(is_kept) = is_kept {
                     self.registered_later(question, is_kept);
@@ -230,7 +230,9 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     /// Handles the result of a registration, immediate or delayed: the block can be found from now on, or is
     /// not kept.
     pub(super) fn registered_later(&mut self, question: u64, is_kept: bool) {
-        let Some(Registering { identity, commit, bit }) = self.registering.remove(&question) else { return };
+        let Some(PendingRegistration { identity, commit, bit }) = self.registering.remove(&question) else {
+            return;
+        };
         self.pending.remove(&identity);
         if is_kept {
             add(&self.counters.registered_blocks, 1);
@@ -249,7 +251,9 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         if committing.left > 0 {
             return;
         }
-        if let Some(Committing { peer, request, registered, damaged, .. }) = self.committing.remove(&commit) {
+        if let Some(PendingCommit { peer, request, registered, damaged, .. }) =
+            self.committing.remove(&commit)
+        {
             self.send(peer, &Message::Committed { request, registered, damaged });
         }
     }

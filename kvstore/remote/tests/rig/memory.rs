@@ -88,10 +88,10 @@ impl PoolBlocks for MemoryBlocks {
         };
         let blocks = slots.into_iter().map(readable).collect();
         match self.delay() {
-            None => LookUpResult::Now(blocks),
+            None => LookUpResult::Ready(blocks),
             Some(polls) => {
                 self.delayed.push_back((polls, Answer::Found { question, blocks }));
-                LookUpResult::Later
+                LookUpResult::Pending
             }
         }
     }

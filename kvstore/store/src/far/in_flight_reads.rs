@@ -13,13 +13,13 @@ use super::{Delivered, DeliveredSum, FetchRequest, ReturnedSlots, SecondaryTierE
 
 /// The reads of one driver, which its thread alone uses.
 #[derive(Default)]
-pub(super) struct InFlightReads {
+pub(super) struct RemoteReads {
     reading: HashMap<Ticket, FetchRequest>,
     /// Slots that the fabric may still write although their read has been answered.
     held: HashMap<Ticket, ReturnedSlots>,
 }
 
-impl InFlightReads {
+impl RemoteReads {
     pub(super) fn begin(&mut self, ticket: Ticket, incoming: FetchRequest) {
         self.reading.insert(ticket, incoming);
     }

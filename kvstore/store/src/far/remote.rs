@@ -18,7 +18,7 @@ use kvstore_remote::{
 
 use crate::StoreBuilder;
 use crate::error::StoreError;
-use crate::far::in_flight_reads::InFlightReads;
+use crate::far::in_flight_reads::RemoteReads;
 use crate::far::offer_queue::{Counted, Offer, OfferQueue};
 use crate::far::{
     FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferedBlock, Portion, SecondaryTier,
@@ -138,7 +138,7 @@ impl RemoteTier {
             lease_events,
             looking: HashMap::new(),
             found: HashMap::new(),
-            reads: InFlightReads::default(),
+            reads: RemoteReads::default(),
             offers: OfferQueue::default(),
             retentions: VecDeque::new(),
             usable_nodes: 0,
@@ -230,7 +230,7 @@ struct Driver<F> {
     looking: HashMap<Ticket, u64>,
     /// Look-ups that have found something, by request, until it is read.
     found: HashMap<u64, (Ticket, Instant)>,
-    reads: InFlightReads,
+    reads: RemoteReads,
     /// Blocks on their way out whose checksums are not known yet.
     offers: OfferQueue,
     /// Number of nodes that were usable after the last turn.

@@ -10,7 +10,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PolicyKind, TenantId};
 use kvstore_remote::Ticket;
 
-use super::in_flight_reads::InFlightReads;
+use super::in_flight_reads::RemoteReads;
 use super::offer::outgoing;
 use super::offer_queue::{Counted, Offer, OfferQueue};
 use super::{
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// State that a [`LateTier`] and its test share.
 #[derive(Default)]
 struct Reads {
-    in_flight: InFlightReads,
+    in_flight: RemoteReads,
     /// Reads that keep slots.
     late: Vec<Ticket>,
     made: u64,

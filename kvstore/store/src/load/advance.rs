@@ -78,12 +78,14 @@ impl Load {
             }
             let Some(state) = self.states.get_mut(self.cursor) else { return self.moving == 0 };
             match state {
-                State::Coming | State::Wanted => return false,
+                State::ReadingDisk | State::Queued => return false,
                 State::Failed => return self.moving == 0,
-                State::Done(_) | State::Moving => self.cursor += 1,
-                State::Here(_) if *budget == 0 => return false,
-                State::Here(_) => {
-                    let State::Here(lease) = std::mem::replace(state, State::Done(None)) else { continue };
+                State::Done(_) | State::CopyingToDevice => self.cursor += 1,
+                State::Resident(_) if *budget == 0 => return false,
+                State::Resident(_) => {
+                    let State::Resident(lease) = std::mem::replace(state, State::Done(None)) else {
+                        continue;
+                    };
                     *budget = budget.saturating_sub(lease.bytes() as usize);
                     if !self.hand_over(number, lease, tiers, device) {
                         return false;
@@ -151,14 +153,14 @@ impl Load {
         let source = tiers.shared.memory.slot(lease.slot()).clone();
         match device.start(source, target, bytes, Purpose::Out { load: number, index, lease }) {
             Ok(()) => {
-                self.states[index] = State::Moving;
+                self.states[index] = State::CopyingToDevice;
                 self.moving += 1;
                 self.host_bytes += bytes as u64;
                 self.moving_since.get_or_insert_with(Instant::now);
                 true
             }
             Err(Refused { purpose: Purpose::Out { lease, .. }, is_full: true }) => {
-                self.states[index] = State::Here(lease);
+                self.states[index] = State::Resident(lease);
                 false
             }
             Err(_) => {
@@ -176,7 +178,7 @@ fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers
         StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
     }
     match tiers.read_from_disk(identity, (number, index), false) {
-        ReadStart::Coming => State::Coming,
-        ReadStart::Later | ReadStart::Nowhere => State::Failed,
+        ReadStart::InFlight => State::ReadingDisk,
+        ReadStart::NoFreeSlot | ReadStart::NotOnDisk => State::Failed,
     }
 }

@@ -67,14 +67,14 @@ impl Loads {
         }
         while let Some(identity) = load.chain.get(load.next) {
             let state = match load.hold(&tiers.shared.catalog, identity) {
-                Some(lease) => State::Here(lease),
+                Some(lease) => State::Resident(lease),
                 None => match tiers.read_from_disk(*identity, (number, load.next), load.is_background()) {
-                    ReadStart::Coming => State::Coming,
+                    ReadStart::InFlight => State::ReadingDisk,
                     // Waits only if this load or an operation in flight will free a slot; otherwise the block
                     // fails.
-                    ReadStart::Later if load.will_release() => return,
-                    ReadStart::Later if self.will_make_room(tiers, device) => return,
-                    ReadStart::Later | ReadStart::Nowhere => State::Failed,
+                    ReadStart::NoFreeSlot if load.will_release() => return,
+                    ReadStart::NoFreeSlot if self.will_make_room(tiers, device) => return,
+                    ReadStart::NoFreeSlot | ReadStart::NotOnDisk => State::Failed,
                 },
             };
             let is_end = matches!(state, State::Failed);
@@ -108,7 +108,7 @@ impl Loads {
             let Some(load) = self.table.get_mut(&number) else { continue };
             let lease = load.hold(&shared.catalog, identity);
             load.disk_bytes += lease.as_ref().map_or(0, |lease| u64::from(lease.bytes()));
-            load.states[index] = lease.map_or(State::Failed, State::Here);
+            load.states[index] = lease.map_or(State::Failed, State::Resident);
         }
     }
 
@@ -148,7 +148,7 @@ impl Loads {
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (BlockIdentity, Waiter)> {
         self.table.iter().flat_map(|(&number, load)| {
             let states = load.states.iter().zip(&load.chain).enumerate();
-            let coming = states.filter(|(_, (state, _))| matches!(state, State::Coming));
+            let coming = states.filter(|(_, (state, _))| matches!(state, State::ReadingDisk));
             coming.map(move |(at, (_, identity))| (*identity, (number, at)))
         })
     }
@@ -157,13 +157,13 @@ impl Loads {
         let Load { request, states, destination, .. } = load;
         // A load that was late without waiting for the disk says nothing of it.
         let is_late = load.is_late
-            && (load.disk_bytes > 0 || states.iter().any(|state| matches!(state, State::Coming)));
+            && (load.disk_bytes > 0 || states.iter().any(|state| matches!(state, State::ReadingDisk)));
         let verified = states.iter().take_while(|state| matches!(state, State::Done(_))).count();
         // A hold asks for one block of many; its caller measures the whole load (`Store::observe_load`).
         if !matches!(destination, Destination::Held(_)) {
             let (disk_bytes, host_bytes, copying) = (load.disk_bytes, load.host_bytes, load.copying);
             let elapsed = load.started.elapsed();
-            let coming = states.iter().filter(|state| matches!(state, State::Coming)).count();
+            let coming = states.iter().filter(|state| matches!(state, State::ReadingDisk)).count();
             let disk_wanted_bytes = disk_bytes + (coming * tiers.shared.config.block_bytes) as u64;
             let times = LoadTimes { elapsed, disk_bytes, disk_wanted_bytes, host_bytes, copying, is_late };
             tiers.shared.observe_load(&times);

@@ -10,13 +10,13 @@ use crate::shared::{HOST, MAPPED};
 
 pub(super) enum State {
     /// Not looked at yet.
-    Wanted,
+    Queued,
     /// In host memory.
-    Here(Lease),
+    Resident(Lease),
     /// On its way there.
-    Coming,
+    ReadingDisk,
     /// On its way to a pool in a device's memory.
-    Moving,
+    CopyingToDevice,
     /// Copied out, or held for the caller.
     Done(Option<Lease>),
     /// The block will not come.
@@ -56,7 +56,7 @@ impl Load {
         Self {
             first,
             request,
-            states: chain.iter().map(|_| State::Wanted).collect(),
+            states: chain.iter().map(|_| State::Queued).collect(),
             chain,
             cursor: 0,
             next: 0,
@@ -110,14 +110,14 @@ impl Load {
     }
 
     pub(super) fn waits_for_room(&self) -> bool {
-        matches!(self.states.get(self.cursor), Some(State::Wanted))
+        matches!(self.states.get(self.cursor), Some(State::Queued))
     }
 
     /// Whether the load may have work to do; `has_room`: slots or leases were released.
     pub(super) fn is_due(&self, has_room: bool) -> bool {
         match self.states.get(self.cursor) {
-            Some(State::Coming) => has_room && self.next < self.chain.len(),
-            Some(State::Wanted) => has_room,
+            Some(State::ReadingDisk) => has_room && self.next < self.chain.len(),
+            Some(State::Queued) => has_room,
             _ => true,
         }
     }
@@ -126,7 +126,7 @@ impl Load {
     pub(super) fn give_up_rest(&mut self) {
         let rest = self.cursor.min(self.states.len());
         for state in &mut self.states[rest..] {
-            if matches!(state, State::Here(_)) {
+            if matches!(state, State::Resident(_)) {
                 *state = State::Failed;
             }
         }

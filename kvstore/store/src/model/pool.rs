@@ -51,8 +51,8 @@ impl ModelPool {
             0 | 1 => {
                 let question = self.question();
                 match self.blocks.look_up(question, &chain) {
-                    LookUpResult::Now(blocks) => self.found(&chain, blocks, may_damage),
-                    LookUpResult::Later => drop(self.asked.insert(question, chain)),
+                    LookUpResult::Ready(blocks) => self.found(&chain, blocks, may_damage),
+                    LookUpResult::Pending => drop(self.asked.insert(question, chain)),
                 }
             }
             2 | 3 => {

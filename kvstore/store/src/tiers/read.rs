@@ -14,11 +14,11 @@ use crate::shared::DISK;
 /// Outcome of an attempt to start a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadStart {
-    Coming,
+    InFlight,
     /// There is no room for the block now.
-    Later,
+    NoFreeSlot,
     /// The disk does not have the block.
-    Nowhere,
+    NotOnDisk,
 }
 
 /// Parent and position of a block in the chain of the loads that wait for it.
@@ -36,18 +36,18 @@ impl Tiers {
         waiter: Waiter,
         is_paid: bool,
     ) -> ReadStart {
-        let Some(disk) = &mut self.disk else { return ReadStart::Nowhere };
+        let Some(disk) = &mut self.disk else { return ReadStart::NotOnDisk };
         if disk.reads.join(&identity, waiter) {
-            return ReadStart::Coming;
+            return ReadStart::InFlight;
         }
         if disk.writes.is_answering(&identity) {
             // The block is leaving host memory for the disk: it can be read after its write.
-            return ReadStart::Later;
+            return ReadStart::NoFreeSlot;
         }
-        let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return ReadStart::Nowhere };
+        let Some(lease) = self.shared.catalog.lease(DISK, &identity) else { return ReadStart::NotOnDisk };
         let tenant = self.shared.catalog.tenant_of(&lease).unwrap_or(UNOWNED);
-        let Some(reserved) = self.host_slot(tenant) else { return ReadStart::Later };
-        let Some(disk) = &mut self.disk else { return ReadStart::Nowhere };
+        let Some(reserved) = self.host_slot(tenant) else { return ReadStart::NoFreeSlot };
+        let Some(disk) = &mut self.disk else { return ReadStart::NotOnDisk };
         let filling = reserved.fill();
         let target = self.shared.memory.slot(filling.slot()).clone();
         let bytes = u64::from(lease.bytes());
@@ -56,13 +56,13 @@ impl Tiers {
         let check = disk.reads.check(&identity);
         let read = Read { number, identity, lease, filling, target, check, description: None, _count };
         if disk.link.try_send(DiskCommand::Read(Box::new(read))).is_err() {
-            return ReadStart::Later;
+            return ReadStart::NoFreeSlot;
         }
         if !is_paid {
             self.bandwidth.charge(Tier::Disk, bytes);
         }
         disk.reads.begin(number, identity, waiter);
-        ReadStart::Coming
+        ReadStart::InFlight
     }
 
     /// Ends a read that the disk has answered; returns the loads that wait for it.

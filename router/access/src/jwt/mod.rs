@@ -21,7 +21,7 @@ mod verify;
 pub use claims::ClaimNames;
 pub use jwks::{JWKS_BYTES_MAX, JWKS_KEYS_MAX, Jwks};
 pub use refresh::{Refresh, RefreshTicket};
-pub use verify::{JwtConfig, JwtVerifier, TokenProblem, Verdict};
+pub use verify::{JwtConfig, JwtVerifier, TokenProblem, TokenVerdict};
 
 /// A signature algorithm that can be allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -123,15 +123,19 @@ fn every_allowed_algorithm_verifies_and_a_changed_token_does_not() {
         };
         let verifier = verifier(config(), &[signer.jwk(Some("k"))]);
         let token = signer.sign(Some("k"), &claims());
-        assert!(matches!(verifier.verify(&token, NOW), Verdict::Valid(_)), "{algorithm:?}");
+        assert!(matches!(verifier.verify(&token, NOW), TokenVerdict::Valid(_)), "{algorithm:?}");
         let mut changed: Vec<&str> = token.split('.').collect();
         let payload = URL_SAFE_NO_PAD.encode(with(json!({"tenant": "other"})).to_string());
         changed[1] = &payload;
         let verdict = verifier.verify(&changed.join("."), NOW);
-        assert_eq!(verdict, Verdict::Refused(TokenProblem::Signature), "{algorithm:?}");
+        assert_eq!(verdict, TokenVerdict::Refused(TokenProblem::Signature), "{algorithm:?}");
         let others = config().algorithms.into_iter().filter(|&other| other != algorithm).collect();
         let narrow = self::verifier(JwtConfig { algorithms: others, ..config() }, &[signer.jwk(Some("k"))]);
-        assert_eq!(narrow.verify(&token, NOW), Verdict::Refused(TokenProblem::Algorithm), "{algorithm:?}");
+        assert_eq!(
+            narrow.verify(&token, NOW),
+            TokenVerdict::Refused(TokenProblem::Algorithm),
+            "{algorithm:?}"
+        );
     }
 }
 
@@ -140,20 +144,20 @@ fn claims_become_a_grant() {
     let signer = Signer::new(Algorithm::EdDsa);
     let verifier = verifier(config(), &[signer.jwk(Some("k"))]);
     let claims = with(json!({"models": "a b*", "priority": -5, "aud": ["other", "kvasir"]}));
-    let Verdict::Valid(grant) = verifier.verify(&signer.sign(Some("k"), &claims), NOW) else {
+    let TokenVerdict::Valid(grant) = verifier.verify(&signer.sign(Some("k"), &claims), NOW) else {
         panic!("good")
     };
     assert_eq!((&*grant.name, &*grant.tenant, grant.is_admin), ("ann", "acme", false));
     assert_eq!((grant.priority, grant.weight, grant.expires), (0, 2, Some(NOW + 90)));
     assert!(grant.models.allows("b1") && !grant.models.allows("small"));
     assert_eq!(grant.limits.requests_per_minute, Some(60));
-    let Verdict::Valid(grant) = verifier.verify(&signer.sign(Some("k"), &self::claims()), NOW) else {
+    let TokenVerdict::Valid(grant) = verifier.verify(&signer.sign(Some("k"), &self::claims()), NOW) else {
         panic!("good")
     };
     assert_eq!((grant.priority, grant.models), (1, Models::from_names(["small"])));
     let apart = JwtConfig { prefix: "okta/".to_owned(), ..config() };
     let apart = self::verifier(apart, &[signer.jwk(Some("k"))]);
-    let Verdict::Valid(grant) = apart.verify(&signer.sign(Some("k"), &self::claims()), NOW) else {
+    let TokenVerdict::Valid(grant) = apart.verify(&signer.sign(Some("k"), &self::claims()), NOW) else {
         panic!("good")
     };
     assert_eq!((&*grant.name, &*grant.tenant, grant.scope), ("okta/ann", "okta/acme", Scope::Subject));
@@ -183,11 +187,11 @@ fn bad_claims_are_refused() {
     ];
     for (changes, problem) in cases {
         let token = signer.sign(Some("k"), &with(changes.clone()));
-        assert_eq!(verifier.verify(&token, NOW), Verdict::Refused(problem), "{changes}");
+        assert_eq!(verifier.verify(&token, NOW), TokenVerdict::Refused(problem), "{changes}");
     }
     for good in [json!({"exp": NOW - 29}), json!({"nbf": NOW + 30}), json!({"exp": NOW as f64 + 0.5})] {
         let token = signer.sign(Some("k"), &with(good.clone()));
-        assert!(matches!(verifier.verify(&token, NOW), Verdict::Valid(_)), "{good}");
+        assert!(matches!(verifier.verify(&token, NOW), TokenVerdict::Valid(_)), "{good}");
     }
 }
 
@@ -195,14 +199,17 @@ fn bad_claims_are_refused() {
 fn an_unknown_key_is_no_verdict() {
     let (signer, stranger) = (Signer::new(Algorithm::EdDsa), Signer::new(Algorithm::EdDsa));
     let verifier = verifier(config(), &[signer.jwk(Some("k"))]);
-    assert_eq!(verifier.verify(&signer.sign(Some("new"), &claims()), NOW), Verdict::UnknownKey);
+    assert_eq!(verifier.verify(&signer.sign(Some("new"), &claims()), NOW), TokenVerdict::UnknownKey);
     let verdict = verifier.verify(&stranger.sign(Some("k"), &claims()), NOW);
-    assert_eq!(verdict, Verdict::Refused(TokenProblem::Signature));
-    assert!(matches!(verifier.verify(&signer.sign(None, &claims()), NOW), Verdict::Valid(_)), "the only one");
+    assert_eq!(verdict, TokenVerdict::Refused(TokenProblem::Signature));
+    assert!(
+        matches!(verifier.verify(&signer.sign(None, &claims()), NOW), TokenVerdict::Valid(_)),
+        "the only one"
+    );
     let two = self::verifier(config(), &[signer.jwk(Some("k")), stranger.jwk(Some("l"))]);
-    assert_eq!(two.verify(&signer.sign(None, &claims()), NOW), Verdict::Refused(TokenProblem::NoKeyId));
+    assert_eq!(two.verify(&signer.sign(None, &claims()), NOW), TokenVerdict::Refused(TokenProblem::NoKeyId));
     let empty = JwtVerifier::new(config()).expect("good");
-    assert_eq!(empty.verify(&signer.sign(Some("k"), &claims()), NOW), Verdict::UnknownKey);
+    assert_eq!(empty.verify(&signer.sign(Some("k"), &claims()), NOW), TokenVerdict::UnknownKey);
 }
 
 #[test]
@@ -235,11 +242,11 @@ fn tokens_do_not_choose_how_they_are_checked() {
         (String::new(), TokenProblem::Malformed),
     ];
     for (token, problem) in cases {
-        assert_eq!(verifier.verify(&token, NOW), Verdict::Refused(problem), "{token}");
+        assert_eq!(verifier.verify(&token, NOW), TokenVerdict::Refused(problem), "{token}");
     }
     assert_eq!(
         verifier.verify(&forged(json!({"alg": "RS256", "kid": "k"}), "AAAA"), NOW),
-        Verdict::UnknownKey
+        TokenVerdict::UnknownKey
     );
 }
 

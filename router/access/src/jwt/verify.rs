@@ -53,7 +53,7 @@ pub struct JwtConfig {
 
 /// Result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TokenVerdict {
     /// The token is valid.
     Valid(Grant),
     /// No key of the set fits the token: fetch the set again if [`super::Refresh::begin`] allows it, and
@@ -149,11 +149,11 @@ impl JwtVerifier {
 
     /// Checks a token at a Unix time in seconds.
     #[must_use]
-    pub fn verify(&self, token: &str, now_unix: u64) -> Verdict {
+    pub fn verify(&self, token: &str, now_unix: u64) -> TokenVerdict {
         match self.check(token, now_unix) {
-            Ok(Some(grant)) => Verdict::Valid(grant),
-            Ok(None) => Verdict::UnknownKey,
-            Err(problem) => Verdict::Refused(problem),
+            Ok(Some(grant)) => TokenVerdict::Valid(grant),
+            Ok(None) => TokenVerdict::UnknownKey,
+            Err(problem) => TokenVerdict::Refused(problem),
         }
     }
 

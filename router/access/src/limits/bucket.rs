@@ -35,11 +35,11 @@ pub(super) struct Bucket {
 
 /// Result of a take that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Empty {
+pub(super) enum BucketRefusal {
     /// The bucket will have enough after this time, if no other request takes from it.
-    For(Duration),
+    RetryAfter(Duration),
     /// The bucket never holds so much.
-    Forever,
+    ExceedsCapacity,
 }
 
 impl Bucket {
@@ -64,7 +64,7 @@ impl Bucket {
     }
 
     /// Takes units, or returns why not. Returns their cost in nanoseconds, for [`Bucket::give_back`].
-    pub(super) fn take(&self, units: u64, now: u64) -> Result<u64, Empty> {
+    pub(super) fn take(&self, units: u64, now: u64) -> Result<u64, BucketRefusal> {
         let Some(limit) = self.per_minute() else { return Ok(0) };
         let cost = Self::cost(units, limit);
         let latest = now.saturating_add(WINDOW_NS);
@@ -73,9 +73,9 @@ impl Bucket {
             let next = full_at.max(now).saturating_add(cost);
             if next > latest {
                 return Err(if cost > WINDOW_NS {
-                    Empty::Forever
+                    BucketRefusal::ExceedsCapacity
                 } else {
-                    Empty::For(Duration::from_nanos(next - latest))
+                    BucketRefusal::RetryAfter(Duration::from_nanos(next - latest))
                 });
             }
             match self.full_at.compare_exchange_weak(full_at, next, Ordering::Relaxed, Ordering::Relaxed) {
@@ -218,7 +218,7 @@ mod tests {
                         );
                         match result {
                             Ok(cost) => taken.push((cost, units)),
-                            Err(Empty::For(wait)) => {
+                            Err(BucketRefusal::RetryAfter(wait)) => {
                                 // One nanosecond earlier the take would fail; at the reported time it
                                 // succeeds.
                                 let wait = wait.as_nanos() as i128;
@@ -230,7 +230,9 @@ mod tests {
                                         < i128::from(units) * Oracle::ONE
                                 );
                             }
-                            Err(Empty::Forever) => panic!("seed {seed}: units are below the limit"),
+                            Err(BucketRefusal::ExceedsCapacity) => {
+                                panic!("seed {seed}: units are below the limit")
+                            }
                         }
                     }
                 }
@@ -247,7 +249,7 @@ mod tests {
             let bucket = Bucket::new(Some(limit));
             assert!((0..limit).all(|_| bucket.take(1, 5).is_ok()), "{limit}");
             assert!(bucket.take(1, 5).is_err(), "{limit}");
-            assert_eq!(bucket.take(limit + 1, 5), Err(Empty::Forever));
+            assert_eq!(bucket.take(limit + 1, 5), Err(BucketRefusal::ExceedsCapacity));
         }
     }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use bucket::{Bucket, Empty};
+use bucket::{Bucket, BucketRefusal};
 pub use rate::{Rate, RateState, retry_after_seconds};
 pub use shared::LimitReport;
 pub use table::{LIMITERS_MAX, LimitTable, Scope, TableFull};
@@ -88,12 +88,12 @@ impl Limiter {
             && self.tokens.is_full(now)
     }
 
-    fn take(&self, tokens: u64, now: u64) -> Result<Taken, (LimitKind, Empty)> {
+    fn take(&self, tokens: u64, now: u64) -> Result<Taken, (LimitKind, BucketRefusal)> {
         let limit = self.running_max.load(Ordering::Relaxed);
         let before = self.running.fetch_add(1, Ordering::Relaxed);
         if limit > 0 && before.saturating_add(self.peers_running.load(Ordering::Relaxed)) >= limit {
             self.running.fetch_sub(1, Ordering::Relaxed);
-            return Err((LimitKind::Concurrency, Empty::For(CONCURRENCY_RETRY)));
+            return Err((LimitKind::Concurrency, BucketRefusal::RetryAfter(CONCURRENCY_RETRY)));
         }
         let requests_cost = self.requests.take(1, now).map_err(|empty| {
             self.running.fetch_sub(1, Ordering::Relaxed);
@@ -258,8 +258,8 @@ pub fn admit(
             Err((kind, empty)) => {
                 charge.cancel();
                 let retry_after = match empty {
-                    Empty::For(wait) => Some(wait),
-                    Empty::Forever => None,
+                    BucketRefusal::RetryAfter(wait) => Some(wait),
+                    BucketRefusal::ExceedsCapacity => None,
                 };
                 return Err(Refused { scope, kind, retry_after });
             }

@@ -16,7 +16,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use http_body::Body as HttpBody;
 use router_openai::ApiError;
-use router_openai::{Shape, ShapeLimits};
+use router_openai::{JsonCounts, JsonLimits};
 use tokio::time::Instant;
 
 use crate::memory::{Footprint, MemoryCharge, SMALL_BODY_BYTES, held_bytes};
@@ -52,9 +52,9 @@ pub(crate) enum BodyKind {
 }
 
 impl BodyKind {
-    pub(crate) fn limits(self) -> ShapeLimits {
+    pub(crate) fn limits(self) -> JsonLimits {
         let numbers = if self == Self::Messages { NODES_MAX } else { IDS_MAX };
-        ShapeLimits { nodes: NODES_MAX, numbers, depth: DEPTH_MAX }
+        JsonLimits { nodes: NODES_MAX, numbers, depth: DEPTH_MAX }
     }
 }
 
@@ -90,10 +90,10 @@ pub(crate) async fn read(
     let limits = kind.limits();
     let pass = gateway.pass(bytes.len(), &footprint);
     let shape = if pass.is_inline() {
-        Shape::of(&bytes, &limits)
+        JsonCounts::of(&bytes, &limits)
     } else {
         let bytes = bytes.clone();
-        pass.run(move |_| Shape::of(&bytes, &limits)).await?
+        pass.run(move |_| JsonCounts::of(&bytes, &limits)).await?
     };
     let shape = shape.map_err(|excess| ApiError::new(StatusCode::BAD_REQUEST, excess, "body_too_complex"))?;
     footprint.work_bytes = shape.work_bytes(bytes.len());

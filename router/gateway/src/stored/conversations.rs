@@ -8,7 +8,7 @@ use axum::extract::Path;
 use axum::response::Response;
 use router_database::{Collection, Error, Key, Transaction};
 use router_openai::responses::{self, to_chat};
-use router_openai::{ApiError, Shape};
+use router_openai::{ApiError, JsonCounts};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -39,7 +39,7 @@ impl Conversation {
             let message = format!("The conversation would have more than {CONVERSATION_BYTES_MAX} bytes.");
             return Err(Error::Refused(message));
         }
-        match Shape::of(&document, &BodyKind::Messages.limits()) {
+        match JsonCounts::of(&document, &BodyKind::Messages.limits()) {
             Ok(_) => Ok(document),
             Err(excess) => Err(Error::Refused(excess.replace("The body", "The conversation"))),
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use router_database::{Collection, Key, Snapshot};
 use router_openai::responses::StoredFields;
-use router_openai::{ApiError, Shape};
+use router_openai::{ApiError, JsonCounts};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::conversations::Conversation;
 use super::responses::{StoredResponse, from_document};
-use super::{Place, Stored, refusal};
+use super::{Stored, TenantPermit, refusal};
 use crate::request::BodyKind;
 use crate::service::Gateway;
 
@@ -30,7 +30,7 @@ pub(crate) struct History {
     /// Bytes of working memory for parsing the documents.
     pub(crate) work_bytes: usize,
     /// Held until the documents are parsed and dropped.
-    place: Option<Place>,
+    place: Option<TenantPermit>,
 }
 
 /// Documents that are read one after the other, and their size as trees.
@@ -53,7 +53,7 @@ impl Measured {
         if self.bytes > self.bytes_max {
             return Err(Problem::TooLong);
         }
-        let shape = Shape::of(document, &limits).map_err(|_| Problem::TooLong)?;
+        let shape = JsonCounts::of(document, &limits).map_err(|_| Problem::TooLong)?;
         self.nodes += shape.nodes + shape.numbers;
         self.work_bytes += shape.work_bytes(document.len());
         if self.nodes > limits.nodes { Err(Problem::TooLong) } else { Ok(()) }
@@ -141,7 +141,7 @@ impl History {
     }
 
     /// Returns the items, and the place that is held until they are translated.
-    pub(crate) fn into_items(self) -> Result<(Vec<Value>, Option<Place>), ApiError> {
+    pub(crate) fn into_items(self) -> Result<(Vec<Value>, Option<TenantPermit>), ApiError> {
         let broken = |error| refusal(&error);
         if self.is_conversation {
             let conversation = self.documents.first().map(|document| from_document::<Conversation>(document));

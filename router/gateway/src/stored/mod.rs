@@ -212,7 +212,7 @@ struct TenantSemaphore {
 
 /// A place that is taken; freed on drop.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TenantPermit {
     _of_all: OwnedSemaphorePermit,
     _of_tenant: OwnedSemaphorePermit,
 }
@@ -232,17 +232,17 @@ impl TenantSemaphore {
         Arc::clone(places)
     }
 
-    fn try_take(&self, tenant: &Arc<str>) -> Option<Place> {
+    fn try_take(&self, tenant: &Arc<str>) -> Option<TenantPermit> {
         let of_tenant = self.of_tenant(tenant).try_acquire_owned().ok()?;
         let of_all = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        Some(Place { _of_all: of_all, _of_tenant: of_tenant })
+        Some(TenantPermit { _of_all: of_all, _of_tenant: of_tenant })
     }
 
     /// Waits for a place: first for one of the tenant's own, then for one of all tenants.
-    async fn take(&self, tenant: &Arc<str>) -> Option<Place> {
+    async fn take(&self, tenant: &Arc<str>) -> Option<TenantPermit> {
         let of_tenant = self.of_tenant(tenant).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
-        Some(Place { _of_all: of_all, _of_tenant: of_tenant })
+        Some(TenantPermit { _of_all: of_all, _of_tenant: of_tenant })
     }
 }
 
@@ -281,7 +281,7 @@ pub(crate) struct Owner {
     pub(crate) tenant: Arc<str>,
     pub(crate) grant: Arc<Grant>,
     _charge: Charge,
-    _place: Place,
+    _place: TenantPermit,
 }
 
 /// A client that may access its documents.

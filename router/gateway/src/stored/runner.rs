@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use super::batches::{Batch, BatchStatus, Written, change, surface_of};
 use super::files::{FileRecord, LineError, Lines};
 use super::responses::{from_document, to_document};
-use super::{Place, Stored};
+use super::{Stored, TenantPermit};
 use crate::request::serve;
 use crate::service::{Gateway, fresh_id, unix_time};
 
@@ -125,7 +125,7 @@ struct Answered {
     is_good: bool,
     line: Vec<u8>,
     /// Held until the answer is written: so no more answers than places wait for an earlier one.
-    _place: Place,
+    _place: TenantPermit,
 }
 
 /// Answers that are not written yet.
@@ -430,7 +430,7 @@ impl Run {
     }
 
     /// Runs the request of one line; `None` when the batch's key no longer exists.
-    async fn answer(&self, batch: &Batch, line: Bytes, place: Place) -> Option<Answered> {
+    async fn answer(&self, batch: &Batch, line: Bytes, place: TenantPermit) -> Option<Answered> {
         let line = match BatchLine::parse(line, &batch.endpoint) {
             Ok(line) => line,
             Err((code, message)) => {

@@ -179,7 +179,7 @@ impl Writer {
                 if let Some(&ahead) = keys.get(done + offset + AHEAD) {
                     state.keys.prefetch(&self.pool, ahead);
                 }
-                let (slot, place) = (from + offset, Place::new(at, from + offset));
+                let (slot, place) = (from + offset, NodeSlot::new(at, from + offset));
                 let tiers = Tier::ALL.into_iter().filter(|&tier| before[tier as usize] >> slot & 1 == 1);
                 let held = tiers.fold(0_u8, |held, tier| held | 1 << tier as u8);
                 match state.keys.insert(&mut self.pool, key, place) {
@@ -208,7 +208,7 @@ impl Writer {
             (node, next) = (at, from + count);
             if self.node(at).shape().end() < next {
                 // Splitting a ragged node, or removing another block, has moved the node's end.
-                let Some((resolved, slot)) = self.resolved(Place::new(at, from + count - 1)) else {
+                let Some((resolved, slot)) = self.resolved(NodeSlot::new(at, from + count - 1)) else {
                     outcome.refused += (blocks.len() - done) as u64;
                     return;
                 };
@@ -327,7 +327,7 @@ impl Writer {
             if copies > 0 {
                 *state.extra_copies.entry((key, to)).or_default() += copies;
             }
-            if let Some((node, slot)) = self.resolved(Place::new(node, slot)) {
+            if let Some((node, slot)) = self.resolved(NodeSlot::new(node, slot)) {
                 let is_last = self.move_name(&mut state, (node, slot), key, from, to);
                 if is_last {
                     self.clear_bits(node, id, from, 1 << slot);

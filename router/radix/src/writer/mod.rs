@@ -19,10 +19,10 @@ use crate::arena::{NodeAllocator, SEGMENT_BYTES};
 use crate::children::Replaced;
 use crate::holders::{HolderSets, Tier, tiers_for};
 use crate::index::{Held, IndexConfig, Member, Outcome, Shared, Usage};
-use crate::keys::{EngineHash, Keys, Place, growth_bytes};
+use crate::keys::{EngineHash, Keys, NodeSlot, growth_bytes};
 use crate::limits::{IDS_MAX, NODE_BLOCKS, PARTIAL_MAX, SEGMENT_NODES, SWEEP_STEP};
 use crate::node::{Children, FORK, ForkId, LIST_MAX, List, Node, NodeId, ROOT, Shape, bits};
-use crate::parked::Parked;
+use crate::parked::OrphanBlocks;
 use crate::pool::Pool;
 use crate::sync::{Ordering, fence};
 
@@ -34,13 +34,13 @@ const COLLECT_AT: usize = if cfg!(loom) { 1 } else { 256 };
 const AHEAD: usize = 16;
 
 /// Copies beyond the first, by block and tier.
-type Copies = HashMap<(EngineHash, Tier), u32, BuildHasherDefault<Mixed>>;
+type Copies = HashMap<(EngineHash, Tier), u32, BuildHasherDefault<PrehashedHasher>>;
 
 /// Hasher for keys that are hashes already: a multiplication improves the spread of an engine's numbers (Knuth, 6.4).
 #[derive(Debug, Default)]
-struct Mixed(u64);
+struct PrehashedHasher(u64);
 
-impl Hasher for Mixed {
+impl Hasher for PrehashedHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -71,7 +71,7 @@ struct MemberState {
     extra_copies: Copies,
     /// Blocks for which the engine has more than one name.
     aliases: Aliases,
-    parked: Parked,
+    parked: OrphanBlocks,
     /// Placed blocks whose children may be waiting. Empty between changes.
     awaited: Vec<EngineHash>,
 }
@@ -91,7 +91,7 @@ impl MemberState {
             self.extra_copies = Copies::default();
         }
         if self.parked.len() == 0 {
-            self.parked = Parked::default();
+            self.parked = OrphanBlocks::default();
         }
         if self.aliases.is_empty() {
             self.aliases = Aliases::default();
@@ -182,26 +182,26 @@ impl Writer {
     // ---- members
 
     pub(crate) fn join(&mut self) -> Option<Member> {
-        let seat = match self.members.iter().position(Option::is_none) {
-            Some(seat) => seat,
-            None if self.members.len() < self.shared.seats() => {
+        let internal_id = match self.members.iter().position(Option::is_none) {
+            Some(internal_id) => internal_id,
+            None if self.members.len() < self.shared.internal_ids() => {
                 self.members.push(None);
                 self.members.len() - 1
             }
             None => return None,
         };
         let id = self.free_id()?;
-        let member = Member(seat as u16);
+        let member = Member(internal_id as u16);
         let state = MemberState {
             id,
             keys: Keys::new(self.seed),
             extra_copies: Copies::default(),
             aliases: Aliases::default(),
-            parked: Parked::default(),
+            parked: OrphanBlocks::default(),
             awaited: Vec::new(),
         };
-        self.members[seat] = Some(Box::new(state));
-        self.shared.seat(member, Some(id));
+        self.members[internal_id] = Some(Box::new(state));
+        self.shared.internal_id(member, Some(id));
         self.set_live(id, true);
         Some(member)
     }
@@ -224,7 +224,7 @@ impl Writer {
 
     pub(crate) fn leave(&mut self, member: Member) {
         let Some(state) = self.members.get_mut(member.index()).and_then(Option::take) else { return };
-        self.shared.seat(member, None);
+        self.shared.internal_id(member, None);
         self.members_bytes -= state.bytes();
         self.retire(state.id, state.keys);
     }
@@ -234,7 +234,7 @@ impl Writer {
         self.members_bytes -= state.bytes();
         state.extra_copies = Copies::default();
         state.aliases = Aliases::default();
-        state.parked = Parked::default();
+        state.parked = OrphanBlocks::default();
         if state.keys.len() == 0 {
             self.members_bytes += state.bytes();
             return;
@@ -247,7 +247,7 @@ impl Writer {
         assert!(id.is_some(), "all numbers are in use by {} members", self.members.len());
         if let (Some(id), Some(Some(state))) = (id, self.members.get_mut(member.index())) {
             state.id = id;
-            self.shared.seat(member, Some(id));
+            self.shared.internal_id(member, Some(id));
             self.set_live(id, true);
         }
     }

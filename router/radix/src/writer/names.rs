@@ -5,14 +5,14 @@ use super::*;
 impl Writer {
     /// Updates the places after splits.
     pub(super) fn refresh_aliases(&self, state: &mut MemberState) {
-        state.aliases.refresh(self.splits, |node, slot| self.resolved(Place::new(node, slot)));
+        state.aliases.refresh(self.splits, |node, slot| self.resolved(NodeSlot::new(node, slot)));
     }
 
     /// Adds a name, which was unknown or named another block, to a block that the member holds in the tiers `held`.
     pub(super) fn add_name(
         &mut self,
         state: &mut MemberState,
-        place: Place,
+        place: NodeSlot,
         key: EngineHash,
         tier: Tier,
         held: u8,
@@ -39,7 +39,7 @@ impl Writer {
     pub(super) fn store_name(
         &mut self,
         state: &mut MemberState,
-        place: Place,
+        place: NodeSlot,
         key: EngineHash,
         tier: Tier,
         held: u8,
@@ -103,7 +103,7 @@ impl Writer {
         });
         state.aliases.tidy(place);
         for tier in Tier::ALL {
-            let Some((node, slot)) = self.resolved(Place::new(place.0, place.1)) else { return };
+            let Some((node, slot)) = self.resolved(NodeSlot::new(place.0, place.1)) else { return };
             if left >> tier as u8 & 1 == 0 && self.mask(node, state.id, tier) >> slot & 1 == 1 {
                 self.clear_bits(node, state.id, tier, 1 << slot);
             }

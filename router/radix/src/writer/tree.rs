@@ -4,7 +4,7 @@ use super::*;
 
 impl Writer {
     /// Current position of a place: splits may have moved the slot. `None` when the block is gone.
-    pub(super) fn resolved(&self, place: Place) -> Option<(NodeId, usize)> {
+    pub(super) fn resolved(&self, place: NodeSlot) -> Option<(NodeId, usize)> {
         let (mut node, slot) = (place.node(), place.slot());
         loop {
             let at = self.shared.arena.get(node)?;

@@ -19,7 +19,7 @@ use router_engines::key::ApiKey;
 use router_openai::{
     Answer, ApiError, ChatRequest, CompletionRequest, Kind, Prompt, Sampling, ToolChoice, model_list,
 };
-use router_openai::{Shape, ShapeLimits};
+use router_openai::{JsonCounts, JsonLimits};
 use serde_json::{Value, json};
 use tools_grammar::{Grammar, GrammarError};
 
@@ -28,7 +28,7 @@ use super::metrics;
 use crate::{EngineHandle, Request, SubmitError};
 
 /// Limits of a body's JSON, equal to a gateway's.
-const BODY_SHAPE: ShapeLimits = ShapeLimits { nodes: 128 << 10, numbers: 1 << 20, depth: 128 };
+const BODY_SHAPE: JsonLimits = JsonLimits { nodes: 128 << 10, numbers: 1 << 20, depth: 128 };
 
 /// State shared by the routes.
 pub struct WorkerState {
@@ -243,7 +243,7 @@ async fn receive(intake: &Intake, request: HttpRequest) -> Result<ReceivedBody, 
         IntakeError::Broken => ApiError::malformed("The body broke off."),
     })?;
     // A tree of values takes up to a hundred times the bytes of its text.
-    Shape::of(&body.bytes, &BODY_SHAPE)
+    JsonCounts::of(&body.bytes, &BODY_SHAPE)
         .map_err(|excess| ApiError::new(StatusCode::BAD_REQUEST, excess, "body_too_complex"))?;
     Ok(body)
 }

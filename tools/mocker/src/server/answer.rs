@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::ask::{ParsedRequest, Surface};
+use super::parsed_request::{ParsedRequest, Surface};
 use super::{anthropic, openai, responses};
 use crate::output_generator::{Ending, Output};
 use crate::worker::{Running, Worker};
@@ -30,7 +30,7 @@ pub(super) struct Choice {
 
 /// Effect of a fault on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Break {
+pub(super) enum StreamFault {
     Stall,
     Die,
 }
@@ -45,7 +45,7 @@ pub(super) struct Answer {
     /// Common start of each piece of a stream.
     pub(super) head: String,
     /// Number of tokens after which the stream breaks, and how.
-    pub(super) breaks: Option<(usize, Break)>,
+    pub(super) breaks: Option<(usize, StreamFault)>,
     pub(super) reports_wrong_cached: bool,
     /// `kv_transfer_params` of the answer.
     pub(super) transfer: Option<serde_json::Value>,
@@ -211,7 +211,7 @@ pub(super) enum Payload {
     /// A body sent in pieces.
     Stream(Box<Answer>),
     /// A broken stream. Pending once before it dies, so that the written bytes are sent first.
-    Broken { how: Break, is_flushed: bool },
+    Broken { how: StreamFault, is_flushed: bool },
 }
 
 impl Payload {
@@ -232,8 +232,8 @@ impl Body for Payload {
         let this = self.get_mut();
         match this {
             Self::Whole(body) => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
-            Self::Broken { how: Break::Stall, .. } => Poll::Pending,
-            Self::Broken { how: Break::Die, is_flushed } => {
+            Self::Broken { how: StreamFault::Stall, .. } => Poll::Pending,
+            Self::Broken { how: StreamFault::Die, is_flushed } => {
                 if std::mem::replace(is_flushed, true) {
                     return Poll::Ready(Some(Err(io::Error::other("a fault cut the stream"))));
                 }

@@ -8,14 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::StatusCode;
 use hyper::Response;
 
-use super::answer::{Answer, Break, Choice, Payload};
-use super::ask::{ParsedRequest, Surface};
+use super::answer::{Answer, Choice, Payload, StreamFault};
 use super::handoff;
+use super::parsed_request::{ParsedRequest, Surface};
 use super::refusal::Refusal;
 use super::reply::{self, EVENT_STREAM, JSON};
 use crate::fault::{FaultKind, mix};
 use crate::output_generator::Output;
-use crate::worker::{Order, Worker};
+use crate::worker::{SequenceRequest, Worker};
 
 /// Reason for which a request has no answer.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl From<Refusal> for Failure {
 /// The faults drawn for one request.
 #[derive(Debug, Default)]
 struct DrawnFaults {
-    breaks: Option<(usize, Break)>,
+    breaks: Option<(usize, StreamFault)>,
     is_corrupt: bool,
     reports_wrong_cached: bool,
 }
@@ -55,8 +55,8 @@ async fn draw(worker: &Worker) -> Result<DrawnFaults, Failure> {
         // Ends when the client goes away and its connection is dropped.
         std::future::pending::<()>().await;
     }
-    let stall = faults.draw(FaultKind::Stall).map(|fault| (fault.tokens, Break::Stall));
-    let die = || faults.draw(FaultKind::DieMidStream).map(|fault| (fault.tokens, Break::Die));
+    let stall = faults.draw(FaultKind::Stall).map(|fault| (fault.tokens, StreamFault::Stall));
+    let die = || faults.draw(FaultKind::DieMidStream).map(|fault| (fault.tokens, StreamFault::Die));
     Ok(DrawnFaults {
         breaks: stall.or_else(die),
         is_corrupt: faults.draw(FaultKind::Corrupt).is_some(),
@@ -109,7 +109,7 @@ pub(super) async fn generate(
     let mut choices = Vec::with_capacity(outputs.len() * ask.choices);
     for (prompt, output) in outputs.into_iter().enumerate() {
         for _ in 0..ask.choices {
-            let order = Order {
+            let order = SequenceRequest {
                 prompt: ask.prompts[prompt].clone(),
                 adapter: ask.adapter.clone(),
                 extras: ask.extras.clone(),
@@ -137,8 +137,8 @@ pub(super) async fn generate(
         return Ok(reply::with(StatusCode::OK, EVENT_STREAM, Payload::Stream(Box::new(answer))));
     }
     match drawn.breaks {
-        Some((_, Break::Die)) => return Err(Failure::Cut),
-        Some((_, Break::Stall)) => std::future::pending().await,
+        Some((_, StreamFault::Die)) => return Err(Failure::Cut),
+        Some((_, StreamFault::Stall)) => std::future::pending().await,
         None => {}
     }
     if !answer.finished().await {

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use router_engines::connector_params::RETAIN_SECONDS;
 use serde_json::{Value, json};
 
-use super::ask::{ParsedRequest, Surface};
+use super::parsed_request::{ParsedRequest, Surface};
 use super::refusal::Refusal;
 use super::request::Rooms;
 use crate::fault::mix;
-use crate::rooms::{self, RendezvousError, RendezvousGuard};
+use crate::rendezvous::{self, RendezvousError, RendezvousGuard};
 use crate::stats;
 use crate::worker::Worker;
 use crate::{Dialect, LoadFailure, Role, lease};
@@ -113,7 +113,7 @@ fn loaded(worker: &Worker, is_pulled: bool, report_cached: Option<usize>) -> Res
 
 /// A leg of a hand-off whose legs come at once and meet by name.
 async fn meeting_leg(worker: &Worker, name: String, is_prefill: bool) -> Result<Leg, Refusal> {
-    let room = rooms::enter(&name).ok_or_else(Refusal::overloaded)?;
+    let room = rendezvous::enter(&name).ok_or_else(Refusal::overloaded)?;
     if is_prefill {
         return Ok(Leg { lease: Some(name), room: Some(room), ..Leg::default() });
     }
@@ -126,7 +126,7 @@ async fn meeting_leg(worker: &Worker, name: String, is_prefill: bool) -> Result<
 }
 
 async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Refusal> {
-    let room = rooms::enter(&name).ok_or_else(Refusal::overloaded)?;
+    let room = rendezvous::enter(&name).ok_or_else(Refusal::overloaded)?;
     let within = worker.config.bootstrap_timeout;
     if role == Role::Prefill {
         room.decode_is_there(within).await.map_err(not_met)?;

@@ -3,15 +3,15 @@
 //! A client that disconnects drops its connection's task, and with it the body and the request, without a
 //! timer. A listener without clients costs a socket and a sleeping task.
 
-mod about;
 mod answer;
 mod anthropic;
-mod ask;
+mod description;
 mod generate;
 mod handoff;
 mod json;
 mod metrics;
 mod openai;
+mod parsed_request;
 mod recording;
 mod refusal;
 mod reply;
@@ -34,7 +34,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-pub(crate) use ask::tiny_chat;
+pub(crate) use parsed_request::tiny_chat;
 pub(crate) use request::{Message, Text};
 
 use crate::fault::FaultKind;
@@ -58,7 +58,7 @@ const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// Addresses of a worker, which it knows only once its sockets are bound.
 #[derive(Debug, Clone)]
-pub(crate) struct Site {
+pub(crate) struct WorkerAddresses {
     pub(crate) address: SocketAddr,
     pub(crate) events_port: Option<u16>,
     pub(crate) replay_port: Option<u16>,
@@ -67,12 +67,12 @@ pub(crate) struct Site {
 /// A worker as seen by its connections.
 pub(crate) struct ServerState {
     pub(crate) worker: Arc<Worker>,
-    pub(crate) site: Site,
+    pub(crate) site: WorkerAddresses,
     intake: Intake,
 }
 
 impl ServerState {
-    pub(crate) fn new(worker: Arc<Worker>, site: Site) -> Self {
+    pub(crate) fn new(worker: Arc<Worker>, site: WorkerAddresses) -> Self {
         let intake = Intake::new(worker.config.body_bytes_max, BODIES_BYTES_MAX, BODY_WITHIN);
         Self { worker, site, intake }
     }

@@ -5,8 +5,8 @@
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Choice, Usage};
-use super::ask::Surface;
 use super::json::{ids, number, text};
+use super::parsed_request::Surface;
 use crate::Dialect;
 use crate::output_generator::Ending;
 

@@ -10,11 +10,11 @@ use router_engines::intake::IntakeError;
 use serde_json::{Value, json};
 
 use super::answer::Payload;
-use super::ask::{ParsedRequest, Surface, chat_prompt};
 use super::generate::{Failure, generate};
+use super::parsed_request::{ParsedRequest, Surface, chat_prompt};
 use super::refusal::Refusal;
 use super::request::Body;
-use super::{ServerState, about, anthropic, metrics, recording, reply, responses, sleep};
+use super::{ServerState, anthropic, description, metrics, recording, reply, responses, sleep};
 use crate::fault::{Fault, FaultKind};
 use crate::{Dialect, Role};
 
@@ -108,12 +108,12 @@ async fn post(served: &Arc<ServerState>, path: &str, body: &[u8]) -> Answered {
             let object: Value = parsed(body)?;
             found(&anthropic::counted(chat_prompt(worker, &anthropic::to_chat(&object)?)?.len()))
         }
-        "/v1/embeddings" => found(&about::embeddings(worker, &parsed(body)?)?),
-        "/v1/rerank" | "/rerank" => found(&about::reranked(worker, &parsed(body)?)?),
-        "/v1/score" | "/score" => found(&about::scored(worker, &parsed(body)?)?),
-        "/v1/audio/speech" => Ok(reply::bytes("audio/wav", about::spoken(&parsed(body)?)?)),
-        "/tokenize" => found(&about::tokenized(worker, parsed(body)?)?),
-        "/detokenize" => found(&about::detokenized(worker, &parsed(body)?)?),
+        "/v1/embeddings" => found(&description::embeddings(worker, &parsed(body)?)?),
+        "/v1/rerank" | "/rerank" => found(&description::reranked(worker, &parsed(body)?)?),
+        "/v1/score" | "/score" => found(&description::scored(worker, &parsed(body)?)?),
+        "/v1/audio/speech" => Ok(reply::bytes("audio/wav", description::spoken(&parsed(body)?)?)),
+        "/tokenize" => found(&description::tokenized(worker, parsed(body)?)?),
+        "/detokenize" => found(&description::detokenized(worker, &parsed(body)?)?),
         "/ping" => Ok(reply::empty()),
         "/reset_prefix_cache" | "/flush_cache" => {
             let is_cleared = worker.lock().pool.clear();
@@ -157,18 +157,18 @@ async fn get(served: &Arc<ServerState>, path: &str) -> Answered {
         }
         "/ping" if is_vllm => Ok(reply::empty()),
         "/health_generate" if !is_vllm => Ok(reply::empty()),
-        "/v1/models" => found(&about::models(worker)),
+        "/v1/models" => found(&description::models(worker)),
         "/metrics" => {
             let text = metrics::render(worker);
             Ok(reply::with(StatusCode::OK, reply::METRICS, Payload::from_text(text)))
         }
-        "/version" if is_vllm => found(&json!({ "version": about::VLLM_VERSION })),
+        "/version" if is_vllm => found(&json!({ "version": description::VLLM_VERSION })),
         "/load" if is_vllm => found(&json!({ "server_load": worker.stats().running })),
-        "/kv_event_sources" if is_vllm => found(&about::event_sources(served)),
-        "/query" if is_vllm && worker.config.role != Role::Decode => found(&about::bootstrap(served)),
-        "/server_info" | "/get_server_info" if !is_vllm => found(&about::server_info(served)),
-        "/model_info" | "/get_model_info" if !is_vllm => found(&about::model_info(worker)),
-        "/v1/loads" if !is_vllm => found(&about::loads(worker)),
+        "/kv_event_sources" if is_vllm => found(&description::event_sources(served)),
+        "/query" if is_vllm && worker.config.role != Role::Decode => found(&description::bootstrap(served)),
+        "/server_info" | "/get_server_info" if !is_vllm => found(&description::server_info(served)),
+        "/model_info" | "/get_model_info" if !is_vllm => found(&description::model_info(worker)),
+        "/v1/loads" if !is_vllm => found(&description::loads(worker)),
         "/mock/stats" => found(&json!(worker.stats())),
         "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/v1/embeddings" => {
             Ok(reply::json(StatusCode::METHOD_NOT_ALLOWED, "{\"detail\":\"Method Not Allowed\"}"))

@@ -1,6 +1,6 @@
 //! Comparison of scaling laws on one recorded demand: those of peers, the clairvoyant, and the planner.
 
-use crate::peer_laws::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
+use crate::peer_policies::{Clairvoyant, DynamoThreshold, KedaQueue, LlmdSlo, Static, TokenAware};
 use crate::{Headroom, PlannerPolicy, Request, ScalingPolicy, Setup, Trial, choose_headroom, simulate};
 
 /// A law on the judged part of a trace.

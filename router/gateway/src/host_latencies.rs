@@ -1,4 +1,4 @@
-//! Times that the kernels of engines' machines measure (`kvasir top --kernel --tell`): shown beside the
+//! Times that the kernels of engines' machines measure (`kvasir top --host_latencies --tell`): shown beside the
 //! workers, and to a planner, which explains late answers with them.
 
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ pub(crate) struct EngineHostTimes {
     why: String,
 }
 
-/// Body of `POST /kvasir/kernel`.
+/// Body of `POST /kvasir/host_latencies`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Told {
@@ -89,13 +89,13 @@ impl HostLatencies {
     }
 }
 
-/// `POST /kvasir/kernel`.
+/// `POST /kvasir/host_latencies`.
 pub(crate) async fn post(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
     if let Err(error) = must_be_json(&headers) {
         return error.into_response();
     }
     let taken = serde_json::from_slice::<Told>(&body).map_err(|error| error.to_string());
-    match taken.and_then(|told| gateway.kernel.take(told.workers)) {
+    match taken.and_then(|told| gateway.host_latencies.take(told.workers)) {
         Ok(()) => json_response(StatusCode::OK, "{}".to_owned()),
         Err(problem) => {
             ApiError::malformed(format!("The body is no list of engines with their times: {problem}."))

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::ServerState;
-use super::ask::chat_prompt;
+use super::parsed_request::chat_prompt;
 use super::refusal::Refusal;
 use super::request::{Body, Prompt, Prompts};
 use crate::fault::mix;

@@ -17,7 +17,7 @@ const TEXT_COPIES: usize = 5;
 
 /// Limits of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShapeLimits {
+pub struct JsonLimits {
     /// Number of objects, lists, strings, names and literals.
     pub nodes: usize,
     /// Number of numbers.
@@ -28,7 +28,7 @@ pub struct ShapeLimits {
 
 /// Counts of the values in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Shape {
+pub struct JsonCounts {
     /// Number of objects, lists, strings, names and literals.
     pub nodes: usize,
     /// Number of numbers.
@@ -37,21 +37,21 @@ pub struct Shape {
     pub depth: usize,
 }
 
-impl Shape {
+impl JsonCounts {
     /// Counts a text, up to its first excess; the error names the limit.
-    pub fn of(text: &[u8], limits: &ShapeLimits) -> Result<Self, String> {
-        let mut shape = Self::default();
+    pub fn of(text: &[u8], limits: &JsonLimits) -> Result<Self, String> {
+        let mut counts = Self::default();
         let (mut depth, mut at) = (0_usize, 0);
         while let Some(&byte) = text.get(at) {
             at = match byte {
                 b'"' => {
-                    shape.nodes += 1;
+                    counts.nodes += 1;
                     end_of_string(text, at + 1)
                 }
                 b'{' | b'[' => {
-                    shape.nodes += 1;
+                    counts.nodes += 1;
                     depth += 1;
-                    shape.depth = shape.depth.max(depth);
+                    counts.depth = counts.depth.max(depth);
                     at + 1
                 }
                 b'}' | b']' => {
@@ -59,21 +59,21 @@ impl Shape {
                     at + 1
                 }
                 b'-' | b'0'..=b'9' => {
-                    shape.numbers += 1;
+                    counts.numbers += 1;
                     end_of_scalar(text, at + 1)
                 }
                 b'a'..=b'z' => {
-                    shape.nodes += 1;
+                    counts.nodes += 1;
                     end_of_scalar(text, at + 1)
                 }
                 _ => at + 1,
             };
-            shape.check(limits)?;
+            counts.check(limits)?;
         }
-        Ok(shape)
+        Ok(counts)
     }
 
-    fn check(&self, limits: &ShapeLimits) -> Result<(), String> {
+    fn check(&self, limits: &JsonLimits) -> Result<(), String> {
         if self.depth > limits.depth {
             return Err(format!(
                 "The body has more than {} objects and lists inside each other.",
@@ -122,24 +122,24 @@ mod tests {
 
     use super::*;
 
-    const WIDE: ShapeLimits = ShapeLimits { nodes: 1 << 20, numbers: 1 << 20, depth: 128 };
+    const WIDE: JsonLimits = JsonLimits { nodes: 1 << 20, numbers: 1 << 20, depth: 128 };
 
     /// Counts the same from the parsed tree.
-    fn counted(value: &Value, depth: usize, shape: &mut Shape) {
+    fn counted(value: &Value, depth: usize, counts: &mut JsonCounts) {
         match value {
-            Value::Number(_) => shape.numbers += 1,
-            _ => shape.nodes += 1,
+            Value::Number(_) => counts.numbers += 1,
+            _ => counts.nodes += 1,
         }
         let inner: Vec<&Value> = match value {
             Value::Array(items) => items.iter().collect(),
             Value::Object(fields) => {
-                shape.nodes += fields.len();
+                counts.nodes += fields.len();
                 fields.values().collect()
             }
             _ => return,
         };
-        shape.depth = shape.depth.max(depth + 1);
-        inner.into_iter().for_each(|value| counted(value, depth + 1, shape));
+        counts.depth = counts.depth.max(depth + 1);
+        inner.into_iter().for_each(|value| counted(value, depth + 1, counts));
     }
 
     #[test]
@@ -152,17 +152,17 @@ mod tests {
             json!("only a text"),
             json!(7),
         ] {
-            let mut expected = Shape::default();
+            let mut expected = JsonCounts::default();
             counted(&value, 0, &mut expected);
             for text in [value.to_string(), serde_json::to_string_pretty(&value).expect("JSON")] {
-                assert_eq!(Shape::of(text.as_bytes(), &WIDE), Ok(expected), "{text}");
+                assert_eq!(JsonCounts::of(text.as_bytes(), &WIDE), Ok(expected), "{text}");
             }
         }
     }
 
     #[test]
     fn a_body_of_nested_lists_is_refused_before_it_is_parsed() {
-        let limits = ShapeLimits { nodes: 1000, numbers: 100, depth: 128 };
+        let limits = JsonLimits { nodes: 1000, numbers: 100, depth: 128 };
         for (text, named) in [
             (format!("{{\"messages\":[{}[]]}}", "[],".repeat(5_000_000)), "1000 objects"),
             ("[".repeat(5_000_000), "128 objects and lists inside"),
@@ -170,7 +170,7 @@ mod tests {
             (format!("[{}1]", "1,".repeat(5_000_000)), "100 numbers"),
             (format!("[{}\"\"]", "\"\",".repeat(5_000)), "1000 objects"),
         ] {
-            let excess = Shape::of(text.as_bytes(), &limits).expect_err("too large");
+            let excess = JsonCounts::of(text.as_bytes(), &limits).expect_err("too large");
             assert!(excess.contains(named), "{excess}");
         }
     }
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn any_bytes_have_a_shape() {
         for text in ["", "\"", "\"\\", "\"\\\"", "]]]", "-", "\u{0}\u{7f}{", "1e+5x,"] {
-            let shape = Shape::of(text.as_bytes(), &WIDE).expect("small");
-            assert!(shape.nodes + shape.numbers <= text.len(), "{text:?}");
+            let counts = JsonCounts::of(text.as_bytes(), &WIDE).expect("small");
+            assert!(counts.nodes + counts.numbers <= text.len(), "{text:?}");
         }
     }
 }
