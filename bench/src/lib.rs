@@ -69,7 +69,7 @@ enum Bench {
     },
     /// The routing decision: its parts, and the whole of it inside a live gateway under open-loop load.
     Route(RoundsArgs),
-    /// Scaling laws beside each other, in simulation: attainment and workers on six shapes of demand.
+    /// Scaling policies beside each other, in simulation: attainment and workers on six shapes of demand.
     Scaling,
     /// KV events from the wire to the index.
     Events(RoundsArgs),

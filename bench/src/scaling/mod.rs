@@ -1,4 +1,4 @@
-//! Scaling laws in simulation: the planner of this repository and laws of its peers, on six shapes of demand.
+//! Scaling policies in simulation: the planner of this repository and policies of its peers, on six shapes of demand.
 
 mod shapes;
 
@@ -51,7 +51,7 @@ impl Row {
         );
     }
 
-    /// Adds the seeds of this law on a shape of demand to the results.
+    /// Adds the seeds of this policy on a shape of demand to the results.
     fn add_results(&self, shape: &str) {
         let values = |of: fn(&Outcome) -> f64| self.outcomes.iter().map(of).collect::<Vec<f64>>();
         let name = |what: &str| format!("{shape}, {}: {what}", self.name);
@@ -66,14 +66,16 @@ fn row<L: ScalingPolicy>(
     name: &'static str,
     setup: &Setup,
     demands: &[Vec<Request>],
-    law: impl Fn() -> L,
+    policy: impl Fn() -> L,
 ) -> Row {
-    let outcomes = demands.iter().map(|requests| simulate(setup, requests, &mut law())).collect();
+    let outcomes = demands.iter().map(|requests| simulate(setup, requests, &mut policy())).collect();
     Row { name, outcomes }
 }
 
 pub(crate) fn run(smoke: bool) -> Result<()> {
-    println!("# scaling laws, simulated; workers as vLLM with Qwen3-32B on two H100, attainment wanted 99 %");
+    println!(
+        "# scaling policies, simulated; workers as vLLM with Qwen3-32B on two H100, attainment wanted 99 %"
+    );
     let shapes = if smoke { &SHAPES[..1] } else { &SHAPES[..] };
     for shape in shapes {
         compare_on(shape, smoke);
@@ -94,12 +96,12 @@ fn known_season(shape: &Shape) {
     let requests = shape.requests(4, 1);
     let from = 3.0 * period;
     let (chosen, _) = choose_headroom(&setup, &shape.requests(3, TUNING_SEED), 2.0 * period);
-    let mut laws: Vec<(&str, Box<dyn ScalingPolicy>)> = vec![
+    let mut policies: Vec<(&str, Box<dyn ScalingPolicy>)> = vec![
         ("Kvasir, season known", Box::new(PlannerPolicy::new(&setup, chosen))),
         ("KEDA queue 1, running 16", Box::new(KedaQueue::default())),
     ];
-    for (name, law) in &mut laws {
-        let outcome = simulate(&setup, &requests, law.as_mut());
+    for (name, policy) in &mut policies {
+        let outcome = simulate(&setup, &requests, policy.as_mut());
         println!(
             "{}, fourth repetition, {name}: {:.1} % attained with {:.2} workers",
             shape.name,
@@ -164,9 +166,9 @@ fn wrong_beliefs(shapes: &[Shape]) {
             let believed = Engine { step: setup.believed.step.times(1.0 / speed), ..setup.believed };
             let setup = Setup { believed, ..setup };
             let requests = shape.requests(2, 1);
-            let mut law = PlannerPolicy::new(&setup, Headroom::default());
-            let outcome = simulate(&setup, &requests, &mut law);
-            let learned = law.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
+            let mut policy = PlannerPolicy::new(&setup, Headroom::default());
+            let outcome = simulate(&setup, &requests, &mut policy);
+            let learned = policy.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
             println!(
                 "{}, workers believed {speed} times as fast: {:.1} % attained after the first 15 min; capacity learned: \
                  {learned:.2} requests/s, {:.2} of the truth",
@@ -202,9 +204,9 @@ fn other_devices() {
         let setup = Setup { engine, ..shape.setup() };
         let truth = shape.capacity_on(engine, CAPACITY_OF);
         let requests = shape.steady(3.0 * truth, 600.0, 1);
-        let mut law = PlannerPolicy::new(&setup, Headroom::default());
-        simulate(&setup, &requests, &mut law);
-        let learned = law.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
+        let mut policy = PlannerPolicy::new(&setup, Headroom::default());
+        simulate(&setup, &requests, &mut policy);
+        let learned = policy.decision.and_then(|decision| decision.capacity).unwrap_or(f64::NAN);
         println!(
             "an unknown device, {name}: each of {CAPACITY_OF} workers serves {truth:.2} requests/s; learned after 10 min: {learned:.2}, {:.2} \
              of the truth",
@@ -245,7 +247,7 @@ fn compare_on(shape: &Shape, smoke: bool) {
     );
     println!(
         "  {:<34}{:>10}{:>9}{:>6}{:>12}{:>12}{:>6}",
-        "law", "attained", "workers", "peak", "TTFT p50", "TTFT p99", "turns"
+        "policy", "attained", "workers", "peak", "TTFT p50", "TTFT p99", "turns"
     );
     let (chosen, _) = choose_headroom(&setup, &shape.requests(1, TUNING_SEED), 0.0);
     let peers = [
@@ -256,7 +258,7 @@ fn compare_on(shape: &Shape, smoke: bool) {
         row("Dynamo threshold, throughput", &setup, &demands, || DynamoThreshold::THROUGHPUT),
         row("Dynamo threshold, latency", &setup, &demands, || DynamoThreshold::LATENCY),
     ];
-    let clairvoyant = row("clairvoyant (no law can be)", &setup, &demands, || Clairvoyant { capacity });
+    let clairvoyant = row("clairvoyant (no policy can be)", &setup, &demands, || Clairvoyant { capacity });
     let cold =
         row("Kvasir, nothing recorded", &setup, &demands, || PlannerPolicy::new(&setup, Headroom::default()));
     let tuned =

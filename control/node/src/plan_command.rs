@@ -1,4 +1,4 @@
-//! `kvasir plan`: sizes a fleet for a demand, replays demand through scaling laws, and explains the decisions
+//! `kvasir plan`: sizes a fleet for a demand, replays demand through scaling policies, and explains the decisions
 //! of a running planner.
 
 use std::path::{Path, PathBuf};
@@ -28,8 +28,8 @@ pub(crate) enum PlanCommand {
         #[command(flatten)]
         credentials: Credentials,
     },
-    /// Replay recorded demand through scaling laws in simulation: the headroom is chosen on the first half of
-    /// the trace, the laws are compared on the second half.
+    /// Replay recorded demand through scaling policies in simulation: the headroom is chosen on the first half of
+    /// the trace, the policies are compared on the second half.
     Replay(ReplayArgs),
     /// Show how many workers a demand needs, with combined workers and with separate prefill and decode
     /// workers.
@@ -213,7 +213,7 @@ fn replay(arguments: &ReplayArgs) -> Result<ExitCode> {
     println!("each of a few workers serves {capacity:.2} requests/s of this mix in time");
     print_forecast_errors(&requests);
     let Comparison { rows, chosen, trials } = compare(&setup, &requests, capacity, half);
-    println!("{:<38}{:>10}{:>10}{:>7}", "law, on the second half", "attained", "workers", "peak");
+    println!("{:<38}{:>10}{:>10}{:>7}", "policy, on the second half", "attained", "workers", "peak");
     for row in &rows {
         println!("{:<38}{:>8.1} %{:>10.2}{:>7}", row.name, 100.0 * row.attained, row.mean_workers, row.peak);
     }

@@ -1,4 +1,4 @@
-//! Plot of laws: attainment over workers.
+//! Plot of policies: attainment over workers.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use control_planner::PolicyResult;
 use plotters::prelude::*;
 
-/// Draws each law as a point in an SVG file: cost to the right, attainment upwards.
+/// Draws each policy as a point in an SVG file: cost to the right, attainment upwards.
 pub(crate) fn plot(path: &Path, title: &str, rows: &[PolicyResult]) -> Result<()> {
     draw(path, title, rows).map_err(|error| anyhow!("{}: {error}", path.display()))
 }

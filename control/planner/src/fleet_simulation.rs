@@ -1,5 +1,5 @@
 //! A fleet in virtual time: requests, a router that balances by load, workers that take time to start and
-//! drain before they end, and a scaling law that sets their number.
+//! drain before they end, and a scaling policy that sets their number.
 //!
 //! The fleet has one role and one engine. A request counts as attained if its TTFT and its mean ITL met the
 //! service level. `mean_workers` counts workers that exist and are not draining, including starting ones, as
@@ -111,7 +111,7 @@ impl Setup {
     }
 }
 
-/// State of a worker that a law may use.
+/// State of a worker that a policy may use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Replica {
     /// Whether it takes requests.
@@ -149,7 +149,7 @@ pub struct FleetView<'a> {
     pub replicas: &'a [Replica],
     /// Workers that are draining.
     pub draining: u32,
-    /// All requests of the run, by time of arrival, including future ones (for laws with perfect foresight).
+    /// All requests of the run, by time of arrival, including future ones (for policies with perfect foresight).
     pub requests: &'a [Request],
     /// Number of requests that have arrived.
     pub arrived: usize,
@@ -163,7 +163,7 @@ pub struct FleetView<'a> {
     pub started: u32,
 }
 
-/// A scaling law.
+/// A scaling policy.
 pub trait ScalingPolicy {
     /// Seconds between two ticks.
     fn interval(&self) -> f64;
@@ -225,9 +225,9 @@ struct Member {
     is_counted: bool,
 }
 
-/// Runs `requests` (by time of arrival) through a fleet whose size `law` sets.
-pub fn simulate(setup: &Setup, requests: &[Request], law: &mut dyn ScalingPolicy) -> Outcome {
-    let interval = law.interval();
+/// Runs `requests` (by time of arrival) through a fleet whose size `policy` sets.
+pub fn simulate(setup: &Setup, requests: &[Request], policy: &mut dyn ScalingPolicy) -> Outcome {
+    let interval = policy.interval();
     let mut run = Run::new(setup, requests);
     let last = requests.last().map_or(0.0, |request| request.at);
     let (mut tick, mut worker_seconds) = (0.0, 0.0);
@@ -239,7 +239,7 @@ pub fn simulate(setup: &Setup, requests: &[Request], law: &mut dyn ScalingPolicy
         if run.is_over() || tick > last + TAIL_SECONDS_MAX {
             break;
         }
-        let wanted = run.ask(law, tick).clamp(setup.min, setup.max);
+        let wanted = run.ask(policy, tick).clamp(setup.min, setup.max);
         run.resize(wanted, tick);
     }
     run.outcome(worker_seconds / tick)
@@ -338,7 +338,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn ask(&mut self, law: &mut dyn ScalingPolicy, now: f64) -> u32 {
+    fn ask(&mut self, policy: &mut dyn ScalingPolicy, now: f64) -> u32 {
         let mut started = 0;
         for member in self.members.iter_mut().filter(|member| !member.is_counted && member.ready_at <= now) {
             member.is_counted = true;
@@ -359,7 +359,7 @@ impl<'a> Run<'a> {
                 queued_tokens: member.worker.queued_tokens(),
             })
             .collect();
-        law.wanted(&FleetView {
+        policy.wanted(&FleetView {
             now,
             wanted: self.wanted,
             min: self.setup.min,
@@ -423,7 +423,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Kvasir's planner as a law: it uses the parts of the view that gateways report.
+/// Kvasir's planner as a policy: it uses the parts of the view that gateways report.
 #[derive(Debug)]
 pub struct PlannerPolicy {
     planner: Planner,

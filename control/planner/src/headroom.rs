@@ -41,15 +41,15 @@ pub struct Trial {
 /// Attainment drops sharply if the fleet is too small, and recorded demand is one sample of future demand: on
 /// the ramp of `kvasir bench scaling`, 94 % keep the level in three draws and lose 2.4 % in two others. A
 /// share is therefore used only if the next larger one keeps the level too. If none keeps it (a step that no
-/// law can foresee), the cheapest share is used whose attainment is below the best by no more than the
+/// policy can foresee), the cheapest share is used whose attainment is below the best by no more than the
 /// service level allows to miss.
 #[must_use]
 pub fn choose(setup: &Setup, requests: &[Request], from: f64) -> (Headroom, Vec<Trial>) {
     let trials: Vec<Trial> = HEADROOMS
         .iter()
         .map(|&utilisation| {
-            let mut law = PlannerPolicy::new(setup, Headroom { utilisation });
-            let outcome = simulate(setup, requests, &mut law);
+            let mut policy = PlannerPolicy::new(setup, Headroom { utilisation });
+            let outcome = simulate(setup, requests, &mut policy);
             let attained = outcome.attained_from(requests, from);
             Trial { utilisation, attained, mean_workers: outcome.mean_workers }
         })

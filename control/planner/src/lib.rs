@@ -14,9 +14,9 @@
 //! 4. `demand`, `season`, `start_time`: the fleet's demand, now and when a new worker is ready.
 //! 5. `planner`: demand over capacity, and the rules for following it; `budget`: counts of several roles
 //!    within the available GPUs.
-//! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling law,
+//! 6. `fleet_simulation`, `recorded_demand`, `headroom`: a whole fleet in virtual time under any scaling policy,
 //!    recorded demand, and the headroom that it needs.
-//! 7. `peer_policies`, `policy_comparison`: scaling laws of peers, and how they and the planner do on one demand.
+//! 7. `peer_policies`, `policy_comparison`: scaling policies of peers, and how they and the planner do on one demand.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Scaling laws of peers, reimplemented from their guides and sources, for comparison.
+//! Scaling policies of peers, reimplemented from their guides and sources, for comparison.
 //!
 //! | Law | Source |
 //! | --- | --- |
@@ -92,7 +92,7 @@ impl ScalingPolicy for Static {
     }
 }
 
-/// KEDA's law on queue length and running requests.
+/// KEDA's policy on queue length and running requests.
 pub struct KedaQueue(Hpa);
 
 impl KedaQueue {
@@ -118,7 +118,7 @@ impl ScalingPolicy for KedaQueue {
     }
 }
 
-/// llm-d's law on latencies over the service level.
+/// llm-d's policy on latencies over the service level.
 pub struct LlmdSlo {
     hpa: Hpa,
     scores: Vec<f64>,
@@ -170,7 +170,7 @@ fn p90(mut values: Vec<f64>) -> f64 {
     values.get((values.len() * 9 / 10).min(values.len().saturating_sub(1))).copied().unwrap_or(0.0)
 }
 
-/// llm-d's law on prompt tokens in flight and KV in use.
+/// llm-d's policy on prompt tokens in flight and KV in use.
 pub struct TokenAware(Hpa);
 
 impl TokenAware {
@@ -240,7 +240,7 @@ impl ScalingPolicy for DynamoThreshold {
     }
 }
 
-/// A law that knows the requests to come, one start ahead.
+/// A policy that knows the requests to come, one start ahead.
 pub struct Clairvoyant {
     /// Requests per second that one worker serves within the service level.
     pub capacity: f64,
