@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Mutation testing: changes the core crates in one place at a time, and each change must fail a test of its crate.
+# Mutation testing: changes crates in one place at a time, and each change must fail a test of its crate. Without a package:
+# the election, checksums and hashes of blocks.
 # Survivors are listed at the end; what no test can find is in mutants.toml, with its reason.
 #
-#   tests/mutants.sh [PACKAGE ...]        the files below without any
+#   tests/mutants.sh [PACKAGE ...]
 #   KVASIR_SHARD=0/8 tests/mutants.sh     a part of their mutants: the first of eight
 #   KVASIR_MUTANTS_OUT=FOLDER             where cargo-mutants leaves what it did (target/mutants.out)
+#   KVASIR_MUTANTS_TARGET=FOLDER          where it builds (target/mutants)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=("$@")

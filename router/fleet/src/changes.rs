@@ -1,14 +1,14 @@
 //! Changes that administrators make to the configured and discovered roster while the gateway runs, and how gateways of
 //! one fleet agree on them.
 //!
-//! For each worker that was ever spoken of, the latest wish counts (a last-writer-wins map): each gateway merges what its
+//! For each worker that ever had one, the latest change counts (a last-writer-wins map): each gateway merges what its
 //! peers tell, in any order and as often as it likes, and all come to the same state. Versions are times of the wall clock,
-//! made larger than every version seen so far, so a clock that is behind cannot lose a later wish of the same
+//! made larger than every version seen so far, so a clock that is behind cannot lose a later change of the same
 //! administrator (a last-writer-wins element map: Shapiro et al., A comprehensive study of Convergent and Commutative
-//! Replicated Data Types, 2011). At most [`CHANGES_MAX`] wishes are kept. The oldest wish without effect makes room for a new
+//! Replicated Data Types, 2011). At most [`CHANGES_MAX`] changes are kept. The oldest change without effect makes room for a new
 //! one: that to serve a configured worker, that to remove a worker which no source names, or that to drain a pod which is
 //! gone. Any other drain, an added worker and the removal of one that is named are never dropped; when there is no room but by
-//! them, a further wish is refused.
+//! them, a further change is refused.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ use crate::spec::{
 
 /// Wishes that are kept.
 pub(crate) const CHANGES_MAX: usize = WORKERS_MAX;
-/// A wish of a clock that is ahead by more than this is not believed: no later wish could be newer.
+/// A change of a clock that is ahead by more than this is not believed: no later change could be newer.
 const AHEAD_MAX_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// The state that an administrator wants of a worker.
@@ -61,13 +61,13 @@ fn default_pool() -> String {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Change {
-    /// Of two wishes the one with the larger version counts.
+    /// Of two changes the one with the larger version counts.
     version: u64,
     #[serde(rename = "wish")]
     desired: DesiredState,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     added: Option<AddedWorker>,
-    /// Identity of the worker that the wish was made for ([`WorkerSpec::uid`]): a wish to drain a pod does not concern the
+    /// Identity of the worker that the change was made for ([`WorkerSpec::uid`]): a change to drain a pod does not concern the
     /// next pod at its address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<String>,
@@ -77,7 +77,7 @@ struct Change {
 }
 
 impl Change {
-    /// A total order, so that gateways agree also on wishes of the same version.
+    /// A total order, so that gateways agree also on changes of the same version.
     fn rank(&self) -> (u64, u8, [&str; 4], Option<&str>) {
         let words = self.added.as_ref().map(|added| {
             [added.url.as_str(), &added.role, &added.pool, added.uid.as_deref().unwrap_or_default()]
@@ -85,12 +85,12 @@ impl Change {
         (self.version, self.desired as u8, words.unwrap_or_default(), self.uid.as_deref())
     }
 
-    /// The run that is put to sleep; `None` for other wishes.
+    /// The run that is put to sleep; `None` for other changes.
     fn asleep(&self) -> Option<AsleepRun> {
         (self.desired == DesiredState::Sleep).then(|| self.asleep.unwrap_or(AsleepRun(None)))
     }
 
-    /// Whether the wish was made for this worker. Without identities from the sources the address decides.
+    /// Whether the change was made for this worker. Without identities from the sources the address decides.
     fn concerns(&self, spec: &WorkerSpec) -> bool {
         match (&self.uid, &spec.uid) {
             (Some(uid), Some(other)) => uid == other,
@@ -98,7 +98,7 @@ impl Change {
         }
     }
 
-    /// Whether the wish may come from a peer: its fields are within the limits that this gateway applies itself.
+    /// Whether the change may come from a peer: its fields are within the limits that this gateway applies itself.
     fn can_be(&self, name: &str, version_max: u64) -> bool {
         let fits = |added: &AddedWorker| added.check().is_ok() && name_of(&added.url) == name;
         let is_bounded = self.uid.as_ref().is_none_or(|uid| uid.len() <= UID_BYTES_MAX);
@@ -106,7 +106,7 @@ impl Change {
     }
 }
 
-/// The latest wish for each worker, by its name.
+/// The latest change for each worker, by its name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Changes(BTreeMap<String, Change>);
@@ -129,12 +129,12 @@ impl AddedWorker {
 }
 
 impl Changes {
-    /// Whether no wish is kept.
+    /// Whether no change is kept.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Records a wish for a worker by its name. `uid`: identity from the worker's source. `asleep`: with [`DesiredState::Sleep`], the run of its process.
+    /// Records a change for a worker by its name. `uid`: identity from the worker's source. `asleep`: with [`DesiredState::Sleep`], the run of its process.
     pub(crate) fn set_desired(
         &mut self,
         name: &str,
@@ -163,8 +163,8 @@ impl Changes {
         )
     }
 
-    /// Merges the wishes of another gateway and returns whether that changed anything. An invalid wish is skipped and the rest
-    /// merged: one bad wish must not keep gateways apart.
+    /// Merges the changes of another gateway and returns whether that changed anything. An invalid change is skipped and the rest
+    /// merged: one bad change must not keep gateways apart.
     pub(crate) fn merge(&mut self, other: Self, is_current: impl Fn(&str, Option<&str>) -> bool) -> bool {
         let newest = now_ns().saturating_add(AHEAD_MAX_NS);
         let mut is_changed = false;
@@ -177,7 +177,7 @@ impl Changes {
         is_changed
     }
 
-    /// The configured and discovered workers with these wishes applied, in their order, and the added ones behind them.
+    /// The configured and discovered workers with these changes applied, in their order, and the added ones behind them.
     /// `described` makes an added worker's description, or `None` where this gateway cannot have it.
     pub(crate) fn over<'a>(
         &self,
@@ -223,7 +223,7 @@ impl Changes {
         now_ns().max(latest.saturating_add(1))
     }
 
-    /// Stores a wish. Fails when the map is full.
+    /// Stores a change. Fails when the map is full.
     fn put(
         &mut self,
         name: String,
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(changes.add(added("c:1"), nowhere), Err(SpecError::Url("c:1".to_owned())));
     }
 
-    /// Three gateways, wishes at each, told in any order and more than once.
+    /// Three gateways with changes at each, which reach the others in any order and more than once.
     #[test]
     fn gateways_come_to_the_same_state_in_whatever_order_they_hear_of_each_other() {
         let mut random = 7_u64;

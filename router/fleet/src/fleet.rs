@@ -1,7 +1,7 @@
 //! The fleet of workers, which follows the wanted roster.
 //!
 //! Sources of workers are the configuration ([`Fleet::configure`]), discovery ([`Fleet::discover`]) and administrators
-//! ([`Fleet::add`], [`Fleet::drain`], [`Fleet::serve_again`], [`Fleet::remove`]), whose wishes also arrive from peers. Each
+//! ([`Fleet::add`], [`Fleet::drain`], [`Fleet::serve_again`], [`Fleet::remove`]), whose changes also arrive from peers. Each
 //! change makes a [`FleetSpec`] with the next version, and [`Fleet::apply`] compares it with the present workers: a worker
 //! with the same description continues, with its runs, its place in the index and what was learned of it; any other is a new
 //! worker. A worker that leaves is out of every decision when `apply` returns; its requests continue until they end or break.
@@ -112,7 +112,7 @@ pub struct Fleet {
 }
 
 impl RosterSources {
-    /// The configured workers and the discovered ones beside them, before administrators' wishes.
+    /// The configured workers and the discovered ones beside them, before administrators' changes.
     fn workers(&self) -> impl Iterator<Item = &WorkerSpec> {
         let configured: HashSet<String> = self.configured.iter().map(WorkerSpec::name).collect();
         let left = WORKERS_MAX.saturating_sub(configured.len());

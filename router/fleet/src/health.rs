@@ -106,7 +106,7 @@ impl HealthCheckState {
 }
 
 impl HealthCheckState {
-    /// Whether the worker is asleep, by its engine's report; by an administrator's wish, for an engine that reports nothing.
+    /// Whether the worker is asleep, by its engine's report; by an administrator's change, for an engine that reports nothing.
     async fn is_asleep(&mut self, worker: &Worker, dialect: &dyn Dialect) -> Result<bool, EngineError> {
         if self.hides_sleep {
             return Ok(worker.sleep_request().is_some());

@@ -1,7 +1,7 @@
 //! Workers that are put to sleep and woken, by an administrator or a planner.
 //!
 //! An engine that sleeps keeps its process and has given its GPU's memory back; waking takes seconds where a start takes
-//! minutes. The gateway that is asked does it; its peers learn of it as of every other wish (`changes`):
+//! minutes. The gateway that is asked does it; its peers learn of it as of every other change (`changes`):
 //!
 //! ```text
 //!        drain                 no request for IDLE_FOR                 the engine's answer
@@ -12,7 +12,7 @@
 //!
 //! Requests from outside this fleet's gateways are seen in the engine's own count. An engine that reports whether it is asleep
 //! (vLLM) is authoritative; a call that fails is reverted, and the worker serves again. For an engine that does not report it
-//! (SGLang) the gateways rely on the wish `Sleep`, which names the run of the process: a process that has restarted is awake.
+//! (SGLang) the gateways rely on the desired state `Sleep`, which names the run of the process: a process that has restarted is awake.
 //! SGLang exits when it is woken twice, so after a failure no further sleep or wake call is made until it restarts.
 
 use std::sync::Arc;

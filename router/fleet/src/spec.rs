@@ -76,7 +76,7 @@ impl WorkerSpec {
         }
     }
 
-    /// Whether this describes the same worker: everything except the wishes to drain it and to have it asleep.
+    /// Whether this describes the same worker: everything except the changes to drain it and to have it asleep.
     pub(crate) fn is_same_worker(&self, other: &Self) -> bool {
         Self { is_draining: other.is_draining, asleep: other.asleep, ..self.clone() } == *other
     }

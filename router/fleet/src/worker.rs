@@ -337,10 +337,10 @@ pub fn able_to_decode(roster: &[RankRef], adapter: Option<&str>) -> impl Fn(&Ran
     }
 }
 
-/// A worker of the roster. Replaced as a whole when its [`WorkerSpec`] changes in anything except the wish to drain it.
+/// A worker of the roster. Replaced as a whole when its [`WorkerSpec`] changes in anything except the change to drain it.
 #[derive(Debug)]
 pub struct Worker {
-    /// The source's description, without the wishes to drain the worker and to have it asleep.
+    /// The source's description, without the changes to drain the worker and to have it asleep.
     pub spec: WorkerSpec,
     /// The pool that the worker belongs to.
     pub pool: Arc<Pool>,

@@ -37,10 +37,10 @@ async fn workers_that_are_described_alike_go_on_and_others_are_new() {
     assert_eq!(fleet.configure(fleet.configured().to_vec()), Ok(RosterDelta::default()));
     assert_eq!(fleet.spec().version, version + 1, "an equal roster is no change");
     let before = fleet.workers().get("a:1").cloned().unwrap_or(before);
-    // A wish to drain does not change the description.
+    // A change to drain does not change the description.
     assert_eq!(fleet.drain("a:1"), Ok(RosterDelta { drained: 1, ..RosterDelta::default() }));
     assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
-    // The wish to drain outlives changes of the configuration.
+    // The change to drain outlives changes of the configuration.
     fleet.configure(specs(&["http://A:1/", "http://c:1"])).expect("a roster");
     assert!(Arc::ptr_eq(&before, &fleet.workers()["a:1"]) && before.is_draining());
     assert_eq!(names(&fleet), ["a:1", "c:1"]);
