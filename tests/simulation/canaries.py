@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,20 @@ def copy_tree(tree, changed):
             file.unlink()
 
 
+def take_built(usual, debug):
+    """Takes over what is built already. Libraries are linked, since rustc replaces them as files of a new inode; records of cargo and
+    of build scripts are written in place, so that a link would change those of the usual folder as well: they are copied."""
+    (debug / "deps").mkdir(parents=True)
+    take = os.link if usual.stat().st_dev == debug.stat().st_dev else shutil.copy2
+    for part in ("build", ".fingerprint"):
+        subprocess.run(["cp", "-a", usual / part, debug / part], check=False)
+    for file in (usual / "deps").iterdir():
+        if file.suffix in (".rlib", ".rmeta", ".so"):
+            take(file, debug / "deps" / file.name)
+        elif file.suffix == ".d":
+            shutil.copy2(file, debug / "deps" / file.name)
+
+
 def build(canaries, folder):
     """Builds the simulator with all bugs, each switched off."""
     tree, target = folder / "tree", folder / "target"
@@ -64,11 +79,7 @@ def build(canaries, folder):
     copy_tree(tree, {name: text.encode() for name, text in changed.items()})
     usual = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug"
     if not target.exists() and usual.exists():
-        # Crates of others are built already. Those of the copy get other file names, since their path differs: no linked file is
-        # written.
-        (target / "debug").mkdir(parents=True)
-        for part in ("deps", "build", ".fingerprint"):
-            subprocess.run(["cp", "-al", usual / part, target / "debug" / part], check=False)
+        take_built(usual, target / "debug")
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_INCREMENTAL="0")
     environment.pop("RUSTC_WORKSPACE_WRAPPER", None)
     command = ["cargo", "build", "--quiet", "--locked", "--all-features", "-p", "tests-simulation"]

@@ -2,12 +2,17 @@
 //! failure.
 //!
 //! Unsynced writes are recorded with the bytes that they replaced. When a machine loses power, some of them
-//! are undone, including parts of a write.
+//! are undone, including parts of a write, and those of processes that ended before: a process that is killed leaves its
+//! writes in the page cache, and closing a file synchronises nothing.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::c_int;
 
+use super::network::HostId;
 use super::threads::ProcessId;
-use super::{Kernel, MICROSECOND, Nanos, real};
+use super::{Kernel, MICROSECOND, Nanos, real, report};
+use crate::oracle::Oracle;
 
 /// Unit of a disk write, in bytes.
 const SECTOR: usize = 512;
@@ -32,14 +37,20 @@ pub(crate) struct DiskCounts {
     pub(crate) undone: u64,
 }
 
+/// Identity of a file: its device and its inode.
+type FileId = (u64, u64);
+
 /// A write that is not on stable storage.
 #[derive(Debug)]
 pub(super) struct Unsynced {
-    owner: ProcessId,
-    file: c_int,
+    host: HostId,
+    file: FileId,
     offset: i64,
     before: Vec<u8>,
 }
+
+/// Files with unsynced writes, each with a descriptor of its own, which outlives the writing process.
+pub(super) type UnsyncedFiles = BTreeMap<FileId, c_int>;
 
 impl Kernel {
     /// Returns the time that an operation of this process's disk takes.
@@ -82,7 +93,12 @@ impl Kernel {
         }
         let mut before = vec![0; content.len()];
         really_read(file, &mut before, offset);
-        self.unsynced.push(Unsynced { owner, file, offset, before });
+        let id = file_id(file);
+        if let Entry::Vacant(entry) = self.unsynced_files.entry(id) {
+            entry.insert(duplicate(file));
+        }
+        let host = self.processes[owner.index()].host;
+        self.unsynced.push(Unsynced { host, file: id, offset, before });
         really_write(file, content, offset)
     }
 
@@ -91,18 +107,17 @@ impl Kernel {
         if self.disk_fails(owner) {
             return Err(libc::EIO);
         }
-        self.unsynced.retain(|written| written.file != file);
+        let id = file_id(file);
+        self.unsynced.retain(|written| written.file != id);
+        self.forget_file(&id);
         Ok(())
     }
 
-    /// Undoes some of a process's unsynced writes if its machine lost power.
-    pub(super) fn lose_unsynced(&mut self, process: ProcessId, with_power: bool) {
-        let (mut lost, kept) =
-            std::mem::take(&mut self.unsynced).into_iter().partition(|written| written.owner == process);
+    /// Undoes some of the unsynced writes of a machine that has lost power.
+    pub(super) fn lose_unsynced(&mut self, host: HostId) {
+        let (mut lost, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.unsynced).into_iter().partition(|written| written.host == host);
         self.unsynced = kept;
-        if !with_power {
-            return;
-        }
         lost.reverse();
         for written in &lost {
             let sectors = written.before.len() / SECTOR;
@@ -114,14 +129,42 @@ impl Kernel {
             };
             self.disk_counts.undone += u64::from(undone > 0);
             let from = written.before.len() - undone;
-            really_write(written.file, &written.before[from..], written.offset + from as i64);
+            if let Some(file) = self.unsynced_files.get(&written.file) {
+                really_write(*file, &written.before[from..], written.offset + from as i64);
+            }
+        }
+        for written in lost {
+            self.forget_file(&written.file);
         }
     }
 
-    /// Drops the records of a closed file, whose number may be reused.
-    pub(super) fn forget_unsynced(&mut self, file: c_int) {
-        self.unsynced.retain(|written| written.file != file);
+    fn forget_file(&mut self, file: &FileId) {
+        if let Some(descriptor) = self.unsynced_files.remove(file) {
+            let function = real::CLOSE.get();
+            // SAFETY: the descriptor was made by `duplicate`, and nothing else uses it.
+            unsafe { function(descriptor) };
+        }
     }
+}
+
+fn file_id(file: c_int) -> FileId {
+    // SAFETY: the structure is plain numbers.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: there is room for the status.
+    if unsafe { libc::fstat64(file, &raw mut status) } != 0 {
+        report::fail(Oracle::Simulator, "a file of a simulated disk has no status");
+    }
+    (status.st_dev, status.st_ino)
+}
+
+fn duplicate(file: c_int) -> c_int {
+    let function = real::FCNTL.get();
+    // SAFETY: the call takes two numbers.
+    let copy = unsafe { function(file, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        report::fail(Oracle::Simulator, "the system has no more descriptors");
+    }
+    copy
 }
 
 fn result_of(count: isize) -> i32 {

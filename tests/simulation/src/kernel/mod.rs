@@ -33,8 +33,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Mutex, TryLockError};
 
-use disks::Unsynced;
 pub(crate) use disks::{DiskCounts, DiskFaults};
+use disks::{Unsynced, UnsyncedFiles};
 pub(crate) use network::{Cut, HostId, LinkFaults, NetworkCounts, host_address};
 use network::{Host, Network};
 use objects::{Object, ObjectId};
@@ -136,6 +136,7 @@ struct Kernel {
     /// Real files that simulated processes have open.
     files: BTreeMap<c_int, ProcessId>,
     unsynced: Vec<Unsynced>,
+    unsynced_files: UnsyncedFiles,
     disk_counts: DiskCounts,
     network_counts: NetworkCounts,
     hosts: Vec<Host>,
@@ -181,6 +182,7 @@ pub(crate) fn begin(config: &KernelConfig) {
         descriptors: BTreeMap::new(),
         files: BTreeMap::new(),
         unsynced: Vec::new(),
+        unsynced_files: UnsyncedFiles::new(),
         disk_counts: DiskCounts::default(),
         network_counts: NetworkCounts::default(),
         hosts: Vec::new(),

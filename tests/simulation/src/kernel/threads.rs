@@ -201,7 +201,10 @@ impl Kernel {
         self.futexes
             .values_mut()
             .for_each(|waiting| waiting.retain(|id| threads[id.index()].process != process));
-        self.lose_unsynced(process, silently);
+        if silently {
+            let host = self.processes[process.index()].host;
+            self.lose_unsynced(host);
+        }
         self.close_all(process, silently);
     }
 

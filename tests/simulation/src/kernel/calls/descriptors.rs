@@ -212,9 +212,7 @@ unsafe extern "C" fn close(descriptor: c_int) -> c_int {
         with(|kernel| {
             kernel.call();
             kernel.close(descriptor);
-            if kernel.files.remove(&descriptor).is_some() {
-                kernel.forget_unsynced(descriptor);
-            }
+            kernel.files.remove(&descriptor);
         });
     }
     // SAFETY: the caller's own argument; a simulated descriptor holds a number of the real system.
