@@ -307,7 +307,7 @@ async fn load(
                 tokio::time::sleep_until(started + Duration::from_secs_f64(number as f64 / rate as f64))
                     .await;
                 let draw = mix(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
-                let way = match draw % 100 {
+                let kind = match draw % 100 {
                     0..45 => RequestKind::Whole,
                     45..80 => RequestKind::Streamed,
                     _ => RequestKind::Completion,
@@ -317,12 +317,13 @@ async fn load(
                     Some(connection) => connection,
                     None => TcpStream::connect(&address).await?,
                 };
-                let body = body(prompt, way);
-                let answer = tokio::time::timeout(ANSWER_WITHIN, exchange(&mut connection, &body, way)).await;
+                let body = body(prompt, kind);
+                let answer =
+                    tokio::time::timeout(ANSWER_WITHIN, exchange(&mut connection, &body, kind)).await;
                 let answer = answer.with_context(|| format!("request {number}: no end of its answer"))?;
                 match answer.with_context(|| format!("request {number}"))? {
                     Answer::Text(text) => {
-                        let wanted = &expected[prompt as usize][usize::from(way == RequestKind::Completion)];
+                        let wanted = &expected[prompt as usize][usize::from(kind == RequestKind::Completion)];
                         ensure!(text == *wanted, "request {number}: {text:?} instead of {wanted:?}");
                     }
                     Answer::Refused(status) => bail!("request {number} was refused with {status}"),

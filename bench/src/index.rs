@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use router_radix::{Index, IndexConfig, Member, Reader, Tier};
 use tools_workload::{Operation, Workload, mooncake, text, tree};
 
-use crate::measure::{Latencies, allocations, time};
-use crate::results;
+use crate::measure::{Latencies, RoundsArgs, allocations, median, time};
+use crate::results::{self, Better};
 
 /// Applies the operations of a workload.
 struct Rig {
@@ -166,91 +166,145 @@ pub(crate) fn grow(pairs: u64) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn run(smoke: bool, trace: Option<&Path>) -> Result<()> {
-    println!("# index: prompts of 128 blocks; p50 / p99 / p99.9 of a look-up, two clock reads included");
+pub(crate) fn run(smoke: bool, trace: Option<&Path>, rounds: RoundsArgs) -> Result<()> {
+    let rounds = rounds.or(1);
+    println!(
+        "# index: prompts of 128 blocks; p50 / p99 / p99.9 of a look-up, two clock reads included; rounds: {rounds}"
+    );
     let (warm, cold) = if smoke { (40, 60) } else { (200, 40_000) };
+    let lookups = if smoke { 100 } else { 100_000 };
     for workers in [8, 64, 512, 4096] {
         let holders = (workers / 8).clamp(2, 64);
         let shape = tree::Shape { workers, chains: warm, holders, ..tree::Shape::default() };
-        measure("warm", &tree::workload(&shape), smoke)?;
+        Measurement::of("warm", &tree::workload(&shape)).run(rounds, lookups)?;
     }
     for workers in [8, 512] {
         let shape = tree::Shape { workers, chains: cold, systems: 64, ..tree::Shape::default() };
-        measure("beyond the last-level cache", &tree::workload(&shape), smoke)?;
+        Measurement::of("beyond the last-level cache", &tree::workload(&shape)).run(rounds, lookups)?;
     }
     if let Some(trace) = trace {
         let requests = mooncake::read(trace)?;
         for workers in [8, 64] {
-            measure("Mooncake conversation trace", &mooncake::workload(&requests, workers, 32), smoke)?;
+            let workload = mooncake::workload(&requests, workers, 32);
+            Measurement::of("Mooncake conversation trace", &workload).run(rounds, lookups)?;
         }
     }
     Ok(())
 }
 
-fn measure(title: &str, workload: &Workload, smoke: bool) -> Result<()> {
-    let stores: Vec<Operation> = workload
-        .operations
-        .iter()
-        .filter(|operation| matches!(operation, Operation::Stored { .. }))
-        .cloned()
-        .collect();
-    let prompts: Vec<&[u64]> = workload
-        .operations
-        .iter()
-        .filter_map(|operation| match operation {
+/// The measurements of one workload: its blocks are stored, prompts are looked up, and the blocks are removed.
+struct Measurement<'a> {
+    title: String,
+    workers: usize,
+    stores: Vec<Change>,
+    removals: Vec<Change>,
+    prompts: Vec<&'a [u64]>,
+    /// Number of (worker, block) pairs.
+    blocks: usize,
+}
+
+/// Look-ups by some readers, with or without a writer beside them, over all rounds.
+struct Lookups {
+    readers: usize,
+    has_writer: bool,
+    latencies: Latencies,
+    /// Allocations of the last round's last reader, if they are counted.
+    allocated: Option<u64>,
+    /// Blocks per second of the writer, by round.
+    written: Vec<f64>,
+}
+
+impl<'a> Measurement<'a> {
+    fn of(title: &str, workload: &'a Workload) -> Self {
+        let is_store = |operation: &&Operation| matches!(operation, Operation::Stored { .. });
+        let stores: Vec<Operation> = workload.operations.iter().filter(is_store).cloned().collect();
+        let prompts = workload.operations.iter().filter_map(|operation| match operation {
             Operation::Lookup { blocks } => Some(&blocks[..]),
             _ => None,
-        })
-        .collect();
-    let removals: Vec<Change> = tree::removals(&stores).iter().filter_map(Change::of).collect();
-    let stores: Vec<Change> = stores.iter().filter_map(Change::of).collect();
-    let blocks: usize = stores.iter().map(|change| change.keys.len()).sum();
-    println!(
-        "{title}: {} workers, {blocks} (worker, block) pairs, {} prompts",
-        workload.workers,
-        prompts.len()
-    );
-    let mut rig = Rig::new(workload.workers)?;
-    let (spent, ()) = time(|| stores.iter().for_each(|change| rig.apply(change)));
-    let usage = rig.index.write().usage();
-    println!(
-        "  stored   {:6.1} ns a block, {:5.1} M blocks/s; {:.1} bytes a pair",
-        spent.as_nanos() as f64 / blocks as f64,
-        blocks as f64 / spent.as_secs_f64() / 1e6,
-        usage.bytes as f64 / usage.entries as f64
-    );
-    let checksum: u64 = prompts.iter().map(|prompt| rig.reader.overlaps(prompt).device_sum()).sum();
-    let lookups = if smoke { 100 } else { 100_000 };
-    for readers in [1, 2] {
-        for has_writer in [false, true] {
-            let (latencies, allocated, written) =
-                read(&rig, &prompts, &stores, lookups, readers, has_writer)?;
-            let beside = if has_writer {
-                format!(", beside a writer of {:.1} M blocks/s", written / 1e6)
-            } else {
-                String::new()
-            };
-            let allocated = allocated.map_or("not counted here".to_owned(), |count| {
-                format!("{:.2}", count as f64 / lookups as f64)
-            });
-            let row =
-                format!("look-up, {readers} readers{}", if has_writer { ", beside a writer" } else { "" });
-            results::add_latencies("index", &row, &latencies);
-            println!(
-                "  {readers} reader{} {}, allocations {allocated}{beside}",
-                if readers == 1 { " " } else { "s" },
-                latencies.render()
-            );
+        });
+        let removals = tree::removals(&stores).iter().filter_map(Change::of).collect();
+        let stores: Vec<Change> = stores.iter().filter_map(Change::of).collect();
+        Self {
+            title: format!("{title}, {} workers", workload.workers),
+            workers: workload.workers,
+            removals,
+            prompts: prompts.collect(),
+            blocks: stores.iter().map(|change| change.keys.len()).sum(),
+            stores,
         }
     }
-    let (spent, ()) = time(|| removals.iter().for_each(|change| rig.apply(change)));
-    while rig.index.write().sweep() {}
-    println!(
-        "  removed  {:6.1} ns a block; {} KiB left; checksum {checksum}",
-        spent.as_nanos() as f64 / blocks as f64,
-        rig.index.write().usage().bytes >> 10
-    );
-    Ok(())
+
+    fn run(&self, rounds: usize, lookups: usize) -> Result<()> {
+        let Self { title, blocks, prompts, .. } = self;
+        println!("{title}: {blocks} (worker, block) pairs, {} prompts", prompts.len());
+        let (mut stored, mut removed) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
+        for (readers, has_writer) in [(1, false), (1, true), (2, false), (2, true)] {
+            let latencies = Latencies::new()?;
+            all.push(Lookups { readers, has_writer, latencies, allocated: None, written: Vec::new() });
+        }
+        let mut last = None;
+        for _ in 0..rounds {
+            let mut rig = Rig::new(self.workers)?;
+            let (spent, ()) = time(|| self.stores.iter().for_each(|change| rig.apply(change)));
+            stored.push(spent.as_nanos() as f64 / *blocks as f64);
+            let usage = rig.index.write().usage();
+            let bytes_each = usage.bytes as f64 / usage.entries as f64;
+            let checksum: u64 = prompts.iter().map(|prompt| rig.reader.overlaps(prompt).device_sum()).sum();
+            for entry in &mut all {
+                let (latencies, allocated, written) =
+                    read(&rig, prompts, &self.stores, lookups, entry.readers, entry.has_writer)?;
+                entry.latencies.add(&latencies)?;
+                entry.allocated = allocated;
+                entry.written.push(written);
+            }
+            let (spent, ()) = time(|| self.removals.iter().for_each(|change| rig.apply(change)));
+            removed.push(spent.as_nanos() as f64 / *blocks as f64);
+            while rig.index.write().sweep() {}
+            last = Some((bytes_each, rig.index.write().usage().bytes >> 10, checksum));
+        }
+        let Some((bytes_each, left_kib, checksum)) = last else { return Ok(()) };
+        results::add("index", &format!("{title}: stored"), ("ns a block", Better::Lower), &stored);
+        let nanos = middle(&stored);
+        println!(
+            "  stored   {nanos:6.1} ns a block, {:5.1} M blocks/s; {bytes_each:.1} bytes a pair",
+            1e3 / nanos
+        );
+        for entry in &all {
+            entry.report(title, lookups);
+        }
+        results::add("index", &format!("{title}: removed"), ("ns a block", Better::Lower), &removed);
+        let nanos = middle(&removed);
+        println!("  removed  {nanos:6.1} ns a block; {left_kib} KiB left; checksum {checksum}");
+        Ok(())
+    }
+}
+
+impl Lookups {
+    fn report(&self, title: &str, lookups: usize) {
+        let Self { readers, has_writer, latencies, allocated, written } = self;
+        let plural = if *readers == 1 { "" } else { "s" };
+        let beside = if *has_writer { ", beside a writer" } else { "" };
+        let row = format!("{title}: look-up, {readers} reader{plural}{beside}");
+        results::add_latencies("index", &row, latencies);
+        let speed = match has_writer {
+            true => format!(" of {:.1} M blocks/s", middle(written) / 1e6),
+            false => String::new(),
+        };
+        let allocated = match allocated {
+            Some(count) => format!("{:.2}", *count as f64 / lookups as f64),
+            None => "not counted here".to_owned(),
+        };
+        println!(
+            "  {readers} reader{plural:<1} {}, allocations {allocated}{beside}{speed}",
+            latencies.render()
+        );
+    }
+}
+
+/// The median; of an even number of values the upper one in the middle.
+fn middle(values: &[f64]) -> f64 {
+    median(values.to_vec())
 }
 
 /// Runs look-ups on some threads, beside a writer that stores and removes its own prompts as fast as it can.

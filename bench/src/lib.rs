@@ -64,8 +64,10 @@ enum Bench {
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
         /// Grow the index to this many (worker, block) pairs on 4,096 workers; report its memory and its look-ups.
-        #[arg(long, value_name = "PAIRS")]
+        #[arg(long, value_name = "PAIRS", conflicts_with = "rounds")]
         grow: Option<u64>,
+        #[command(flatten)]
+        rounds: RoundsArgs,
     },
     /// The routing decision: its parts, and the whole of it inside a live gateway under open-loop load.
     Route(RoundsArgs),
@@ -166,7 +168,7 @@ fn measure_all(command: Bench, smoke: bool) -> anyhow::Result<()> {
         Bench::HandOff(args) => hand_off::run(&args, smoke),
         Bench::Index { workload: Some(file), .. } => index::run_file(&file),
         Bench::Index { grow: Some(pairs), .. } => index::grow(pairs),
-        Bench::Index { workload: None, trace, .. } => index::run(smoke, trace.as_deref()),
+        Bench::Index { workload: None, trace, rounds, .. } => index::run(smoke, trace.as_deref(), rounds),
         Bench::Route(rounds) => route::run(smoke, rounds),
         Bench::Events(rounds) => events::run(smoke, rounds),
         Bench::Scaling => scaling::run(smoke),
@@ -191,7 +193,7 @@ fn measure_all(command: Bench, smoke: bool) -> anyhow::Result<()> {
         Bench::All => {
             run_transfer(&TransferArgs::with_defaults(), smoke)?;
             hand_off::run(&hand_off::HandOffArgs::with_defaults(), smoke)?;
-            index::run(smoke, None)?;
+            index::run(smoke, None, RoundsArgs::default())?;
             route::run(smoke, RoundsArgs::default())?;
             scaling::run(smoke)?;
             events::run(smoke, RoundsArgs::default())?;

@@ -55,10 +55,10 @@ pub(crate) enum RequestKind {
     DisconnectsEarly,
 }
 
-pub(crate) fn body(prompt: u64, way: RequestKind) -> String {
+pub(crate) fn body(prompt: u64, kind: RequestKind) -> String {
     let text = format!("prompt {prompt} {}", "word ".repeat((prompt % 50) as usize));
-    let stream = matches!(way, RequestKind::Streamed | RequestKind::DisconnectsEarly);
-    match way {
+    let stream = matches!(kind, RequestKind::Streamed | RequestKind::DisconnectsEarly);
+    match kind {
         RequestKind::Completion => {
             json!({"model": "tiny", "prompt": text, "max_tokens": TOKENS, "stream": stream})
         }
@@ -77,8 +77,8 @@ pub(crate) enum Answer {
     Gone,
 }
 
-pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, way: RequestKind) -> Result<Answer> {
-    let path = if way == RequestKind::Completion { "/v1/completions" } else { "/v1/chat/completions" };
+pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, kind: RequestKind) -> Result<Answer> {
+    let path = if kind == RequestKind::Completion { "/v1/completions" } else { "/v1/chat/completions" };
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -89,7 +89,7 @@ pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, way: RequestKin
         if stream.read_buf(&mut bytes).await? == 0 {
             bail!("the connection was closed after {} bytes", bytes.len());
         }
-        if way == RequestKind::DisconnectsEarly {
+        if kind == RequestKind::DisconnectsEarly {
             return Ok(Answer::Gone);
         }
         let Some(head) = bytes.windows(4).position(|end| end == b"\r\n\r\n") else { continue };
@@ -233,9 +233,9 @@ pub(crate) async fn expected_answers(address: &str) -> Result<Vec<Vec<String>>> 
     let mut expected = Vec::new();
     for prompt in 0..PROMPTS {
         let mut both = Vec::new();
-        for way in [RequestKind::Whole, RequestKind::Completion] {
+        for kind in [RequestKind::Whole, RequestKind::Completion] {
             let mut stream = TcpStream::connect(address).await?;
-            match exchange(&mut stream, &body(prompt, way), way).await? {
+            match exchange(&mut stream, &body(prompt, kind), kind).await? {
                 Answer::Text(text) => both.push(text),
                 _ => bail!("no answer without faults"),
             }
@@ -268,7 +268,7 @@ async fn drive(
                     println!("{number} of {requests} after {:.0} s", started.elapsed().as_secs_f64());
                 }
                 let draw = mix(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
-                let way = match draw % 100 {
+                let kind = match draw % 100 {
                     0..45 => RequestKind::Whole,
                     45..80 => RequestKind::Streamed,
                     80..98 => RequestKind::Completion,
@@ -279,13 +279,13 @@ async fn drive(
                     Some(connection) => connection,
                     None => TcpStream::connect(&address).await?,
                 };
-                let body = body(prompt, way);
-                let exchanged = exchange(&mut connection, &body, way);
+                let body = body(prompt, kind);
+                let exchanged = exchange(&mut connection, &body, kind);
                 let answer = tokio::time::timeout(ANSWER_WITHIN, exchanged).await;
                 let answer = answer.with_context(|| format!("request {number}: no end of its answer"))?;
                 match answer.with_context(|| format!("request {number}"))? {
                     Answer::Text(text) => {
-                        let right = &expected[prompt as usize][usize::from(way == RequestKind::Completion)];
+                        let right = &expected[prompt as usize][usize::from(kind == RequestKind::Completion)];
                         ensure!(text == *right, "request {number}: {text:?} instead of {right:?}");
                         tally.right.fetch_add(1, Ordering::Relaxed);
                     }

@@ -72,7 +72,7 @@ fn a_collector_gets_what_prometheus_would() {
     assert_eq!(site.chat(&chat(20, 1, 8)).0, 200);
     // A collector that refuses for a while loses no spans.
     std::thread::sleep(std::time::Duration::from_millis(500));
-    *collector.manner.lock().expect("no panic") = CollectorReply::Takes;
+    *collector.reply.lock().expect("no panic") = CollectorReply::Takes;
     let last =
         || collector.received.lock().expect("no panic").metrics.last().map(|(_, request)| request.clone());
     wait_for("metrics", || last().is_some());

@@ -247,7 +247,7 @@ fn compare_on(shape: &Shape, smoke: bool) {
     );
     println!(
         "  {:<34}{:>10}{:>9}{:>6}{:>12}{:>12}{:>6}",
-        "policy", "attained", "workers", "peak", "TTFT p50", "TTFT p99", "turns"
+        "policy", "attained", "workers", "peak", "TTFT p50", "TTFT p99", "reversals"
     );
     let (chosen, _) = choose_headroom(&setup, &shape.requests(1, TUNING_SEED), 0.0);
     let peers = [

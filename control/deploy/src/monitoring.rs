@@ -208,7 +208,7 @@ fn dashboard(metrics: &[Metric]) -> Value {
         ),
         (
             "Between tokens",
-            "Between two pieces of a stream",
+            "Time between two chunks of a stream",
             "s",
             quantiles("kvasir_gateway_inter_token_seconds"),
         ),
@@ -233,7 +233,7 @@ fn dashboard(metrics: &[Metric]) -> Value {
         ),
         (
             "Inside and waiting",
-            "Requests inside, and those of them that wait for a place",
+            "Requests in flight, and those queued at the admission gates",
             "short",
             vec![
                 ("sum(kvasir_gateway_active_requests)".to_owned(), "inside".to_owned()),

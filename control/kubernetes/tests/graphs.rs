@@ -190,7 +190,7 @@ async fn mistakes_and_refusals_are_in_the_status_and_nothing_is_undone() {
     let says = |cluster: &Cluster, words: &str| {
         cluster.condition("Applied")["message"].as_str().is_some_and(|text| text.contains(words))
     };
-    cluster.wait("the refusal", |cluster| says(cluster, "is not this graph's")).await;
+    cluster.wait("the refusal", |cluster| says(cluster, "belongs to another owner")).await;
     assert_eq!(cluster.get("deployments", "qwen-both").expect("it")["spec"], json!({"replicas": 7}));
     // Missing rights are reported by name.
     let all = |text: &str| vec![text.to_owned()];

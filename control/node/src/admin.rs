@@ -142,19 +142,19 @@ mod tests {
 
     #[test]
     fn a_place_is_an_address_or_a_socket() {
-        let place_of = |text: &str| {
+        let address_of = |text: &str| {
             let parsed = control_config::parse(&format!("[gateway]\nadmin_listen = {text:?}\n"));
             place(&parsed.expect("settings"))
         };
-        assert_eq!(place_of("").expect("good"), None);
+        assert_eq!(address_of("").expect("good"), None);
         let address = "127.0.0.1:9090".parse().expect("an address");
-        assert_eq!(place_of("127.0.0.1:9090").expect("good"), Some(AdminAddress::Tcp(address)));
+        assert_eq!(address_of("127.0.0.1:9090").expect("good"), Some(AdminAddress::Tcp(address)));
         assert_eq!(
-            place_of("unix:/run/k.sock").expect("good"),
+            address_of("unix:/run/k.sock").expect("good"),
             Some(AdminAddress::Unix("/run/k.sock".into()))
         );
         for bad in ["9090", "/run/k.sock", "localhost:9090"] {
-            let error = place_of(bad).expect_err(bad).to_string();
+            let error = address_of(bad).expect_err(bad).to_string();
             assert!(error.contains("gateway.admin_listen"), "{error}");
         }
     }

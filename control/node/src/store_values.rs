@@ -73,33 +73,33 @@ impl Directory {
     }
 
     /// Inserts a value and returns the values that it replaced or, if there are too many keys, evicted.
-    fn insert(&mut self, named: ValueEntry) -> Vec<ValueEntry> {
-        let mut gone: Vec<ValueEntry> = self.remove(&named.key.clone()).into_iter().collect();
-        self.key_bytes += named.key.len() as u64 + KEY_OVERHEAD_BYTES;
+    fn insert(&mut self, entry: ValueEntry) -> Vec<ValueEntry> {
+        let mut gone: Vec<ValueEntry> = self.remove(&entry.key.clone()).into_iter().collect();
+        self.key_bytes += entry.key.len() as u64 + KEY_OVERHEAD_BYTES;
         let is_full = |of: &Self| of.by_key.len() >= of.keys_max || of.key_bytes > of.key_bytes_max;
         while is_full(self) && !self.by_key.is_empty() {
             let place = self.hand % self.places.len();
             self.hand = place + 1;
-            let key = self.places[place].as_ref().map(|named| named.key.clone());
+            let key = self.places[place].as_ref().map(|entry| entry.key.clone());
             gone.extend(key.and_then(|key| self.remove(&key)));
         }
-        self.bytes += named.bytes;
+        self.bytes += entry.bytes;
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
             self.places.len() - 1
         });
-        self.by_key.insert(named.key.clone(), place);
-        self.places[place] = Some(named);
+        self.by_key.insert(entry.key.clone(), place);
+        self.places[place] = Some(entry);
         gone
     }
 
     fn remove(&mut self, key: &[u8]) -> Option<ValueEntry> {
         let place = self.by_key.remove(key)?;
         self.free.push(place);
-        let named = self.places[place].take()?;
-        self.bytes -= named.bytes;
-        self.key_bytes -= named.key.len() as u64 + KEY_OVERHEAD_BYTES;
-        Some(named)
+        let entry = self.places[place].take()?;
+        self.bytes -= entry.bytes;
+        self.key_bytes -= entry.key.len() as u64 + KEY_OVERHEAD_BYTES;
+        Some(entry)
     }
 }
 
@@ -124,10 +124,10 @@ impl StoredValues {
     pub(crate) fn new(store: Arc<Store>, slot_bytes: usize, survivors: Vec<RecoveredBlock>) -> Self {
         let [host_slots, disk_slots] = store.slots();
         let slots = host_slots + disk_slots;
-        let mut kept: Vec<ValueEntry> = survivors.iter().filter_map(named_of).collect();
+        let mut kept: Vec<ValueEntry> = survivors.iter().filter_map(entry_of).collect();
         // The last `SET` of a key is kept, if all its blocks are present.
-        kept.sort_unstable_by_key(|named| named.number);
-        let newest = kept.last().map_or(0, |named| named.number);
+        kept.sort_unstable_by_key(|entry| entry.number);
+        let newest = kept.last().map_or(0, |entry| entry.number);
         let reads = (host_slots / READS_SHARE).max(1);
         let inner = Inner {
             slot_bytes,
@@ -145,14 +145,14 @@ impl StoredValues {
             reads: Semaphore::new(reads.min(Semaphore::MAX_PERMITS as u64) as usize),
             store,
         };
-        for named in kept {
-            let chain = inner.chain(&named.key, named.number, named.bytes);
-            let is_alive = named.ends_at.is_none_or(|ends_at| ends_at > now_ms());
+        for entry in kept {
+            let chain = inner.chain(&entry.key, entry.number, entry.bytes);
+            let is_alive = entry.ends_at.is_none_or(|ends_at| ends_at > now_ms());
             let gone = match is_alive && inner.store.look_up(&chain) == chain.len() {
-                true => inner.directory().insert(named),
-                false => vec![named],
+                true => inner.directory().insert(entry),
+                false => vec![entry],
             };
-            gone.iter().for_each(|named| inner.forget(named));
+            gone.iter().for_each(|entry| inner.forget(entry));
         }
         Self(Arc::new(inner))
     }
@@ -166,22 +166,22 @@ impl Inner {
 
     /// Returns the key's value unless it has expired.
     fn find(&self, key: &[u8]) -> Option<ValueEntry> {
-        let named = self.directory().get(key).cloned()?;
-        if named.ends_at.is_some_and(|ends_at| ends_at <= now_ms()) {
-            self.drop_value(&named);
+        let entry = self.directory().get(key).cloned()?;
+        if entry.ends_at.is_some_and(|ends_at| ends_at <= now_ms()) {
+            self.drop_value(&entry);
             return None;
         }
-        Some(named)
+        Some(entry)
     }
 
     /// Returns the key's value if it has not expired and all its blocks are present.
     fn find_whole(&self, key: &[u8]) -> Option<ValueEntry> {
-        self.find(key).filter(|named| self.is_whole(named))
+        self.find(key).filter(|entry| self.is_whole(entry))
     }
 
-    fn is_whole(&self, named: &ValueEntry) -> bool {
-        let chain = self.chain(&named.key, named.number, named.bytes);
-        named.bytes == 0 || self.store.look_up(&chain) == chain.len()
+    fn is_whole(&self, entry: &ValueEntry) -> bool {
+        let chain = self.chain(&entry.key, entry.number, entry.bytes);
+        entry.bytes == 0 || self.store.look_up(&chain) == chain.len()
     }
 
     fn chain(&self, key: &[u8], number: u64, bytes: u64) -> Vec<BlockIdentity> {
@@ -194,42 +194,42 @@ impl Inner {
         (0..pieces).map(|_| chain.next(&words)).collect()
     }
 
-    fn forget(&self, named: &ValueEntry) {
-        self.store.forget(self.chain(&named.key, named.number, named.bytes));
+    fn forget(&self, entry: &ValueEntry) {
+        self.store.forget(self.chain(&entry.key, entry.number, entry.bytes));
     }
 
     /// Removes a value; returns false if the key has another value by now.
-    fn drop_value(&self, named: &ValueEntry) -> bool {
+    fn drop_value(&self, entry: &ValueEntry) -> bool {
         let mut directory = self.directory();
-        let is_same = directory.get(&named.key).is_some_and(|now| now.number == named.number);
+        let is_same = directory.get(&entry.key).is_some_and(|now| now.number == entry.number);
         if is_same {
-            directory.remove(&named.key);
+            directory.remove(&entry.key);
         }
         drop(directory);
-        self.forget(named);
+        self.forget(entry);
         is_same
     }
 
     /// Assembles a value from its blocks. A damaged value is removed.
-    fn value_of(&self, named: &ValueEntry, blocks: &[HostBlock]) -> Option<Value> {
+    fn value_of(&self, entry: &ValueEntry, blocks: &[HostBlock]) -> Option<Value> {
         let pieces = blocks.iter().map(|block| block.to_bytes().map(Bytes::from)).collect::<Option<Value>>();
-        let value = pieces.filter(|value| value.len() as u64 == named.bytes);
+        let value = pieces.filter(|value| value.len() as u64 == entry.bytes);
         if value.is_none() {
             tracing::warn!("a damaged value is removed");
-            self.drop_value(named);
+            self.drop_value(entry);
         }
         value
     }
 
     /// Writes the blocks of a value and returns whether all are stored. Returns only when no block is in
     /// transfer.
-    async fn put(&self, named: &ValueEntry, chain: &[BlockIdentity], value: &Value) -> bool {
+    async fn put(&self, entry: &ValueEntry, chain: &[BlockIdentity], value: &Value) -> bool {
         let mut waiting = Vec::with_capacity(chain.len());
         let mut all = true;
         for (position, identity) in chain.iter().enumerate() {
             let start = position * self.slot_bytes;
             let piece = value.slice(start..start + self.slot_bytes);
-            let meta = if position == 0 { meta_of(named) } else { Vec::new() };
+            let meta = if position == 0 { meta_of(entry) } else { Vec::new() };
             let parent = position.checked_sub(1).map(|parent| chain[parent]);
             let description =
                 Description { parent, position: position as u32, meta: meta.into(), tenant: TenantId(0) };
@@ -269,26 +269,26 @@ impl Inner {
         let ends_at = match options.expiry {
             Expiry::Never => None,
             Expiry::After(after) => Some(now_ms().saturating_add(after.as_millis() as u64)),
-            Expiry::Keep => before.as_ref().and_then(|named| named.ends_at),
+            Expiry::Keep => before.as_ref().and_then(|entry| entry.ends_at),
         };
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let named = ValueEntry { key, number, bytes, ends_at };
-        let chain = self.chain(&named.key, number, bytes);
-        if bytes > 0 && !self.put(&named, &chain, &value).await {
+        let entry = ValueEntry { key, number, bytes, ends_at };
+        let chain = self.chain(&entry.key, number, bytes);
+        if bytes > 0 && !self.put(&entry, &chain, &value).await {
             self.store.forget(chain);
             return SetOutcome::Throttled;
         }
         let mut directory = self.directory();
-        let other = directory.get(&named.key);
+        let other = directory.get(&entry.key);
         // Other clients may have set the key meanwhile: the condition is checked now, and of two `SET`s the
         // one that began later wins.
-        let was_there = before.as_ref().map(|named| named.number);
+        let was_there = before.as_ref().map(|entry| entry.number);
         let is_changed = other.map(|other| other.number) != was_there;
         let is_unmet = is_changed && !is_met(other);
         let is_last = other.is_none_or(|other| other.number < number);
-        let gone = if is_last && !is_unmet { directory.insert(named) } else { vec![named] };
+        let gone = if is_last && !is_unmet { directory.insert(entry) } else { vec![entry] };
         drop(directory);
-        gone.iter().for_each(|named| self.forget(named));
+        gone.iter().for_each(|entry| self.forget(entry));
         if is_unmet { SetOutcome::ConditionUnmet } else { SetOutcome::Stored }
     }
 }
@@ -296,13 +296,13 @@ impl Inner {
 impl Values for StoredValues {
     async fn get(&self, key: &[u8]) -> Result<Option<Value>, ValueError> {
         let inner = &self.0;
-        let Some(named) = inner.find(key) else { return Ok(None) };
-        if named.bytes == 0 {
+        let Some(entry) = inner.find(key) else { return Ok(None) };
+        if entry.bytes == 0 {
             return Ok(Some(Value::default()));
         }
-        let chain = inner.chain(key, named.number, named.bytes);
+        let chain = inner.chain(key, entry.number, entry.bytes);
         if let Some(blocks) = inner.store.hold_now(&chain) {
-            return Ok(inner.value_of(&named, &blocks));
+            return Ok(inner.value_of(&entry, &blocks));
         }
         let wanted = chain.len();
         let failed = |reason: &str| ValueError::Failed { operation: "GET", reason: reason.to_owned() };
@@ -321,7 +321,7 @@ impl Values for StoredValues {
             // A block was evicted or late; the blocks that are present stay until they are evicted.
             return Ok(None);
         }
-        let value = inner.value_of(&named, &blocks);
+        let value = inner.value_of(&entry, &blocks);
         drop((blocks, room));
         Ok(value)
     }
@@ -334,19 +334,19 @@ impl Values for StoredValues {
     }
 
     fn size_hint(&self, key: &[u8]) -> Option<u64> {
-        Some(self.0.find(key).map_or(0, |named| named.bytes))
+        Some(self.0.find(key).map_or(0, |entry| entry.bytes))
     }
 
     async fn look(&self, key: &[u8]) -> Result<Option<Entry>, ValueError> {
-        let Some(named) = self.0.find_whole(key) else { return Ok(None) };
+        let Some(entry) = self.0.find_whole(key) else { return Ok(None) };
         let left = |ends_at: u64| Duration::from_millis(ends_at.saturating_sub(now_ms()));
-        Ok(Some(Entry { bytes: named.bytes, expires_in: named.ends_at.map(left) }))
+        Ok(Some(Entry { bytes: entry.bytes, expires_in: entry.ends_at.map(left) }))
     }
 
     async fn delete(&self, key: &[u8]) -> Result<bool, ValueError> {
-        let Some(named) = self.0.find(key) else { return Ok(false) };
-        let was_whole = self.0.is_whole(&named);
-        Ok(self.0.drop_value(&named) && was_whole)
+        let Some(entry) = self.0.find(key) else { return Ok(false) };
+        let was_whole = self.0.is_whole(&entry);
+        Ok(self.0.drop_value(&entry) && was_whole)
     }
 
     async fn expire(&self, key: &[u8], after: Option<Duration>) -> Result<bool, ValueError> {
@@ -354,22 +354,22 @@ impl Values for StoredValues {
         let ends_at = after.map(|after| now_ms().saturating_add(after.as_millis() as u64));
         let mut directory = self.0.directory();
         let place = directory.by_key.get(key).copied();
-        let named = place.and_then(|place| directory.places[place].as_mut());
-        let same = named.filter(|named| named.number == found.number);
-        Ok(same.map(|named| named.ends_at = ends_at).is_some())
+        let entry = place.and_then(|place| directory.places[place].as_mut());
+        let same = entry.filter(|entry| entry.number == found.number);
+        Ok(same.map(|entry| entry.ends_at = ends_at).is_some())
     }
 
     async fn keys(&self, cursor: u64, limit: usize) -> Result<KeyPage, ValueError> {
         let directory = self.0.directory();
         let (start, now) = (cursor as usize, now_ms());
         let mut page = KeyPage::default();
-        for (place, named) in directory.places.iter().enumerate().skip(start) {
+        for (place, entry) in directory.places.iter().enumerate().skip(start) {
             if page.keys.len() >= limit {
                 page.next = place as u64;
                 break;
             }
-            let alive = named.as_ref().filter(|named| named.ends_at.is_none_or(|ends_at| ends_at > now));
-            page.keys.extend(alive.map(|named| named.key.clone()));
+            let alive = entry.as_ref().filter(|entry| entry.ends_at.is_none_or(|ends_at| ends_at > now));
+            page.keys.extend(alive.map(|entry| entry.key.clone()));
         }
         Ok(page)
     }
@@ -380,7 +380,7 @@ impl Values for StoredValues {
         let empty = Directory { keys_max, key_bytes_max, ..Directory::default() };
         let old = std::mem::replace(&mut *directory, empty);
         drop(directory);
-        old.places.iter().flatten().for_each(|named| self.0.forget(named));
+        old.places.iter().flatten().for_each(|entry| self.0.forget(entry));
         Ok(())
     }
 
@@ -390,19 +390,19 @@ impl Values for StoredValues {
     }
 }
 
-fn meta_of(named: &ValueEntry) -> Vec<u8> {
-    if named.key.len() > KEY_KEPT_MAX {
+fn meta_of(entry: &ValueEntry) -> Vec<u8> {
+    if entry.key.len() > KEY_KEPT_MAX {
         return Vec::new();
     }
-    let mut meta = Vec::with_capacity(META_FIXED + named.key.len());
-    for number in [named.number, named.bytes, named.ends_at.unwrap_or(0)] {
+    let mut meta = Vec::with_capacity(META_FIXED + entry.key.len());
+    for number in [entry.number, entry.bytes, entry.ends_at.unwrap_or(0)] {
         meta.extend_from_slice(&number.to_le_bytes());
     }
-    meta.extend_from_slice(&named.key);
+    meta.extend_from_slice(&entry.key);
     meta
 }
 
-fn named_of(survivor: &RecoveredBlock) -> Option<ValueEntry> {
+fn entry_of(survivor: &RecoveredBlock) -> Option<ValueEntry> {
     let mut rest: &[u8] = &survivor.description.meta;
     let mut number = || {
         let (number, after) = rest.split_first_chunk::<8>()?;

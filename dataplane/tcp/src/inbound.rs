@@ -6,8 +6,8 @@ use dataplane_fabric::{Completion, Event, PeerAccess, PeerId};
 use dataplane_memory::Slab;
 
 use crate::extent::Extent;
-use crate::landing::ReceiveTarget;
 use crate::lane::{Lane, Served};
+use crate::receive_target::ReceiveTarget;
 use crate::send::Sender;
 use crate::wire::Header;
 
@@ -103,14 +103,14 @@ impl Inbound<'_> {
     }
 
     /// Handles a payload whose bytes have all arrived.
-    pub(crate) fn landed(&mut self, landing: ReceiveTarget) -> Result<(), &'static str> {
-        if let ReceiveTarget::Write { extent, .. } = &landing {
+    pub(crate) fn landed(&mut self, receive_target: ReceiveTarget) -> Result<(), &'static str> {
+        if let ReceiveTarget::Write { extent, .. } = &receive_target {
             self.slab.end_landing(extent.slot);
         }
-        if !landing.is_current(self.slab) {
+        if !receive_target.is_current(self.slab) {
             return Err("a write to a slot that was reused meanwhile");
         }
-        match landing {
+        match receive_target {
             ReceiveTarget::Message { bytes, .. } => {
                 self.events.push_back(Event::Message { peer: self.peer, message: bytes });
             }

@@ -3,8 +3,8 @@
 use dataplane_memory::Slab;
 
 use crate::extent::Extent;
-use crate::landing::ReceiveTarget;
 use crate::lane::Lane;
+use crate::receive_target::ReceiveTarget;
 use crate::wire::Header;
 
 /// Largest number of pieces of one receive.
@@ -30,15 +30,15 @@ pub(crate) enum Next {
 
 impl Plan<'_> {
     /// Adds the pieces of a landing.
-    pub(crate) fn add(&mut self, landing: &mut ReceiveTarget, slab: &Slab, lane: &Lane) -> Next {
-        if !landing.is_current(slab) {
+    pub(crate) fn add(&mut self, receive_target: &mut ReceiveTarget, slab: &Slab, lane: &Lane) -> Next {
+        if !receive_target.is_current(slab) {
             // The slot was reused: its bytes go to the staging buffer, where they change nothing, and the
             // connection is closed.
             return Next::Staging;
         }
         let mut ahead = 0;
-        while ahead < landing.missing() {
-            let Some((start, len)) = landing.run(slab, lane, ahead) else { return Next::Staging };
+        while ahead < receive_target.missing() {
+            let Some((start, len)) = receive_target.run(slab, lane, ahead) else { return Next::Staging };
             // The last vector is reserved for the staging buffer.
             let room = if self.vectors.len() < VECTORS_MAX - 1 { self.bytes_max - self.bytes } else { 0 };
             let len = room.min(len as usize);
@@ -56,17 +56,17 @@ impl Plan<'_> {
 pub(crate) enum Planned {
     /// The header has no payload.
     Nothing,
-    ReceiveTarget(ReceiveTarget),
+    Payload(ReceiveTarget),
     /// The position of the bytes behind this header is not known yet.
     NotYet,
 }
 
 /// Returns the landing that a header of the current batch will begin.
-pub(crate) fn planned_landing(header: &Header, lane: &Lane) -> Planned {
+pub(crate) fn planned_target(header: &Header, lane: &Lane) -> Planned {
     match *header {
         Header::Write { len, target, rows, immediate } => {
             match Extent::new(target.slot, target.offset, len, rows) {
-                Some(extent) => Planned::ReceiveTarget(ReceiveTarget::Write {
+                Some(extent) => Planned::Payload(ReceiveTarget::Write {
                     extent,
                     generation: target.generation,
                     immediate,
@@ -76,13 +76,7 @@ pub(crate) fn planned_landing(header: &Header, lane: &Lane) -> Planned {
             }
         }
         Header::Response { number, at, len, is_verified } => {
-            Planned::ReceiveTarget(ReceiveTarget::Response {
-                number,
-                first: at,
-                at,
-                end: at + len,
-                is_verified,
-            })
+            Planned::Payload(ReceiveTarget::Response { number, first: at, at, end: at + len, is_verified })
         }
         Header::Message { .. } => Planned::NotYet,
         Header::Fence { counts } if !lane.is_satisfied(&counts) => Planned::NotYet,

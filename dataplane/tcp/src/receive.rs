@@ -9,9 +9,9 @@
 use dataplane_memory::Slab;
 
 use crate::inbound::Inbound;
-use crate::landing::ReceiveTarget;
 use crate::lane::Lane;
-use crate::plan::{Next, Plan, Planned, VECTORS_MAX, planned_landing};
+use crate::plan::{Next, Plan, Planned, VECTORS_MAX, planned_target};
+use crate::receive_target::ReceiveTarget;
 use crate::wire::{BATCH_FRAMES_MAX, Decoded, HEADER_BYTES, Header};
 
 /// Size of the staging buffer in bytes.
@@ -32,7 +32,7 @@ pub(crate) struct Receiver {
     /// Headers of the current batch; those before `next` are done.
     batch: Vec<Decoded>,
     next: usize,
-    landing: Option<ReceiveTarget>,
+    receive_target: Option<ReceiveTarget>,
     /// Signalled frames that have landed and were not reported to the peer, and the bytes since the last
     /// report.
     unreported: u32,
@@ -58,7 +58,7 @@ impl Receiver {
             filled: 0,
             batch: Vec::with_capacity(BATCH_FRAMES_MAX),
             next: 0,
-            landing: None,
+            receive_target: None,
             unreported: 0,
             unreported_bytes: 0,
             vectors: Vec::with_capacity(VECTORS_MAX),
@@ -73,14 +73,17 @@ impl Receiver {
     pub(crate) fn plan(&mut self, slab: &Slab, lane: &Lane) {
         self.vectors.clear();
         let mut plan = Plan { vectors: &mut self.vectors, bytes: 0, bytes_max: self.receive_bytes_max };
-        let mut next = self.landing.as_mut().map_or(Next::Following, |landing| plan.add(landing, slab, lane));
+        let mut next = self
+            .receive_target
+            .as_mut()
+            .map_or(Next::Following, |receive_target| plan.add(receive_target, slab, lane));
         for Decoded { header, .. } in self.batch.iter().skip(self.next) {
             if next != Next::Following {
                 break;
             }
-            next = match planned_landing(header, lane) {
+            next = match planned_target(header, lane) {
                 Planned::Nothing => Next::Following,
-                Planned::ReceiveTarget(mut landing) => plan.add(&mut landing, slab, lane),
+                Planned::Payload(mut receive_target) => plan.add(&mut receive_target, slab, lane),
                 Planned::NotYet => Next::Staging,
             };
         }
@@ -88,7 +91,7 @@ impl Receiver {
         self.staging.copy_within(self.parsed..self.filled, 0);
         self.filled -= self.parsed;
         self.parsed = 0;
-        let is_awaiting = self.landing.is_none() && self.next == self.batch.len();
+        let is_awaiting = self.receive_target.is_none() && self.next == self.batch.len();
         let wanted = match (self.direct_bytes, is_awaiting) {
             (0, true) => AWAITING_BYTES,
             (0, false) => STAGING_BYTES,
@@ -120,27 +123,27 @@ impl Receiver {
     /// Processes the bytes: first `direct` bytes that are already in their slots, then the staged ones.
     fn digest(&mut self, mut direct: usize, inbound: &mut Inbound<'_>) -> Result<(), &'static str> {
         loop {
-            if let Some(landing) = &mut self.landing {
-                let here = direct.min(landing.missing() as usize);
-                landing.advance(here as u32);
+            if let Some(receive_target) = &mut self.receive_target {
+                let here = direct.min(receive_target.missing() as usize);
+                receive_target.advance(here as u32);
                 direct -= here;
-                if here > 0 && !landing.is_current(inbound.slab) {
+                if here > 0 && !receive_target.is_current(inbound.slab) {
                     return Err("a write to a slot that was reused meanwhile");
                 }
-                let staged = landing.missing() as usize;
+                let staged = receive_target.missing() as usize;
                 let staged = &self.staging[self.parsed..self.filled.min(self.parsed + staged)];
                 if direct == 0 && !staged.is_empty() {
-                    if !landing.is_current(inbound.slab) {
+                    if !receive_target.is_current(inbound.slab) {
                         return Err("a write to a slot that has been reused");
                     }
-                    landing.copy_in(inbound.slab, inbound.lane, staged);
+                    receive_target.copy_in(inbound.slab, inbound.lane, staged);
                     self.parsed += staged.len();
                 }
-                if landing.missing() > 0 {
+                if receive_target.missing() > 0 {
                     return Ok(());
                 }
-                if let Some(landing) = self.landing.take() {
-                    inbound.landed(landing)?;
+                if let Some(receive_target) = self.receive_target.take() {
+                    inbound.landed(receive_target)?;
                 }
                 self.count_landed(inbound);
             }
@@ -158,8 +161,8 @@ impl Receiver {
                 return Ok(());
             }
             self.next += 1;
-            self.landing = inbound.begin(header)?;
-            if self.landing.is_none() {
+            self.receive_target = inbound.begin(header)?;
+            if self.receive_target.is_none() {
                 self.count_landed(inbound);
             }
         }
@@ -183,7 +186,7 @@ impl Receiver {
     /// Ends the landings of incomplete writes in the slab: the kernel has no more operations of this
     /// connection.
     pub(crate) fn end_landings(&mut self, slab: &Slab) {
-        if let Some(ReceiveTarget::Write { extent, .. }) = self.landing.take() {
+        if let Some(ReceiveTarget::Write { extent, .. }) = self.receive_target.take() {
             slab.end_landing(extent.slot);
         }
         for Decoded { header, .. } in self.batch.drain(self.next..) {

@@ -89,7 +89,7 @@ pub(crate) struct Inbound {
 
 /// Result of a part that has landed and is announced.
 #[derive(Debug, Default)]
-pub(crate) struct LandedPart {
+pub(crate) struct PartOutcome {
     /// Blocks that failed verification.
     pub(crate) failures: u64,
     /// Sums that the device has to compute before the part is verified.
@@ -201,7 +201,7 @@ impl Inbound {
         first_block: u32,
         sums: Vec<u64>,
         now: Instant,
-    ) -> Option<LandedPart> {
+    ) -> Option<PartOutcome> {
         let (first_layer, layers) = layers;
         let blocks_fit = first_block
             .checked_sub(self.first_block)
@@ -215,7 +215,7 @@ impl Inbound {
             // More layers than the transfer has: the announcement is dropped, so that a peer cannot exhaust
             // the memory.
             self.corrupted = true;
-            return Some(LandedPart { failures: 1, ..LandedPart::default() });
+            return Some(PartOutcome { failures: 1, ..PartOutcome::default() });
         }
         let announcement = Announcement { first_layer, layers, first_block, sums };
         match self.unmatched.remove(&sequence) {
@@ -223,28 +223,28 @@ impl Inbound {
             Some(UnmatchedPart::Announced(_)) => None,
             None => {
                 self.unmatched.insert(sequence, UnmatchedPart::Announced(announcement));
-                Some(LandedPart::default())
+                Some(PartOutcome::default())
             }
         }
     }
 
     /// Takes an immediate.
-    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16, now: Instant) -> LandedPart {
+    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16, now: Instant) -> PartOutcome {
         match self.unmatched.remove(&sequence) {
             Some(UnmatchedPart::Announced(announcement)) => {
                 self.start_verification(transfer, announcement, now)
             }
-            None if self.unmatched.len() >= UNMATCHED_MAX => LandedPart::default(),
+            None if self.unmatched.len() >= UNMATCHED_MAX => PartOutcome::default(),
             None | Some(UnmatchedPart::Landed) => {
                 self.unmatched.insert(sequence, UnmatchedPart::Landed);
-                LandedPart::default()
+                PartOutcome::default()
             }
         }
     }
 
     /// Starts the verification of a part that has landed and is announced.
-    fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> LandedPart {
-        let mut landing = LandedPart::default();
+    fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> PartOutcome {
+        let mut landing = PartOutcome::default();
         let Some(terms) = self.terms() else { return landing };
         let Some(number) = self.number else {
             self.verifying.push_back(PartToVerify { announcement, since: now, blocks_done: 0 });

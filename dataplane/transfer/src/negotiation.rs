@@ -55,7 +55,7 @@ impl Greeting {
     }
 
     /// Returns the checksum that the node asks for, if the node can compute it itself.
-    fn wish(&self) -> Result<Checksum, ProtocolError> {
+    fn wanted_checksum(&self) -> Result<Checksum, ProtocolError> {
         let known = Checksum::of_code(self.wanted).ok_or(ProtocolError::UnknownChecksum(self.wanted))?;
         if known.is_in(self.checksums) { Ok(known) } else { Err(ProtocolError::ForeignChecksum(known)) }
     }
@@ -77,9 +77,9 @@ impl NegotiatedParameters {
             return Err(ProtocolError::Version(theirs.versions));
         }
         let cut = SharedHeads::between(&ours.layout, &theirs.layout).ok_or(ProtocolError::Blocks)?;
-        let wishes = [ours.wish()?, theirs.wish()?];
+        let asked = [ours.wanted_checksum()?, theirs.wanted_checksum()?];
         let common = ours.checksums & theirs.checksums;
-        let wanted = if wishes.contains(&Checksum::Lanes) { Checksum::Lanes } else { Checksum::Xxh3 };
+        let wanted = if asked.contains(&Checksum::Lanes) { Checksum::Lanes } else { Checksum::Xxh3 };
         let checksum = [wanted].into_iter().chain(ALL).find(|checksum| checksum.is_in(common));
         Ok(Self { cut, checksum: checksum.ok_or(ProtocolError::NoChecksum)? })
     }

@@ -371,7 +371,7 @@ mod tests {
             (12, &[0], "unknown MTU"),
             (12, &[6], "unknown MTU"),
             (13, &[3], "unknown link layer"),
-            (14, &[0], "no reads"),
+            (14, &[0], "no RDMA reads"),
             (15, &[1], "must be zero"),
             (34, &[1, 0], "credit window"),
             (36, &[0, 0, 0, 1], "receive buffer size"),

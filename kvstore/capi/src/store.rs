@@ -217,7 +217,7 @@ impl Condition {
 enum BegunPut {
     Over(PutOutcome),
     /// The store's thread reports whether memory has the block.
-    FetchTable(Receiver<bool>),
+    InFlight(Receiver<bool>),
     /// No slot of memory is free; the store's thread has to make room.
     NoSlot,
 }
@@ -269,7 +269,7 @@ impl StoreBackend {
             }
         };
         match taken {
-            Ok(()) => Ok(BegunPut::FetchTable(is_stored)),
+            Ok(()) => Ok(BegunPut::InFlight(is_stored)),
             Err(_) if self.store.is_alive() => throttled(),
             Err(_) => Err(failed("put", "the store has stopped")),
         }
@@ -370,7 +370,7 @@ impl Backend for StoreBackend {
         let turn = self.key_locks.take(identity);
         match self.begin_put(identity, place, (meta, payload), false)? {
             BegunPut::Over(outcome) => Ok(outcome),
-            BegunPut::FetchTable(is_stored) => self.end_put(turn, &is_stored),
+            BegunPut::InFlight(is_stored) => self.end_put(turn, &is_stored),
             BegunPut::NoSlot => unreachable!("a block goes in without a slot"),
         }
     }
@@ -395,7 +395,7 @@ impl Backend for StoreBackend {
             }
             match begun {
                 Ok(BegunPut::Over(outcome)) => stored += usize::from(outcome != PutOutcome::Throttled),
-                Ok(BegunPut::FetchTable(is_stored)) => under_way.push((turn, is_stored)),
+                Ok(BegunPut::InFlight(is_stored)) => under_way.push((turn, is_stored)),
                 Ok(BegunPut::NoSlot) => unreachable!("a block goes in without a slot"),
                 Err(error) => {
                     failure = Some(error);

@@ -335,7 +335,7 @@ impl Record {
         }
     }
 
-    /// Parks a doomed slot that came back while pinned. `false`: no pin is left.
+    /// Parks a `PendingFree` slot that came back while pinned. `false`: no pin is left.
     pub(crate) fn park(&self) -> bool {
         let mut word = self.word.load(Ordering::Acquire);
         loop {

@@ -477,10 +477,10 @@ impl<'a> LockedTier<'a> {
     pub(crate) fn put_back(&mut self, slot: u32) {
         let identity = self.record(slot).halves();
         let hash = hash_halves(identity);
-        let doomed = self.record(slot).state() == State::PendingFree;
-        if doomed || self.tier.find(self.index, hash, identity).is_some() {
+        let is_pending_free = self.record(slot).state() == State::PendingFree;
+        if is_pending_free || self.tier.find(self.index, hash, identity).is_some() {
             // The block was removed, or registered in another slot, during its eviction.
-            if !doomed {
+            if !is_pending_free {
                 self.unindex(hash, slot);
                 self.with_policy(|policy, field| policy.leave(field, slot, false));
             }

@@ -99,7 +99,7 @@ const LOOK_UP: u8 = 1;
 const RELEASE: u8 = 2;
 const RESERVE: u8 = 3;
 const COMMIT: u8 = 4;
-const SUSPECT: u8 = 5;
+const REPORT_DAMAGED: u8 = 5;
 const STATS: u8 = 6;
 const FOUND: u8 = 7;
 const GRANTED: u8 = 8;
@@ -161,7 +161,7 @@ impl Message {
                 written.put(out);
             }
             Self::ReportDamaged { chain } => {
-                out.push(SUSPECT);
+                out.push(REPORT_DAMAGED);
                 put_list(chain, out);
             }
             Self::Retain { seconds, chain } => {
@@ -205,7 +205,7 @@ impl Message {
             RELEASE => Self::Release { lease: u64::get(from)? },
             RESERVE => Self::Reserve { request: u64::get(from)?, offers: get_list(from)? },
             COMMIT => Self::Commit { request: u64::get(from)?, written: u64::get(from)? },
-            SUSPECT => Self::ReportDamaged { chain: get_list(from)? },
+            REPORT_DAMAGED => Self::ReportDamaged { chain: get_list(from)? },
             RETAIN => Self::Retain { seconds: u32::get(from)?, chain: get_list(from)? },
             STATS => Self::Stats { request: u64::get(from)? },
             FOUND => Self::Found {

@@ -320,7 +320,7 @@ impl<R: AsyncRead + Unpin> Input<R> {
                 }
                 self.reader.read_buf(&mut self.buffer).await
             }
-            ReadLimit::Exactly(room) => {
+            ReadLimit::AtMost(room) => {
                 self.buffer.reserve(room);
                 self.reader.read_buf(&mut (&mut self.buffer).limit(room)).await
             }

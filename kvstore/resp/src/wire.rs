@@ -100,7 +100,7 @@ pub enum ReadLimit {
     /// Any number of bytes.
     Any,
     /// At most this many bytes.
-    Exactly(usize),
+    AtMost(usize),
 }
 
 /// Reads the requests of one connection.
@@ -180,9 +180,9 @@ impl RequestParser {
         match self.state {
             // The two bytes that end the argument are read along with its last piece.
             State::Long { lacking, piece } if piece >= lacking => {
-                ReadLimit::Exactly((lacking + 2).saturating_sub(buffered))
+                ReadLimit::AtMost((lacking + 2).saturating_sub(buffered))
             }
-            State::Long { piece, .. } => ReadLimit::Exactly(piece.saturating_sub(buffered)),
+            State::Long { piece, .. } => ReadLimit::AtMost(piece.saturating_sub(buffered)),
             _ => ReadLimit::Any,
         }
     }

@@ -35,7 +35,7 @@ fn parse(bytes: &[u8], mut cut: impl FnMut() -> usize) -> (Vec<Vec<Vec<u8>>>, Op
         }
         let most = match parser.room(buffer.len()) {
             ReadLimit::Any => usize::MAX,
-            ReadLimit::Exactly(room) => room,
+            ReadLimit::AtMost(room) => room,
         };
         assert!(most > 0, "a parser that wants more must make room");
         let (now, later) = rest.split_at(cut().clamp(1, most).min(rest.len()));
@@ -87,7 +87,7 @@ fn a_declared_length_alone_reserves_little() {
     assert!(parser.next(&mut buffer).expect("valid so far").is_none());
     let (mut received, mut reserved_most) = (0, 0);
     while received < 1 << 20 {
-        let ReadLimit::Exactly(room) = parser.room(buffer.len()) else { panic!("inside a long argument") };
+        let ReadLimit::AtMost(room) = parser.room(buffer.len()) else { panic!("inside a long argument") };
         let with_end = usize::from(received + room > 1 << 20) * 2;
         assert!(room - with_end <= received.max(READ_BYTES), "{room} after {received}");
         reserved_most = reserved_most.max(room);

@@ -63,6 +63,7 @@ fn default_pool() -> String {
 struct Change {
     /// Of two changes the one with the larger version counts.
     version: u64,
+    /// The key is that of the gossip between gateways.
     #[serde(rename = "wish")]
     desired: DesiredState,
     #[serde(default, skip_serializing_if = "Option::is_none")]

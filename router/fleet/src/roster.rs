@@ -50,7 +50,7 @@ impl Deref for Roster {
 }
 
 impl Roster {
-    /// Builds a roster of these ranks and gives each its seat.
+    /// Builds a roster of these ranks and gives each its position in the order by load.
     pub(crate) fn new(ranks: Vec<RankRef>) -> Self {
         let orders = Orders { decode: LoadOrder::new(ranks.len()), prefill: LoadOrder::new(ranks.len()) };
         let orders = Arc::new(orders);

@@ -123,7 +123,7 @@ impl WorkerRun {
         }
     }
 
-    /// Notes the seat in a new list of ranks.
+    /// Sets the position in the order by load of a new roster.
     pub(crate) fn set_load_position(&self, load_position: LoadOrderPosition) {
         self.load_position.store(Some(Arc::new(load_position)));
         self.reorder();
@@ -522,7 +522,7 @@ impl Worker {
         self.suspected.notify_one();
     }
 
-    /// Returns and clears the doubt.
+    /// Returns whether the process may have restarted, and clears that.
     pub(crate) fn take_possible_restart(&self) -> bool {
         self.may_have_restarted.swap(false, Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Times that the kernels of engines' machines measure (`kvasir top --host_latencies --tell`): shown beside the
+//! Times that the kernels of engines' machines measure (`kvasir top --kernel --tell`): shown beside the
 //! workers, and to a planner, which explains late answers with them.
 
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ pub(crate) struct EngineHostTimes {
     why: String,
 }
 
-/// Body of `POST /kvasir/host_latencies`.
+/// Body of `POST /kvasir/kernel`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Told {
@@ -89,7 +89,7 @@ impl HostLatencies {
     }
 }
 
-/// `POST /kvasir/host_latencies`.
+/// `POST /kvasir/kernel`.
 pub(crate) async fn post(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
     if let Err(error) = must_be_json(&headers) {
         return error.into_response();

@@ -13,7 +13,7 @@ enum IdFormat {
 #[derive(Debug, Clone)]
 pub struct CallIds {
     state: u64,
-    shape: IdFormat,
+    format: IdFormat,
 }
 
 impl CallIds {
@@ -21,16 +21,16 @@ impl CallIds {
     /// id.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
-        Self { state: seed, shape: IdFormat::OpenAi }
+        Self { state: seed, format: IdFormat::OpenAi }
     }
 
     pub(crate) fn for_mistral(mut self) -> Self {
-        self.shape = IdFormat::Mistral;
+        self.format = IdFormat::Mistral;
         self
     }
 
     pub(crate) fn next_id(&mut self) -> String {
-        match self.shape {
+        match self.format {
             IdFormat::OpenAi => {
                 let (high, low) = (self.next_word(), self.next_word());
                 format!("call_{high:016x}{:08x}", low >> 32)

@@ -120,11 +120,13 @@ impl Drop for Arena {
             if !segment.is_null() {
                 // SAFETY: made by `grow`; no other thread has access any more.
                 let nodes = &unsafe { &*segment }.0;
-                for ext in
-                    nodes.iter().map(|node| node.ext.load(Ordering::Relaxed)).filter(|ext| !ext.is_null())
+                for holder_sets in nodes
+                    .iter()
+                    .map(|node| node.holder_sets.load(Ordering::Relaxed))
+                    .filter(|holder_sets| !holder_sets.is_null())
                 {
                     // SAFETY: made by `Box::into_raw`; a node that is not in use has none, so each is freed once.
-                    drop(unsafe { Box::from_raw(ext) });
+                    drop(unsafe { Box::from_raw(holder_sets) });
                 }
                 // SAFETY: as above.
                 unsafe { segment::free(segment) };

@@ -27,7 +27,7 @@ pub(crate) struct ChildPage {
 #[derive(Debug)]
 pub(crate) struct Directory {
     bits: u32,
-    pieces: Box<[AtomicPtr<ChildPage>]>,
+    pages: Box<[AtomicPtr<ChildPage>]>,
 }
 
 /// Memory replaced by a change, to be freed when no reader can see it.
@@ -55,11 +55,11 @@ pub(crate) fn random_seed() -> u64 {
 
 /// The pieces of a directory, each once.
 fn distinct(directory: &Directory) -> Vec<*mut ChildPage> {
-    let mut pieces: Vec<*mut ChildPage> =
-        directory.pieces.iter().map(|piece| piece.load(Ordering::Relaxed)).collect();
-    pieces.sort_unstable();
-    pieces.dedup();
-    pieces
+    let mut pages: Vec<*mut ChildPage> =
+        directory.pages.iter().map(|page| page.load(Ordering::Relaxed)).collect();
+    pages.sort_unstable();
+    pages.dedup();
+    pages
 }
 
 /// The spread key of a child that is in the table.
@@ -122,8 +122,8 @@ fn add(count: &AtomicU32, change: i32) {
 
 impl Children {
     pub(crate) fn new() -> Self {
-        let piece = AtomicPtr::new(Box::into_raw(Box::new(ChildPage::new(0))));
-        let directory = Directory { bits: 0, pieces: [piece].into_iter().collect() };
+        let page = AtomicPtr::new(Box::into_raw(Box::new(ChildPage::new(0))));
+        let directory = Directory { bits: 0, pages: [page].into_iter().collect() };
         Self { seed: random_seed(), directory: AtomicPtr::new(Box::into_raw(Box::new(directory))) }
     }
 
@@ -134,22 +134,22 @@ impl Children {
         unsafe { &*directory }
     }
 
-    fn piece(directory: &Directory, spread: u64) -> &ChildPage {
+    fn page(directory: &Directory, spread: u64) -> &ChildPage {
         // Acquire: pairs with the release in `replace`.
-        let piece = directory.pieces[piece_index(spread, directory.bits)].load(Ordering::Acquire);
+        let page = directory.pages[piece_index(spread, directory.bits)].load(Ordering::Acquire);
         // SAFETY: as in `directory`.
-        unsafe { &*piece }
+        unsafe { &*page }
     }
 
     /// The child of a fork that begins with a block.
     #[inline]
     pub(crate) fn find(&self, arena: &Arena, fork: ForkId, hash: u64) -> Option<NodeId> {
         let spread = spread(self.seed, fork, hash);
-        let piece = Self::piece(self.directory(), spread);
+        let page = Self::page(self.directory(), spread);
         let tag = tagged(spread, 0);
         for step in 0..TABLE_SLOTS {
             // Acquire: pairs with the release in `insert`.
-            let slot = piece.slots[(home(spread) + step) % TABLE_SLOTS].load(Ordering::Acquire);
+            let slot = page.slots[(home(spread) + step) % TABLE_SLOTS].load(Ordering::Acquire);
             if slot == FREE {
                 return None;
             }
@@ -177,9 +177,9 @@ impl Children {
     ) {
         let spread = spread(self.seed, fork, hash);
         loop {
-            let piece = Self::piece(self.directory(), spread);
-            if (piece.used.load(Ordering::Relaxed) as usize) < TABLE_SLOTS * 3 / 4 {
-                let inserted = piece.insert(spread, child);
+            let page = Self::page(self.directory(), spread);
+            if (page.used.load(Ordering::Relaxed) as usize) < TABLE_SLOTS * 3 / 4 {
+                let inserted = page.insert(spread, child);
                 debug_assert!(inserted, "a quarter is free");
                 return;
             }
@@ -190,15 +190,15 @@ impl Children {
     /// Removes a child; for the writer.
     pub(crate) fn remove(&self, fork: ForkId, hash: u64, child: NodeId) {
         let spread = spread(self.seed, fork, hash);
-        let piece = Self::piece(self.directory(), spread);
+        let page = Self::page(self.directory(), spread);
         let wanted = tagged(spread, child);
         for step in 0..TABLE_SLOTS {
-            let slot = &piece.slots[(home(spread) + step) % TABLE_SLOTS];
+            let slot = &page.slots[(home(spread) + step) % TABLE_SLOTS];
             match slot.load(Ordering::Relaxed) {
                 FREE => return,
                 found if found == wanted => {
                     slot.store(DELETED, Ordering::Release);
-                    add(&piece.live, -1);
+                    add(&page.live, -1);
                     return;
                 }
                 _ => {}
@@ -208,42 +208,42 @@ impl Children {
 
     /// Replaces the piece that `spread_hash` falls into by a new one, or by two.
     fn replace(&self, arena: &Arena, spread_hash: u64, replaced: &mut Vec<Replaced>) {
-        let piece = Self::piece(self.directory(), spread_hash);
-        let splits = piece.live.load(Ordering::Relaxed) as usize * 2 > TABLE_SLOTS;
-        if splits && piece.depth == self.directory().bits {
+        let page = Self::page(self.directory(), spread_hash);
+        let splits = page.live.load(Ordering::Relaxed) as usize * 2 > TABLE_SLOTS;
+        if splits && page.depth == self.directory().bits {
             self.double(replaced);
         }
         let directory = self.directory();
-        let depth = piece.depth + u32::from(splits);
+        let depth = page.depth + u32::from(splits);
         let parts: Vec<Box<ChildPage>> =
             (0..1 + usize::from(splits)).map(|_| Box::new(ChildPage::new(depth))).collect();
-        for slot in &piece.slots {
+        for slot in &page.slots {
             let slot = slot.load(Ordering::Relaxed);
             if slot > DELETED {
                 let child = slot as NodeId;
                 let key = key_of(self.seed, arena, child);
-                let part = if splits { piece_index(key, depth) >> piece.depth & 1 } else { 0 };
+                let part = if splits { piece_index(key, depth) >> page.depth & 1 } else { 0 };
                 parts[part].insert(key, child);
             }
         }
         // The original pointer, not one derived from the reference.
-        let old = directory.pieces[piece_index(spread_hash, directory.bits)].load(Ordering::Relaxed);
-        let shared = piece_index(spread_hash, piece.depth);
-        let (old_depth, stride) = (piece.depth, 1_usize << piece.depth);
+        let old = directory.pages[piece_index(spread_hash, directory.bits)].load(Ordering::Relaxed);
+        let shared = piece_index(spread_hash, page.depth);
+        let (old_depth, stride) = (page.depth, 1_usize << page.depth);
         let parts: Vec<*mut ChildPage> = parts.into_iter().map(Box::into_raw).collect();
-        for index in (shared..directory.pieces.len()).step_by(stride) {
+        for index in (shared..directory.pages.len()).step_by(stride) {
             let part = parts[if splits { index >> old_depth & 1 } else { 0 }];
-            // Release: pairs with the acquire in `piece`.
-            directory.pieces[index].store(part, Ordering::Release);
+            // Release: pairs with the acquire in `page`.
+            directory.pages[index].store(part, Ordering::Release);
         }
         replaced.push(Replaced::ChildPage(old));
     }
 
     fn double(&self, replaced: &mut Vec<Replaced>) {
         let old = self.directory();
-        let len = old.pieces.len();
-        let copy = |index: usize| AtomicPtr::new(old.pieces[index % len].load(Ordering::Relaxed));
-        let directory = Directory { bits: old.bits + 1, pieces: (0..2 * len).map(copy).collect() };
+        let len = old.pages.len();
+        let copy = |index: usize| AtomicPtr::new(old.pages[index % len].load(Ordering::Relaxed));
+        let directory = Directory { bits: old.bits + 1, pages: (0..2 * len).map(copy).collect() };
         let old = self.directory.load(Ordering::Relaxed);
         // Release: pairs with the acquire in `directory`.
         self.directory.store(Box::into_raw(Box::new(directory)), Ordering::Release);
@@ -254,23 +254,23 @@ impl Children {
     pub(crate) fn shrink(&self, arena: &Arena, live: usize, replaced: &mut Vec<Replaced>) {
         let old = self.directory();
         let bits = (live * 3 / TABLE_SLOTS).next_power_of_two().trailing_zeros();
-        let pieces: Vec<Box<ChildPage>> =
+        let pages: Vec<Box<ChildPage>> =
             (0..1_usize << bits).map(|_| Box::new(ChildPage::new(bits))).collect();
         let old_pieces = distinct(old);
-        for &piece in &old_pieces {
+        for &page in &old_pieces {
             // SAFETY: linked, so not freed; the caller is the writer.
-            let piece = unsafe { &*piece };
+            let page = unsafe { &*page };
             for slot in
-                piece.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|&slot| slot > DELETED)
+                page.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|&slot| slot > DELETED)
             {
                 let key = key_of(self.seed, arena, slot as NodeId);
-                if !pieces[piece_index(key, bits)].insert(key, slot as NodeId) {
+                if !pages[piece_index(key, bits)].insert(key, slot as NodeId) {
                     return; // The keys are spread too unevenly for a smaller table: the old one stays.
                 }
             }
         }
-        let pieces = pieces.into_iter().map(|piece| AtomicPtr::new(Box::into_raw(piece))).collect();
-        let directory = Box::into_raw(Box::new(Directory { bits, pieces }));
+        let pages = pages.into_iter().map(|page| AtomicPtr::new(Box::into_raw(page))).collect();
+        let directory = Box::into_raw(Box::new(Directory { bits, pages }));
         let old = self.directory.load(Ordering::Relaxed);
         // Release: pairs with the acquire in `directory`.
         self.directory.store(directory, Ordering::Release);
@@ -279,13 +279,13 @@ impl Children {
     }
 
     /// Number of pieces; for the writer.
-    pub(crate) fn pieces(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         distinct(self.directory()).len()
     }
 
     /// Bytes of the directory and of this many pieces; for the writer.
-    pub(crate) fn bytes(&self, pieces: usize) -> usize {
-        pieces * size_of::<ChildPage>() + self.directory().pieces.len() * size_of::<AtomicPtr<ChildPage>>()
+    pub(crate) fn bytes(&self, pages: usize) -> usize {
+        pages * size_of::<ChildPage>() + self.directory().pages.len() * size_of::<AtomicPtr<ChildPage>>()
     }
 }
 
@@ -294,7 +294,7 @@ impl Replaced {
     pub(crate) fn free(self) {
         match self {
             // SAFETY: made by `Box::into_raw`, unlinked before it came here, and its grace period is over.
-            Self::ChildPage(piece) => drop(unsafe { Box::from_raw(piece) }),
+            Self::ChildPage(page) => drop(unsafe { Box::from_raw(page) }),
             // SAFETY: as above; the pieces live on in the new directory.
             Self::Directory(directory) => drop(unsafe { Box::from_raw(directory) }),
         }
@@ -306,9 +306,9 @@ impl Drop for Children {
         let directory = self.directory.load(Ordering::Relaxed);
         // SAFETY: made by `Box::into_raw`; no other thread has access any more.
         let directory = unsafe { Box::from_raw(directory) };
-        for piece in distinct(&directory) {
+        for page in distinct(&directory) {
             // SAFETY: as above, and each once.
-            drop(unsafe { Box::from_raw(piece) });
+            drop(unsafe { Box::from_raw(page) });
         }
     }
 }

@@ -243,7 +243,7 @@ impl HolderSets {
     }
 }
 
-/// Number of full sets that an [`HolderSets`] needs for a tier.
+/// Number of full sets that a [`HolderSets`] needs for a tier.
 pub(crate) fn tiers_for(tier: Tier) -> usize {
     if tier == Tier::Device { 1 } else { TIERS }
 }

@@ -9,7 +9,7 @@
 //! removal where this takes 41 to 91 with warm caches, 97 against 57 to 73 beyond them; stores took as long warm, and
 //! beyond the caches 69 against 73.
 
-use crate::pool::{PIECE_BUCKETS, PIECE_BYTES, PageId, Pool};
+use crate::pool::{PAGE_BUCKETS, PAGE_BYTES, PageId, Pool};
 
 /// An engine's own hash of a block.
 pub type EngineHash = u64;
@@ -55,7 +55,7 @@ const _: () = assert!(size_of::<Bucket>() == 64);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     spread: u64,
-    piece: PageId,
+    page: PageId,
     bucket: u8,
     entry: u8,
     pub(crate) place: NodeSlot,
@@ -68,7 +68,7 @@ pub(crate) struct Keys {
     bits: u32,
     directory: Vec<PageId>,
     len: usize,
-    pieces: usize,
+    pages: usize,
 }
 
 #[inline]
@@ -83,11 +83,11 @@ fn home(spread: u64) -> usize {
     (spread >> 58) as usize
 }
 
-const _: () = assert!(PIECE_BUCKETS == 1 << (64 - 58));
+const _: () = assert!(PAGE_BUCKETS == 1 << (64 - 58));
 
 impl Keys {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { seed, bits: 0, directory: Vec::new(), len: 0, pieces: 0 }
+        Self { seed, bits: 0, directory: Vec::new(), len: 0, pages: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -108,19 +108,19 @@ impl Keys {
     pub(crate) fn locate(&self, pool: &Pool, key: EngineHash) -> Option<Found> {
         let spread = spread(self.seed, key);
         let id = self.piece_of(spread)?;
-        let piece = pool.piece(id);
+        let page = pool.page(id);
         let mut at = home(spread);
         // At most once around: after many removals every bucket may have been passed by some key.
-        for _ in 0..PIECE_BUCKETS {
-            let bucket = &piece[at];
+        for _ in 0..PAGE_BUCKETS {
+            let bucket = &page[at];
             if let Some(entry) = bucket.entry_of(key) {
                 let place = NodeSlot(bucket.places[entry]);
-                return Some(Found { spread, piece: id, bucket: at as u8, entry: entry as u8, place });
+                return Some(Found { spread, page: id, bucket: at as u8, entry: entry as u8, place });
             }
             if bucket.passed == 0 {
                 return None;
             }
-            at = (at + 1) % PIECE_BUCKETS;
+            at = (at + 1) % PAGE_BUCKETS;
         }
         None
     }
@@ -136,8 +136,8 @@ impl Keys {
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let spread = spread(self.seed, key);
-            if let Some(piece) = self.piece_of(spread) {
-                let at = &raw const pool.piece(piece)[home(spread)];
+            if let Some(page) = self.piece_of(spread) {
+                let at = &raw const pool.page(page)[home(spread)];
                 // SAFETY: a prefetch reads nothing architecturally; any address will do.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) };
             }
@@ -153,14 +153,14 @@ impl Keys {
         loop {
             let Some(id) = self.piece_of(spread) else {
                 self.directory.push(pool.allocate());
-                self.pieces = 1;
+                self.pages = 1;
                 continue;
             };
-            let piece = pool.piece_mut(id);
+            let page = pool.piece_mut(id);
             let (mut step, mut free) = (0, None);
             loop {
-                let at = (home(spread) + step) % PIECE_BUCKETS;
-                let bucket = &mut piece[at];
+                let at = (home(spread) + step) % PAGE_BUCKETS;
+                let bucket = &mut page[at];
                 if let Some(entry) = bucket.entry_of(key) {
                     return Some(NodeSlot(std::mem::replace(&mut bucket.places[entry], place.0)));
                 }
@@ -168,15 +168,15 @@ impl Keys {
                     free = bucket.free_entry().map(|entry| (step, at, entry));
                 }
                 step += 1;
-                if step == PIECE_BUCKETS || (bucket.passed == 0 && (free.is_some() || step > REACH)) {
+                if step == PAGE_BUCKETS || (bucket.passed == 0 && (free.is_some() || step > REACH)) {
                     break;
                 }
             }
             match free {
                 Some((step, at, entry)) if step < REACH => {
-                    piece[at].keys[entry] = key;
-                    piece[at].places[entry] = place.0;
-                    (0..step).for_each(|passed| piece[(home(spread) + passed) % PIECE_BUCKETS].passed += 1);
+                    page[at].keys[entry] = key;
+                    page[at].places[entry] = place.0;
+                    (0..step).for_each(|passed| page[(home(spread) + passed) % PAGE_BUCKETS].passed += 1);
                     self.len += 1;
                     return None;
                 }
@@ -186,20 +186,20 @@ impl Keys {
     }
 
     pub(crate) fn remove(&mut self, pool: &mut Pool, found: Found) {
-        let piece = pool.piece_mut(found.piece);
+        let page = pool.piece_mut(found.page);
         let at = usize::from(found.bucket);
-        piece[at].places[usize::from(found.entry)] = 0;
+        page[at].places[usize::from(found.entry)] = 0;
         let mut passed = home(found.spread);
         while passed != at {
-            piece[passed].passed -= 1;
-            passed = (passed + 1) % PIECE_BUCKETS;
+            page[passed].passed -= 1;
+            passed = (passed + 1) % PAGE_BUCKETS;
         }
         self.len -= 1;
         if self.len == 0 {
             self.clear(pool);
-        } else if found.spread >> 32 & 31 == 0 && piece[at].places == [0; BUCKET_KEYS] {
+        } else if found.spread >> 32 & 31 == 0 && page[at].places == [0; BUCKET_KEYS] {
             // Only for an empty bucket, and not each time: the piece may be nearly empty.
-            self.merge(pool, found.piece, found.spread);
+            self.merge(pool, found.page, found.spread);
         }
     }
 
@@ -209,14 +209,14 @@ impl Keys {
     }
 
     fn split(&mut self, pool: &mut Pool, old: PageId) {
-        let contents = *pool.piece(old);
+        let contents = *pool.page(old);
         let depth = u32::from(contents[0].depth);
         if depth == self.bits {
             self.directory.extend_from_within(..);
             self.bits += 1;
         }
         let new = pool.allocate();
-        self.pieces += 1;
+        self.pages += 1;
         pool.piece_mut(old).fill(Bucket::default());
         pool.piece_mut(old)[0].depth = depth as u16 + 1;
         pool.piece_mut(new)[0].depth = depth as u16 + 1;
@@ -235,20 +235,20 @@ impl Keys {
 
     /// Merges a piece with its sibling, if both have the same depth and together fill half of a piece at most.
     fn merge(&mut self, pool: &mut Pool, id: PageId, spread_key: u64) {
-        let depth = u32::from(pool.piece(id)[0].depth);
+        let depth = u32::from(pool.page(id)[0].depth);
         if depth == 0 {
             return;
         }
         let index = spread_key as usize & ((1 << self.bits) - 1);
         let sibling = self.directory[index ^ 1 << (depth - 1)];
-        if u32::from(pool.piece(sibling)[0].depth) != depth {
+        if u32::from(pool.page(sibling)[0].depth) != depth {
             return;
         }
-        let both = entries(pool.piece(id)).count() + entries(pool.piece(sibling)).count();
-        if both > PIECE_BUCKETS * BUCKET_KEYS / 2 {
+        let both = entries(pool.page(id)).count() + entries(pool.page(sibling)).count();
+        if both > PAGE_BUCKETS * BUCKET_KEYS / 2 {
             return;
         }
-        let contents = *pool.piece(id);
+        let contents = *pool.page(id);
         for (key, place) in entries(&contents) {
             let is_put = put(pool, sibling, spread(self.seed, key), key, place);
             assert!(is_put, "half a piece fits a piece");
@@ -259,8 +259,8 @@ impl Keys {
             self.directory[index] = sibling;
         }
         pool.free(id);
-        self.pieces -= 1;
-        while self.bits > 0 && self.pieces * 4 <= self.directory.len() && self.is_shallow(pool) {
+        self.pages -= 1;
+        while self.bits > 0 && self.pages * 4 <= self.directory.len() && self.is_shallow(pool) {
             self.bits -= 1;
             self.directory.truncate(1 << self.bits);
             self.directory.shrink_to_fit();
@@ -269,7 +269,7 @@ impl Keys {
 
     /// Whether no piece needs the last bit of the directory.
     fn is_shallow(&self, pool: &Pool) -> bool {
-        self.directory.iter().all(|&piece| u32::from(pool.piece(piece)[0].depth) < self.bits)
+        self.directory.iter().all(|&page| u32::from(pool.page(page)[0].depth) < self.bits)
     }
 
     /// Removes a piece and returns its entries, for a member that is being forgotten, which is not looked up any more.
@@ -281,41 +281,41 @@ impl Keys {
             self.bits = 0;
         }
         let id = self.directory.pop()?;
-        let contents = entries(pool.piece(id)).collect();
+        let contents = entries(pool.page(id)).collect();
         pool.free(id);
         Some(contents)
     }
 
     /// Every key and its place.
     pub(crate) fn iter(&self, pool: &Pool) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
-        let mut pieces = self.directory.clone();
-        pieces.sort_unstable();
-        pieces.dedup();
-        pieces.into_iter().flat_map(|id| entries(pool.piece(id)).collect::<Vec<_>>())
+        let mut pages = self.directory.clone();
+        pages.sort_unstable();
+        pages.dedup();
+        pages.into_iter().flat_map(|id| entries(pool.page(id)).collect::<Vec<_>>())
     }
 }
 
-fn entries(piece: &[Bucket; PIECE_BUCKETS]) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
-    piece.iter().flat_map(|bucket| {
+fn entries(page: &[Bucket; PAGE_BUCKETS]) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
+    page.iter().flat_map(|bucket| {
         let used = bucket.keys.iter().zip(bucket.places).filter(|&(_, place)| place != 0);
         used.map(|(&key, place)| (key, NodeSlot(place)))
     })
 }
 
-fn first_key(piece: &[Bucket; PIECE_BUCKETS]) -> Option<EngineHash> {
-    entries(piece).next().map(|entry| entry.0)
+fn first_key(page: &[Bucket; PAGE_BUCKETS]) -> Option<EngineHash> {
+    entries(page).next().map(|entry| entry.0)
 }
 
 /// Puts an absent key into a piece; false when the piece is full.
 fn put(pool: &mut Pool, id: PageId, spread: u64, key: EngineHash, place: NodeSlot) -> bool {
-    let piece = pool.piece_mut(id);
-    for step in 0..PIECE_BUCKETS {
-        let at = (home(spread) + step) % PIECE_BUCKETS;
-        let Some(entry) = piece[at].free_entry() else { continue };
-        piece[at].keys[entry] = key;
-        piece[at].places[entry] = place.0;
+    let page = pool.piece_mut(id);
+    for step in 0..PAGE_BUCKETS {
+        let at = (home(spread) + step) % PAGE_BUCKETS;
+        let Some(entry) = page[at].free_entry() else { continue };
+        page[at].keys[entry] = key;
+        page[at].places[entry] = place.0;
         for passed in 0..step {
-            piece[(home(spread) + passed) % PIECE_BUCKETS].passed += 1;
+            page[(home(spread) + passed) % PAGE_BUCKETS].passed += 1;
         }
         return true;
     }
@@ -341,7 +341,7 @@ impl Bucket {
 
 /// Upper bound of the bytes that storing this many keys takes, when the pool has `spare` free pieces.
 pub(crate) fn growth_bytes(keys: usize, spare: usize) -> usize {
-    (keys / 100 + 2).saturating_sub(spare).div_ceil(512) * 512 * PIECE_BYTES
+    (keys / 100 + 2).saturating_sub(spare).div_ceil(512) * 512 * PAGE_BYTES
 }
 
 #[cfg(all(test, not(loom)))]
@@ -380,15 +380,15 @@ mod tests {
             assert_eq!(keys.len(), model.len());
             let key = next() % 60_000;
             assert_eq!(keys.find(&pool, key).map(|place| place.0), model.get(&key).copied());
-            largest = largest.max(keys.pieces);
+            largest = largest.max(keys.pages);
         }
         let mut listed: Vec<(u64, u32)> = keys.iter(&pool).map(|(key, place)| (key, place.0)).collect();
         let mut expected: Vec<(u64, u32)> = model.iter().map(|(&key, &place)| (key, place)).collect();
         listed.sort_unstable();
         expected.sort_unstable();
         assert_eq!(listed, expected);
-        let (len, pieces) = (keys.len(), keys.pieces);
-        assert!(pieces * 10 < largest * 9, "{pieces} pieces for {len} keys, {largest} at most");
+        let (len, pages) = (keys.len(), keys.pages);
+        assert!(pages * 10 < largest * 9, "{pages} pieces for {len} keys, {largest} at most");
         for (key, _) in listed {
             let found = keys.locate(&pool, key).expect("listed");
             keys.remove(&mut pool, found);
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn look_ups_end_when_every_bucket_was_passed() {
         let (mut pool, mut keys) = (Pool::default(), Keys::new(5));
-        let mut with_home: Vec<Vec<u64>> = vec![Vec::new(); PIECE_BUCKETS];
+        let mut with_home: Vec<Vec<u64>> = vec![Vec::new(); PAGE_BUCKETS];
         for key in 0..20_000 {
             with_home[home(spread(5, key))].push(key);
         }
@@ -432,7 +432,7 @@ mod tests {
         let mut fill = Vec::new();
         for key in 0..200_000 {
             keys.insert(&mut pool, key * 0x1_0001, NodeSlot(7));
-            fill.push(keys.len() as f64 / (keys.pieces * PIECE_BUCKETS * BUCKET_KEYS) as f64);
+            fill.push(keys.len() as f64 / (keys.pages * PAGE_BUCKETS * BUCKET_KEYS) as f64);
         }
         let mean = fill[50_000..].iter().sum::<f64>() / (fill.len() - 50_000) as f64;
         assert!(mean > 0.55, "{mean}");

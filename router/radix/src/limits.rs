@@ -49,7 +49,7 @@ pub const READERS_MAX: usize = 2;
 pub(crate) const PARTIAL_MAX: usize = 16;
 
 /// Blocks of one member that wait for a parent that is not known yet. More are left out and counted.
-pub(crate) const PARKED_MAX: usize = 4096;
+pub(crate) const ORPHANS_MAX: usize = 4096;
 
 /// Blocks of forgotten members that are swept per operation of a writer.
 pub(crate) const SWEEP_STEP: usize = 64;

@@ -95,10 +95,10 @@ pub(crate) fn bits(from: usize, to: usize) -> u32 {
 #[repr(C, align(64))]
 pub(crate) struct Node {
     shape: AtomicU64,
-    /// Up to four members that hold all of the node on the device. Ignored while `ext` is set.
+    /// Up to four members that hold all of the node on the device. Ignored while `holder_sets` is set.
     pub(crate) list: AtomicU64,
     /// Holders that a list of four cannot represent; null without any.
-    pub(crate) ext: AtomicPtr<HolderSets>,
+    pub(crate) holder_sets: AtomicPtr<HolderSets>,
     /// The node before, or the fork that this is a child of ([`FORK`]). Readers compare it with the key of their look-up in the
     /// table of children; other uses are the writer's.
     pub(crate) parent: AtomicU32,
@@ -117,7 +117,7 @@ impl Node {
         Self {
             shape: AtomicU64::new(0),
             list: AtomicU64::new(0),
-            ext: AtomicPtr::new(std::ptr::null_mut()),
+            holder_sets: AtomicPtr::new(std::ptr::null_mut()),
             parent: AtomicU32::new(0),
             next_part: AtomicU32::new(0),
             hashes: std::array::from_fn(|_| AtomicU64::new(0)),

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use crate::holders::{TIERS, Tier};
 use crate::keys::EngineHash;
-use crate::limits::PARKED_MAX;
+use crate::limits::ORPHANS_MAX;
 
 #[derive(Debug)]
 struct Waiting {
@@ -59,7 +59,7 @@ impl OrphanBlocks {
             }
             None => {}
         }
-        if self.waiting.len() >= PARKED_MAX {
+        if self.waiting.len() >= ORPHANS_MAX {
             return false;
         }
         let mut copies = [0; TIERS];

@@ -6,20 +6,20 @@ use crate::huge::{HUGE_BYTES, Huge, Zeroed};
 use crate::keys::Bucket;
 
 /// Buckets of a piece.
-pub(crate) const PIECE_BUCKETS: usize = 64;
-pub(crate) type KeyTablePage = [Bucket; PIECE_BUCKETS];
+pub(crate) const PAGE_BUCKETS: usize = 64;
+pub(crate) type KeyTablePage = [Bucket; PAGE_BUCKETS];
 
 /// Bytes of a piece.
-pub(crate) const PIECE_BYTES: usize = size_of::<KeyTablePage>();
-const CHUNK_PIECES: usize = HUGE_BYTES / PIECE_BYTES;
+pub(crate) const PAGE_BYTES: usize = size_of::<KeyTablePage>();
+const CHUNK_PAGES: usize = HUGE_BYTES / PAGE_BYTES;
 
 #[repr(C, align(64))]
-struct Chunk([KeyTablePage; CHUNK_PIECES]);
+struct Chunk([KeyTablePage; CHUNK_PAGES]);
 
 // SAFETY: integers; no drop.
 unsafe impl Zeroed for Chunk {}
 
-/// Number of a piece.
+/// Number of a page.
 pub(crate) type PageId = u32;
 
 struct State {
@@ -68,7 +68,7 @@ impl Pool {
             self.non_full.remove(&(at as u32));
         }
         state.memory.0[usize::from(within)].fill(Bucket::default());
-        (at * CHUNK_PIECES) as PageId + PageId::from(within)
+        (at * CHUNK_PAGES) as PageId + PageId::from(within)
     }
 
     fn grow(&mut self) -> usize {
@@ -76,7 +76,7 @@ impl Pool {
         let Some(memory) = Huge::new() else {
             std::alloc::handle_alloc_error(std::alloc::Layout::new::<Chunk>());
         };
-        let state = State { memory, free: (0..CHUNK_PIECES as u16).rev().collect() };
+        let state = State { memory, free: (0..CHUNK_PAGES as u16).rev().collect() };
         if at == self.chunks.len() {
             self.chunks.push(Some(state));
         } else {
@@ -88,11 +88,11 @@ impl Pool {
     }
 
     pub(crate) fn free(&mut self, id: PageId) {
-        let at = id as usize / CHUNK_PIECES;
+        let at = id as usize / CHUNK_PAGES;
         let Some(Some(state)) = self.chunks.get_mut(at) else { return };
-        state.free.push((id as usize % CHUNK_PIECES) as u16);
+        state.free.push((id as usize % CHUNK_PAGES) as u16);
         self.non_full.insert(at as u32);
-        if state.free.len() == CHUNK_PIECES {
+        if state.free.len() == CHUNK_PAGES {
             self.chunks[at] = None;
             self.non_full.remove(&(at as u32));
             self.allocated -= 1;
@@ -100,18 +100,18 @@ impl Pool {
     }
 
     #[inline]
-    pub(crate) fn piece(&self, id: PageId) -> &KeyTablePage {
-        let Some(Some(state)) = self.chunks.get(id as usize / CHUNK_PIECES) else {
+    pub(crate) fn page(&self, id: PageId) -> &KeyTablePage {
+        let Some(Some(state)) = self.chunks.get(id as usize / CHUNK_PAGES) else {
             unreachable!("piece {id} is in use")
         };
-        &state.memory.0[id as usize % CHUNK_PIECES]
+        &state.memory.0[id as usize % CHUNK_PAGES]
     }
 
     #[inline]
     pub(crate) fn piece_mut(&mut self, id: PageId) -> &mut KeyTablePage {
-        let Some(Some(state)) = self.chunks.get_mut(id as usize / CHUNK_PIECES) else {
+        let Some(Some(state)) = self.chunks.get_mut(id as usize / CHUNK_PAGES) else {
             unreachable!("piece {id} is in use")
         };
-        &mut state.memory.0[id as usize % CHUNK_PIECES]
+        &mut state.memory.0[id as usize % CHUNK_PAGES]
     }
 }

@@ -190,7 +190,7 @@ struct NodeView<'a> {
     shape: Shape,
     agreeing: usize,
     list: List,
-    ext: Option<&'a HolderSets>,
+    holder_sets: Option<&'a HolderSets>,
 }
 
 impl<'a, const WORDS: usize> Walk<'a, WORDS> {
@@ -215,9 +215,9 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
                 break;
             }
             let is_whole = seen.agreeing == seen.shape.len();
-            match seen.ext {
+            match seen.holder_sets {
                 None => self.keep_list(seen.list),
-                Some(ext) => self.keep_holder_sets(ext, &seen),
+                Some(holder_sets) => self.keep_holder_sets(holder_sets, &seen),
             }
             if matches!(self.active, Active::Few(_, 0)) {
                 return self.tiers_seen;
@@ -252,7 +252,7 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             }
             let agreeing = node.agreement(shape, rest);
             // Acquire: pairs with the releases in the writer's `set_holder_sets`, `set_bits` and `tidy`.
-            let ext = node.ext.load(Ordering::Acquire);
+            let holder_sets = node.holder_sets.load(Ordering::Acquire);
             let list = List(node.list.load(Ordering::Acquire));
             // The hashes were read before the shape is read again. Pairs with the fence in `Writer::append`.
             fence(Ordering::Acquire);
@@ -262,8 +262,8 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
             if again == shape {
                 // SAFETY: either null or a box that the writer frees only after a grace period; this thread is
                 // pinned while the walk lives.
-                let ext = unsafe { ext.as_ref() };
-                return NodeView { shape, agreeing, list, ext };
+                let holder_sets = unsafe { holder_sets.as_ref() };
+                return NodeView { shape, agreeing, list, holder_sets };
             }
             shape = again;
         }
@@ -307,16 +307,18 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 
     /// Keeps members that hold all of the node; records the depth of those that hold only its beginning.
-    fn keep_holder_sets(&mut self, ext: &HolderSets, seen: &NodeView<'_>) {
-        self.tiers_seen |= ext.present();
+    fn keep_holder_sets(&mut self, holder_sets: &HolderSets, seen: &NodeView<'_>) {
+        self.tiers_seen |= holder_sets.present();
         match self.active {
-            Active::Set => self.keep_ext_of_set(ext, seen),
+            Active::Set => self.keep_holder_sets_of_set(holder_sets, seen),
             Active::Few(before, len) => {
                 let mut few = [0; LIST_MAX];
                 let mut count = 0;
                 for &id in &before[..len] {
-                    let is_full = ext.full_word(self.level, usize::from(id) / 64) >> (id % 64) & 1 == 1;
-                    let blocks = if is_full { seen.shape.len() } else { self.blocks_of(ext, id, seen.shape) };
+                    let is_full =
+                        holder_sets.full_word(self.level, usize::from(id) / 64) >> (id % 64) & 1 == 1;
+                    let blocks =
+                        if is_full { seen.shape.len() } else { self.blocks_of(holder_sets, id, seen.shape) };
                     if blocks >= seen.agreeing {
                         few[count] = id;
                         count += 1;
@@ -329,13 +331,13 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
         }
     }
 
-    fn keep_ext_of_set(&mut self, ext: &HolderSets, seen: &NodeView<'_>) {
+    fn keep_holder_sets_of_set(&mut self, holder_sets: &HolderSets, seen: &NodeView<'_>) {
         // Loads the full sets before the entries: see the writer's order in `holders`.
         let mut going_on = [0_u64; WORDS];
         for (word, (going_on, before)) in going_on.iter_mut().zip(&self.set).enumerate().take(self.words) {
-            *going_on = before & ext.full_word(self.level, word);
+            *going_on = before & holder_sets.full_word(self.level, word);
         }
-        for entry in ext.entries() {
+        for entry in holder_sets.entries() {
             let id = entry.id();
             let (word, bit) = (usize::from(id) / 64, 1_u64 << (id % 64));
             if word >= self.words || entry.tier() > self.level || self.set[word] & !going_on[word] & bit == 0
@@ -343,7 +345,11 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
                 continue;
             }
             // With one tier the entry is complete.
-            let mask = if ext.has_lower_tiers() { ext.partial_mask(id, self.level) } else { entry.mask() };
+            let mask = if holder_sets.has_lower_tiers() {
+                holder_sets.partial_mask(id, self.level)
+            } else {
+                entry.mask()
+            };
             let blocks = leading_of(mask, seen.shape);
             if blocks >= seen.agreeing {
                 going_on[word] |= bit;
@@ -362,8 +368,8 @@ impl<'a, const WORDS: usize> Walk<'a, WORDS> {
     }
 
     /// Leading blocks of a node that a member without a full bit holds.
-    fn blocks_of(&self, ext: &HolderSets, id: u16, shape: Shape) -> usize {
-        leading_of(ext.partial_mask(id, self.level), shape)
+    fn blocks_of(&self, holder_sets: &HolderSets, id: u16, shape: Shape) -> usize {
+        leading_of(holder_sets.partial_mask(id, self.level), shape)
     }
 
     /// Records the full depth for the remaining members, which hold every block that was found.

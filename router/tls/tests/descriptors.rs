@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn want_of_descriptors_passes() {
-    let house = TlsFixture::new();
-    let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-    let client = ClientTls::load(&house.client).expect("loaded");
+    let fixture = TlsFixture::new();
+    let (tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+    let client = ClientTls::load(&fixture.client).expect("loaded");
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limit }).expect("a lower limit");
     let mut held = Vec::new();

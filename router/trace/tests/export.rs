@@ -222,10 +222,10 @@ async fn a_collector_that_comes_late_and_one_that_dies() {
     let collector = Collector::start(&address, CollectorReply::Takes).await;
     finish_one(&tracer);
     until("the export", || tracer.counters().exported == 1).await;
-    *collector.manner.lock().expect("lock") = CollectorReply::Refuses;
+    *collector.reply.lock().expect("lock") = CollectorReply::Refuses;
     finish_one(&tracer);
     until("the refusal", || tracer.counters().failed == 2).await;
-    *collector.manner.lock().expect("lock") = CollectorReply::Takes;
+    *collector.reply.lock().expect("lock") = CollectorReply::Takes;
     finish_one(&tracer);
     until("the next export", || tracer.counters().exported == 2).await;
     assert_eq!(collector.spans().len(), 2);

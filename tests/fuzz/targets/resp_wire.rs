@@ -4,7 +4,7 @@
 #![no_main]
 
 use bytes::BytesMut;
-use kvstore_resp::wire::{Command, Limits, READ_BYTES, RequestParser, Room, WireError};
+use kvstore_resp::wire::{Command, Limits, READ_BYTES, RequestParser, ReadLimit, WireError};
 
 const LIMITS: Limits = Limits { value_bytes_max: 1 << 20, command_bytes_max: 2 << 20, arguments_max: 64 };
 
@@ -28,8 +28,8 @@ fn parse(bytes: &[u8], cut: usize) -> (Vec<Command>, Option<WireError>) {
             return (commands, None);
         }
         let most = match parser.room(buffer.len()) {
-            Room::Any => usize::MAX,
-            Room::Exactly(room) => {
+            ReadLimit::Any => usize::MAX,
+            ReadLimit::AtMost(room) => {
                 assert!(room > 0 && room <= bytes.len().max(READ_BYTES) + 2, "{room}");
                 room
             }

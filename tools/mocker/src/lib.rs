@@ -6,8 +6,8 @@
 //!
 //! * [`MockConfig`]: the configuration of a worker.
 //! * `output_generator`: outputs. `pool`: KV blocks and their events. `scheduler`: time.
-//! * `worker`: the state of one worker, and the life of a request in it. `ticket`: the progress that its client waits on.
-//! * `lease`, `rooms`: hand-offs between workers of this process.
+//! * `worker`: the state of one worker, and the life of a request in it. `output_progress`: the progress that its client waits on.
+//! * `lease`, `rendezvous`: hand-offs between workers of this process.
 //! * `events`, `sglang_events`: KV events on ZMQ.
 //! * `fault`: faults on demand.
 //! * `server`: vLLM's and SGLang's HTTP surfaces.
@@ -22,13 +22,13 @@ mod fault;
 mod lease;
 mod mock;
 mod output_generator;
+mod output_progress;
 mod pool;
 mod rendezvous;
 mod scheduler;
 mod server;
 mod sglang_events;
 mod stats;
-mod ticket;
 mod worker;
 
 pub use config::{Dialect, LoadFailure, MockConfig, Role};

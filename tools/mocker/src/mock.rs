@@ -68,14 +68,14 @@ impl Mock {
                 EventPublisher::bind(address.ip(), &config.topic, config.replay, config.dialect).await?;
             (events, sink) = (Some(bound.0), Some(bound.1));
         }
-        let site = WorkerAddresses {
+        let addresses = WorkerAddresses {
             address,
             events_port: events.as_ref().map(|events| events.events_port),
             replay_port: events.as_ref().and_then(|events| events.replay_port),
         };
         let worker = Worker::new(config, model, sink);
         lease::register(&worker);
-        let served = Arc::new(ServerState::new(worker, site));
+        let served = Arc::new(ServerState::new(worker, addresses));
         let task = tokio::spawn(server::serve(listener, Arc::clone(&served)));
         Ok(Self { served, task, events })
     }
@@ -83,21 +83,21 @@ impl Mock {
     /// `http://host:port`.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.served.site.address)
+        format!("http://{}", self.served.addresses.address)
     }
 
     /// Address on which the worker listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.served.site.address
+        self.served.addresses.address
     }
 
     /// Endpoints (`tcp://…`) of the KV events and of their replay, if there are any.
     #[must_use]
     pub fn event_endpoints(&self) -> (Option<String>, Option<String>) {
-        let host = self.served.site.address.ip();
+        let host = self.served.addresses.address.ip();
         let endpoint = |port: u16| format!("tcp://{}", SocketAddr::new(host, port));
-        (self.served.site.events_port.map(endpoint), self.served.site.replay_port.map(endpoint))
+        (self.served.addresses.events_port.map(endpoint), self.served.addresses.replay_port.map(endpoint))
     }
 
     /// The worker's counters and levels.

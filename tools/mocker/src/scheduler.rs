@@ -175,14 +175,16 @@ fn finish(worker: &Arc<Worker>, state: &mut State) {
         let (tokens, cached) = (sequence.emitted, sequence.report_cached.unwrap_or(0));
         let is_over = tokens == sequence.output;
         if !is_over {
-            sequence.ticket.advance(|progress| (progress.tokens, progress.cached) = (tokens, cached));
+            sequence
+                .output_progress
+                .advance(|progress| (progress.tokens, progress.cached) = (tokens, cached));
             at += 1;
             continue;
         }
         // Counted and released before the client is told, so that a client with its answer sees the final numbers.
         let mut sequence = state.scheduler.running.remove(at);
         worker.finished(state, &mut sequence, cached);
-        sequence.ticket.advance(|progress| {
+        sequence.output_progress.advance(|progress| {
             (progress.tokens, progress.cached, progress.is_over) = (tokens, cached, true);
         });
     }

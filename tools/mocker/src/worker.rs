@@ -16,10 +16,10 @@ use crate::events::EventSink;
 use crate::fault::{FaultKind, Faults, mix};
 use crate::lease::Leases;
 use crate::output_generator::{Output, OutputGenerator};
+use crate::output_progress::{OutputProgress, Progress};
 use crate::pool::{Chain, Pool, Table};
 use crate::scheduler::{self, Scheduler};
 use crate::stats::{Counters, MockStats, add, get};
-use crate::ticket::{OutputProgress, Progress};
 use crate::{Dialect, MockConfig};
 
 /// Number of workers created in this process.
@@ -76,7 +76,7 @@ pub(crate) struct Sequence {
     pub(crate) computed: usize,
     pub(crate) chain: Chain,
     pub(crate) table: Table,
-    pub(crate) ticket: Arc<OutputProgress>,
+    pub(crate) output_progress: Arc<OutputProgress>,
     pub(crate) is_length: bool,
     /// Whether the prompt's KV came from another worker.
     pub(crate) is_external: bool,
@@ -103,16 +103,16 @@ pub(crate) struct SequenceRequest {
 pub(crate) struct Running {
     worker: Arc<Worker>,
     id: u64,
-    ticket: Arc<OutputProgress>,
+    output_progress: Arc<OutputProgress>,
 }
 
 impl Running {
     pub(crate) fn progress(&self) -> Progress {
-        self.ticket.progress()
+        self.output_progress.progress()
     }
 
     pub(crate) fn poll_past(&self, seen: usize, context: &mut Context<'_>) -> Poll<Progress> {
-        self.ticket.poll_past(seen, context)
+        self.output_progress.poll_past(seen, context)
     }
 
     /// Waits for the end of the output.
@@ -123,7 +123,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.ticket.progress().is_over {
+        if !self.output_progress.progress().is_over {
             self.worker.abort(self.id);
         }
     }
@@ -191,7 +191,7 @@ impl Worker {
             computed: 0,
             chain: Chain::new(adapter, extras),
             table: Table::default(),
-            ticket: Arc::default(),
+            output_progress: Arc::default(),
             is_length: output.ending == crate::output_generator::Ending::Length,
             is_external,
             report_cached,
@@ -207,8 +207,8 @@ impl Worker {
             drop(state);
             add(&self.counters.requests, 1);
             let progress = Progress { tokens: sequence.output, cached, is_over: true, is_failed: false };
-            let ticket = Arc::new(OutputProgress::finished(progress));
-            return Ok(Running { worker: Arc::clone(self), id: 0, ticket });
+            let output_progress = Arc::new(OutputProgress::finished(progress));
+            return Ok(Running { worker: Arc::clone(self), id: 0, output_progress });
         }
         // Sequences that a running batch has room for wait only until the next step, so they do not count
         // against `waiting_max`.
@@ -220,8 +220,11 @@ impl Worker {
         add(&self.counters.requests, 1);
         state.next_id += 1;
         sequence.id = state.next_id;
-        let running =
-            Running { worker: Arc::clone(self), id: sequence.id, ticket: Arc::clone(&sequence.ticket) };
+        let running = Running {
+            worker: Arc::clone(self),
+            id: sequence.id,
+            output_progress: Arc::clone(&sequence.output_progress),
+        };
         state.scheduler.waiting.push_back(sequence);
         if !is_stopped && !std::mem::replace(&mut state.scheduler.is_stepping, true) {
             tokio::spawn(scheduler::run_steps(Arc::clone(self)));
@@ -298,7 +301,7 @@ impl Worker {
         let mut state = self.lock();
         if let Some(mut sequence) = state.scheduler.remove(id) {
             state.pool.release(&mut sequence.table);
-            sequence.ticket.advance(|progress| progress.is_over = true);
+            sequence.output_progress.advance(|progress| progress.is_over = true);
             add(&self.counters.aborted, 1);
         }
     }
@@ -309,7 +312,9 @@ impl Worker {
         let mut state = self.lock();
         for sequence in state.scheduler.take_all() {
             add(&self.counters.failed, 1);
-            sequence.ticket.advance(|progress| (progress.is_over, progress.is_failed) = (true, true));
+            sequence
+                .output_progress
+                .advance(|progress| (progress.is_over, progress.is_failed) = (true, true));
         }
         state.leases = Leases::default();
         state.events = None;

@@ -74,11 +74,11 @@ pub(crate) fn start(
     let signals = is_interactive.then(Signals::listen).transpose().map_err(TopError::Poller)?;
     drop(guard);
     let (sender, receiver) = sync_channel(MESSAGES_MAX);
-    let (orders, ordered) = watch::channel(false);
+    let (pause, paused) = watch::channel(false);
     let work = async move {
-        let Some(mut signals) = signals else { return poll(target, false, &sender, ordered).await };
+        let Some(mut signals) = signals else { return poll(target, false, &sender, paused).await };
         tokio::select! {
-            () = poll(target, true, &sender, ordered) => {}
+            () = poll(target, true, &sender, paused) => {}
             () = signals.heard() => {
                 let _ = sender.send(Message::Stop);
             }
@@ -86,7 +86,7 @@ pub(crate) fn start(
     };
     let thread = std::thread::Builder::new().name("top-poll".to_owned());
     thread.spawn(move || runtime.block_on(work)).map_err(TopError::Poller)?;
-    Ok((receiver, orders))
+    Ok((receiver, pause))
 }
 
 struct Signals([Signal; 3]);
@@ -112,13 +112,13 @@ async fn poll(
     target: Target,
     is_interactive: bool,
     sender: &SyncSender<Message>,
-    mut ordered: watch::Receiver<IsPaused>,
+    mut paused: watch::Receiver<IsPaused>,
 ) {
     let interval = target.interval;
     let mut gateway =
         Gateway { target, is_interactive, connection: None, started_unix: 0, last_decision: None };
     loop {
-        if ordered.wait_for(|is_paused| !is_paused).await.is_err() {
+        if paused.wait_for(|is_paused| !is_paused).await.is_err() {
             return;
         }
         let begun = Instant::now();
@@ -134,7 +134,7 @@ async fn poll(
         loop {
             tokio::select! {
                 () = &mut next => break,
-                changed = ordered.changed() => if changed.is_err() { return },
+                changed = paused.changed() => if changed.is_err() { return },
             }
         }
     }

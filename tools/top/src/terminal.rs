@@ -41,9 +41,9 @@ pub fn run(config: TopConfig) -> Result<(), TopError> {
         return Err(TopError::NoTerminal);
     }
     let state = State::new(target.authority.clone());
-    let (messages, orders) = poll::start(target, true)?;
+    let (messages, pause) = poll::start(target, true)?;
     let screen = Screen::enter().map_err(TopError::Terminal)?;
-    show(&screen, Display { view, ..Display::default() }, state, &messages, &orders)
+    show(&screen, Display { view, ..Display::default() }, state, &messages, &pause)
 }
 
 fn show(
@@ -51,7 +51,7 @@ fn show(
     mut display: Display,
     mut state: State,
     messages: &Receiver<Message>,
-    orders: &PauseSwitch,
+    pause: &PauseSwitch,
 ) -> Result<(), TopError> {
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(TopError::Terminal)?;
     terminal.clear().map_err(TopError::Terminal)?;
@@ -85,7 +85,7 @@ fn show(
                 return Ok(());
             }
             // The send fails only when the poller has ended; the next round reports that.
-            let _ = orders.send(display.is_paused);
+            let _ = pause.send(display.is_paused);
         }
     }
 }
@@ -110,7 +110,7 @@ pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopErr
         return Err(TopError::Config { what: "size of the frame", reason });
     }
     let mut state = State::new(target.authority.clone());
-    let (messages, orders) = poll::start(target, false)?;
+    let (messages, pause) = poll::start(target, false)?;
     let now = match messages.recv_timeout(ONCE_WITHIN) {
         Ok(Message::Answer(answer)) => {
             // The origin of time is the gateway's start, when every counter was 0.
@@ -124,7 +124,7 @@ pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopErr
             return Err(poller_is_gone());
         }
     };
-    drop(orders);
+    drop(pause);
     let mut display = Display { view, is_since_start: true, ..Display::default() };
     Ok(frame(&state, &mut display, now, width, height))
 }

@@ -63,20 +63,20 @@ impl Verdict {
 }
 
 /// Judges a run. `samples` are in the order of time, and not empty.
-pub(super) fn judge(samples: &[Sample], facts: &RunTotals) -> Vec<Verdict> {
+pub(super) fn judge(samples: &[Sample], totals: &RunTotals) -> Vec<Verdict> {
     let end = samples.last().map_or(0.0, |sample| sample.at.as_secs_f64());
     let warm = samples.iter().position(|sample| sample.at.as_secs_f64() >= end / 4.0).unwrap_or(0);
     let warm = &samples[warm..];
     vec![
         memory(warm),
         memory_per_block(warm),
-        shared(samples, facts),
-        leases(facts),
-        files(samples, facts),
+        shared(samples, totals),
+        leases(totals),
+        files(samples, totals),
         flat("descriptors", warm, |sample| sample.descriptors),
         flat("threads", warm, |sample| sample.threads),
-        bytes(facts),
-        turnover(facts),
+        bytes(totals),
+        turnover(totals),
     ]
 }
 
@@ -137,41 +137,41 @@ fn line_through(points: &[(f64, f64)]) -> (f64, f64) {
     (y + slope * (points.first().map_or(x, |first| first.0) - x), slope)
 }
 
-fn shared(samples: &[Sample], facts: &RunTotals) -> Verdict {
+fn shared(samples: &[Sample], totals: &RunTotals) -> Verdict {
     let most = largest(samples, |sample| sample.shared_bytes);
     Verdict {
         name: "shared memory",
-        is_ok: most <= facts.slab_bytes + SHARED_SLACK_BYTES,
+        is_ok: most <= totals.slab_bytes + SHARED_SLACK_BYTES,
         text: format!(
             "at most {:.1} MiB; the slabs have {:.1}",
             most as f64 / MIB,
-            facts.slab_bytes as f64 / MIB
+            totals.slab_bytes as f64 / MIB
         ),
     }
 }
 
-fn leases(facts: &RunTotals) -> Verdict {
+fn leases(totals: &RunTotals) -> Verdict {
     Verdict {
         name: "leases",
-        is_ok: facts.leased == 0 && facts.slots_used == 0,
+        is_ok: totals.leased == 0 && totals.slots_used == 0,
         text: format!(
             "{} slots of host memory leased and {} of the pool used, {:.1} s after the work ended",
-            facts.leased, facts.slots_used, facts.rest_s
+            totals.leased, totals.slots_used, totals.rest_s
         ),
     }
 }
 
-fn files(samples: &[Sample], facts: &RunTotals) -> Verdict {
+fn files(samples: &[Sample], totals: &RunTotals) -> Verdict {
     let (length, allocated) =
         (largest(samples, |sample| sample.file_bytes), largest(samples, |sample| sample.allocated_bytes));
-    let most = facts.disk_bytes + FOLDER_SLACK_BYTES;
+    let most = totals.disk_bytes + FOLDER_SLACK_BYTES;
     Verdict {
         name: "files",
         is_ok: length <= most && allocated <= most,
         text: format!(
             "at most {length} bytes long and {allocated} allocated; {} are the tier's, {} of them not its \
              slots: the log's tables, and the rest",
-            facts.disk_bytes, facts.table_bytes
+            totals.disk_bytes, totals.table_bytes
         ),
     }
 }
@@ -181,8 +181,8 @@ fn flat(name: &'static str, warm: &[Sample], of: fn(&Sample) -> u64) -> Verdict 
     Verdict { name, is_ok: most <= first, text: format!("{first} after the warm-up, at most {most} since") }
 }
 
-fn bytes(facts: &RunTotals) -> Verdict {
-    let RunTotals { verified, wrong_bytes, damaged, unanswered, .. } = *facts;
+fn bytes(totals: &RunTotals) -> Verdict {
+    let RunTotals { verified, wrong_bytes, damaged, unanswered, .. } = *totals;
     Verdict {
         name: "bytes",
         is_ok: verified > 0 && wrong_bytes + damaged + unanswered == 0,
@@ -193,8 +193,8 @@ fn bytes(facts: &RunTotals) -> Verdict {
     }
 }
 
-fn turnover(facts: &RunTotals) -> Verdict {
-    let RunTotals { data_bytes, distinct_bytes, disk_evicted, disk_read, .. } = *facts;
+fn turnover(totals: &RunTotals) -> Verdict {
+    let RunTotals { data_bytes, distinct_bytes, disk_evicted, disk_read, .. } = *totals;
     Verdict {
         name: "turnover",
         is_ok: distinct_bytes >= data_bytes && disk_evicted > 0 && disk_read > 0,
@@ -251,8 +251,8 @@ mod tests {
         (0..=100).map(sample).collect()
     }
 
-    fn failed(samples: &[Sample], facts: &RunTotals) -> Vec<&'static str> {
-        judge(samples, facts)
+    fn failed(samples: &[Sample], totals: &RunTotals) -> Vec<&'static str> {
+        judge(samples, totals)
             .into_iter()
             .filter(|verdict| !verdict.is_ok)
             .map(|verdict| verdict.name)
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn each_bad_fact_is_found_and_named() {
         let flat = samples(|_, _| {});
-        for (name, facts) in [
+        for (name, totals) in [
             ("leases", RunTotals { leased: 1, ..GOOD }),
             ("leases", RunTotals { slots_used: 1, ..GOOD }),
             ("bytes", RunTotals { wrong_bytes: 1, ..GOOD }),
@@ -315,7 +315,7 @@ mod tests {
             ("turnover", RunTotals { disk_evicted: 0, ..GOOD }),
             ("turnover", RunTotals { disk_read: 0, ..GOOD }),
         ] {
-            assert_eq!(failed(&flat, &facts), [name], "{facts:?}");
+            assert_eq!(failed(&flat, &totals), [name], "{totals:?}");
         }
     }
 }

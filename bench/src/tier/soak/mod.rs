@@ -151,8 +151,8 @@ pub(crate) fn run(smoke: bool, args: &SoakArgs) -> Result<()> {
     );
     let folder = Scratch::new(&parent)?;
     let rig = Arc::new(Rig::new(&args, folder.path())?);
-    let (samples, facts) = soak(&args, &rig, folder.path())?;
-    let verdicts = judge(&samples, &facts);
+    let (samples, totals) = soak(&args, &rig, folder.path())?;
+    let verdicts = judge(&samples, &totals);
     verdicts.iter().for_each(|verdict| println!("{}", verdict.line()));
     let failed: Vec<&str> =
         verdicts.iter().filter(|verdict| !verdict.is_ok).map(|verdict| verdict.name).collect();
@@ -191,7 +191,7 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
     println!("{}", tally(args, rig));
     let verified = get(&rig.tally.verified);
     let damage = ["checksum_failures", "misses_damaged", "misses_media", "misses_device", "write_failures"];
-    let facts = RunTotals {
+    let totals = RunTotals {
         disk_bytes: args.disk,
         table_bytes: args.disk - rig.store.slots()[1] * args.block,
         slab_bytes: rig.slab_bytes(),
@@ -207,7 +207,7 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
         slots_used: slots_used as u64,
         rest_s: rest.as_secs_f64(),
     };
-    Ok((samples, facts))
+    Ok((samples, totals))
 }
 
 /// Samples and shows progress until the time is over and the data has passed or the limit is reached, or until

@@ -43,7 +43,7 @@ fn services_become_roles_and_every_field_is_told() {
         ("spec.services.Planner.componentType".to_owned(), false, "kvasir control"),
         (format!("{worker}.sharedMemory"), false, "16 GiB"),
         (format!("{worker}.livenessProbe"), false, "/health"),
-        (format!("{worker}.extraPodSpec.tolerations"), false, "nothing like it"),
+        (format!("{worker}.extraPodSpec.tolerations"), false, "no equivalent"),
         (format!("{worker}.extraPodSpec.mainContainer.workingDir"), false, "folders"),
         (format!("{worker}.extraPodSpec.mainContainer.args[--connector]"), false, "Dynamo reads it"),
         (format!("{worker}.extraPodSpec.mainContainer.args[--max-model-len]"), true, "role.arguments"),

@@ -104,17 +104,17 @@ fn choose(
     wanted: u32,
     spares: u32,
 ) -> (Vec<String>, Vec<String>) {
-    let turn = |worker: &WorkerProcess| sleep_changes.get(&worker.name).copied();
+    let change = |worker: &WorkerProcess| sleep_changes.get(&worker.name).copied();
     let count = |is: &dyn Fn(&WorkerProcess) -> bool| workers.iter().filter(|worker| is(worker)).count();
-    let waking = count(&|worker| turn(worker) == Some(SleepChange::Wakes));
-    let falling = count(&|worker| turn(worker) == Some(SleepChange::FallsAsleep));
-    let asleep = count(&|worker| worker.is_asleep && turn(worker) != Some(SleepChange::Wakes));
-    let awake = count(&|worker| worker.is_awake && turn(worker) != Some(SleepChange::FallsAsleep));
+    let waking = count(&|worker| change(worker) == Some(SleepChange::Wakes));
+    let falling = count(&|worker| change(worker) == Some(SleepChange::FallsAsleep));
+    let asleep = count(&|worker| worker.is_asleep && change(worker) != Some(SleepChange::Wakes));
+    let awake = count(&|worker| worker.is_awake && change(worker) != Some(SleepChange::FallsAsleep));
     let (wanted, spares) = (wanted as usize, spares as usize);
     let to_wake = wanted.saturating_sub(awake + waking);
     let to_sleep = awake.saturating_sub(wanted).min(spares.saturating_sub(asleep + falling));
     workers.sort_by(|a, b| a.value.0.total_cmp(&b.value.0).then(a.value.1.total_cmp(&b.value.1)));
-    let free = |worker: &&WorkerProcess| turn(worker).is_none();
+    let free = |worker: &&WorkerProcess| change(worker).is_none();
     let names = |is: fn(&&WorkerProcess) -> bool, most: usize| -> Vec<String> {
         workers.iter().filter(is).filter(free).take(most).map(|worker| worker.name.clone()).collect()
     };
@@ -191,7 +191,7 @@ impl Spares {
         let workers = whole(role, has_prefill, seen);
         let (mut wake, mut sleep) = {
             let mut sleep_changes = self.lock();
-            sleep_changes.by_name.retain(|_, turn| match turn {
+            sleep_changes.by_name.retain(|_, change| match change {
                 SleepChange::Failed(at) => at.elapsed() <= RETRY_PAUSE,
                 SleepChange::Done(at) => at.elapsed() <= OBSERVATION_LAG_MAX,
                 SleepChange::FallsAsleep | SleepChange::Wakes => true,
@@ -207,14 +207,14 @@ impl Spares {
             sleep.clear();
         }
         let wake = wake.into_iter().map(|name| (name, SleepChange::Wakes));
-        for (name, turn) in wake.chain(sleep.into_iter().map(|name| (name, SleepChange::FallsAsleep))) {
+        for (name, change) in wake.chain(sleep.into_iter().map(|name| (name, SleepChange::FallsAsleep))) {
             // The same gateway is chosen for a worker as long as the set of gateways is the same.
             let first = |client: &&EngineClient| {
                 xxhash_rust::xxh3::xxh3_64(format!("{name} {}", client.base()).as_bytes())
             };
             let Some(client) = clients.iter().min_by_key(first).cloned() else { return };
-            self.lock().by_name.insert(name.clone(), turn);
-            tokio::spawn(ask(client, role, name, turn, Arc::clone(&self.sleep_changes)));
+            self.lock().by_name.insert(name.clone(), change);
+            tokio::spawn(ask(client, role, name, change, Arc::clone(&self.sleep_changes)));
         }
     }
 }
@@ -224,10 +224,10 @@ async fn ask(
     client: EngineClient,
     role: WorkerRole,
     name: String,
-    turn: SleepChange,
+    change: SleepChange,
     sleep_changes: Arc<Mutex<SleepChanges>>,
 ) {
-    let (began, wakes) = (Instant::now(), turn == SleepChange::Wakes);
+    let (began, wakes) = (Instant::now(), change == SleepChange::Wakes);
     let path = path_of(&name, if wakes { "/wake" } else { "/sleep" });
     let asked = client.ask(Method::POST, &path, bytes::Bytes::from_static(b"{}"));
     let problem = match tokio::time::timeout(CHANGE_TIMEOUT, asked).await {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     fn sleep_changes(of: &[(&str, SleepChange)]) -> HashMap<String, SleepChange> {
-        of.iter().map(|(name, turn)| ((*name).to_owned(), *turn)).collect()
+        of.iter().map(|(name, change)| ((*name).to_owned(), *change)).collect()
     }
 
     #[test]

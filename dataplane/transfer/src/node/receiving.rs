@@ -10,7 +10,7 @@ use super::quarantine::{Quarantined, ReleaseOutcome};
 use super::{ACKNOWLEDGE_WITHIN, Notice, Outcome, TransferId, TransferNode};
 use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
-use crate::inbound::{Inbound, LandedPart};
+use crate::inbound::{Inbound, PartOutcome};
 use crate::metrics::TransferCounters;
 use crate::stages::Stage;
 use crate::timers::Timer;
@@ -176,10 +176,10 @@ impl<F: Fabric> TransferNode<F> {
             return;
         };
         let landing = inbound.landed(transfer, value as u16, self.now);
-        self.account_landing(transfer, landing);
+        self.account_part(transfer, landing);
     }
 
-    fn account_landing(&mut self, transfer: TransferId, landing: LandedPart) {
+    fn account_part(&mut self, transfer: TransferId, landing: PartOutcome) {
         self.landed.extend(landing.wanted);
         if let Some(waited) = self.inbound.get_mut(&transfer).and_then(|inbound| inbound.first_part(self.now))
         {
@@ -242,7 +242,7 @@ impl<F: Fabric> TransferNode<F> {
         let landing =
             inbound.announce(transfer, sequence, (first_layer, layers), first_block, sums, self.now);
         let is_sensible = landing.is_some();
-        self.account_landing(transfer, landing.unwrap_or_default());
+        self.account_part(transfer, landing.unwrap_or_default());
         is_sensible
     }
 }

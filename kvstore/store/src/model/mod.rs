@@ -104,7 +104,7 @@ fn planted_faults_are_found() {
         (Planted::KeptLease, "leases at pools that never end"),
         (Planted::SilentRemoval, "stored twice"),
         (Planted::LostRetention, "a block that is retained is not there"),
-        (Planted::LostWrite, "writes to the disk are out, of which the store knows"),
+        (Planted::LostWrite, "guards of writes to the disk exist"),
     ];
     for (fault, expected) in faults {
         plant(Some(fault));

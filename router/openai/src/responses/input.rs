@@ -11,24 +11,24 @@ use crate::nested_fields::NestedFields;
 
 /// The conversation that a request brings.
 pub(super) fn messages(fields: &NestedFields<'_>) -> Result<Vec<Value>, ApiError> {
-    let mut turns = MessageBuilder::default();
+    let mut builder = MessageBuilder::default();
     if let Some(text) = fields.text("instructions")? {
-        turns.system(text.to_owned());
+        builder.system(text.to_owned());
     }
     match fields.get("input") {
         None => return Err(fields.missing("input")),
-        Some(Value::String(text)) => turns.push(json!({ "role": "user", "content": text })),
+        Some(Value::String(text)) => builder.push(json!({ "role": "user", "content": text })),
         Some(Value::Array(items)) if items.is_empty() => {
             return Err(ApiError::invalid("input", "`input` must not be empty."));
         }
         Some(Value::Array(items)) => {
             for (index, value) in items.iter().enumerate() {
-                item(&NestedFields::of(value, format!("input[{index}]"))?, &mut turns)?;
+                item(&NestedFields::of(value, format!("input[{index}]"))?, &mut builder)?;
             }
         }
         Some(other) => return Err(fields.wrong("input", "a string or an array of items", other)),
     }
-    Ok(turns.finish())
+    Ok(builder.finish())
 }
 
 /// Messages so far, and the assistant's turn that is still growing.
@@ -100,24 +100,24 @@ impl MessageBuilder {
     }
 }
 
-fn item(item: &NestedFields<'_>, turns: &mut MessageBuilder) -> Result<(), ApiError> {
+fn item(item: &NestedFields<'_>, builder: &mut MessageBuilder) -> Result<(), ApiError> {
     match item.text("type")?.unwrap_or("message") {
-        "message" => message(item, turns),
+        "message" => message(item, builder),
         "function_call" => {
             let (id, name) = (item.required_text("call_id")?, item.required_text("name")?);
             let function = json!({ "name": name, "arguments": item.required_text("arguments")? });
-            turns.calls.push(json!({ "id": id, "type": "function", "function": function }));
+            builder.calls.push(json!({ "id": id, "type": "function", "function": function }));
             Ok(())
         }
         "function_call_output" => {
             let id = item.required_text("call_id")?;
             let text = plain(item, "output")?;
-            turns.push(json!({ "role": "tool", "tool_call_id": id, "content": text }));
+            builder.push(json!({ "role": "tool", "tool_call_id": id, "content": text }));
             Ok(())
         }
         "reasoning" => {
             for text in reasoning(item)? {
-                turns.reasoning(text);
+                builder.reasoning(text);
             }
             Ok(())
         }
@@ -129,14 +129,14 @@ fn item(item: &NestedFields<'_>, turns: &mut MessageBuilder) -> Result<(), ApiEr
     }
 }
 
-fn message(message: &NestedFields<'_>, turns: &mut MessageBuilder) -> Result<(), ApiError> {
+fn message(message: &NestedFields<'_>, builder: &mut MessageBuilder) -> Result<(), ApiError> {
     match message.required_text("role")? {
         "user" => {
             let content = content(message)?;
-            turns.push(json!({ "role": "user", "content": content }));
+            builder.push(json!({ "role": "user", "content": content }));
         }
-        "assistant" => turns.assistant(plain(message, "content")?),
-        "system" | "developer" => turns.system(plain(message, "content")?),
+        "assistant" => builder.assistant(plain(message, "content")?),
+        "system" | "developer" => builder.system(plain(message, "content")?),
         other => {
             let at = message.at("role");
             let wanted = "`user`, `assistant`, `system` or `developer`";

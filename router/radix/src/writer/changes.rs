@@ -284,7 +284,9 @@ impl Writer {
                 gathered.1 = 0;
             }
             match found {
-                Some(found) if place.is_some() && self.node(node).ext.load(Ordering::Relaxed).is_null() => {
+                Some(found)
+                    if place.is_some() && self.node(node).holder_sets.load(Ordering::Relaxed).is_null() =>
+                {
                     state.keys.remove(&mut self.pool, found);
                     gathered = (node, gathered.1 | 1 << slot);
                     outcome.changed += 1;

@@ -8,43 +8,43 @@ impl Writer {
         let node = self.node(id);
         let all = node.shape().mask();
         // SAFETY: linked, so not freed; only the writer frees.
-        match unsafe { node.ext.load(Ordering::Relaxed).as_ref() } {
-            Some(ext) => ext.mask(member, tier, all),
+        match unsafe { node.holder_sets.load(Ordering::Relaxed).as_ref() } {
+            Some(holder_sets) => holder_sets.mask(member, tier, all),
             None if tier == Tier::Device && List(node.list.load(Ordering::Relaxed)).contains(member) => all,
             None => 0,
         }
     }
 
     /// Publishes a node's holders; the previous ones are freed after their grace period.
-    pub(super) fn set_holder_sets(&mut self, id: NodeId, ext: Option<Box<HolderSets>>) {
-        let new = ext.map_or(std::ptr::null_mut(), |ext| {
-            self.ext_bytes += ext.bytes();
-            Box::into_raw(ext)
+    pub(super) fn set_holder_sets(&mut self, id: NodeId, holder_sets: Option<Box<HolderSets>>) {
+        let new = holder_sets.map_or(std::ptr::null_mut(), |holder_sets| {
+            self.ext_bytes += holder_sets.bytes();
+            Box::into_raw(holder_sets)
         });
         // Release: pairs with the acquire in `Walk::look`.
-        let old = self.node(id).ext.swap(new, Ordering::AcqRel);
+        let old = self.node(id).holder_sets.swap(new, Ordering::AcqRel);
         if !old.is_null() {
             self.garbage.push_back((self.shared.grace.stamp(), Garbage::HolderSets(old)));
         }
     }
 
-    /// Returns the node's holders as an [`HolderSets`], made from its list if necessary.
+    /// Returns the node's holders as a [`HolderSets`], made from its list if necessary.
     pub(super) fn ext_of(&mut self, id: NodeId, member: u16, tier: Tier) -> &HolderSets {
         let node = self.node(id);
-        if node.ext.load(Ordering::Relaxed).is_null() {
+        if node.holder_sets.load(Ordering::Relaxed).is_null() {
             let all = node.shape().mask();
             let list = List(node.list.load(Ordering::Relaxed));
             let highest = list.ids().chain([member]).max().map_or(0, usize::from);
-            let mut ext = Box::new(HolderSets::new(highest / 64 + 1, tiers_for(tier), 2));
+            let mut holder_sets = Box::new(HolderSets::new(highest / 64 + 1, tiers_for(tier), 2));
             for held in list.ids() {
-                if let Some(larger) = ext.stored(held, Tier::Device, all, all) {
-                    ext = larger;
+                if let Some(larger) = holder_sets.stored(held, Tier::Device, all, all) {
+                    holder_sets = larger;
                 }
             }
-            self.set_holder_sets(id, Some(ext));
+            self.set_holder_sets(id, Some(holder_sets));
         }
         // SAFETY: not null: it was there or has just been put there; only the writer frees.
-        unsafe { &*self.node(id).ext.load(Ordering::Relaxed) }
+        unsafe { &*self.node(id).holder_sets.load(Ordering::Relaxed) }
     }
 
     /// Adds slots to those that an internal number holds.
@@ -57,7 +57,7 @@ impl Writer {
         let node = self.node(id);
         let all = node.shape().mask();
         let list = List(node.list.load(Ordering::Relaxed));
-        let is_list = node.ext.load(Ordering::Relaxed).is_null();
+        let is_list = node.holder_sets.load(Ordering::Relaxed).is_null();
         if is_list && tier == Tier::Device && new == all && list.len() < LIST_MAX {
             // Release: pairs with the acquire in `Walk::look`.
             node.list.store(list.with(member).0, Ordering::Release);
@@ -81,12 +81,15 @@ impl Writer {
     pub(super) fn split_if_ragged(&mut self, id: NodeId) {
         let shape = self.node(id).shape();
         // SAFETY: linked, so not freed; only the writer frees.
-        let Some(ext) = (unsafe { self.node(id).ext.load(Ordering::Relaxed).as_ref() }) else { return };
-        if ext.partial_count(shape.mask()) <= PARTIAL_MAX {
+        let Some(holder_sets) = (unsafe { self.node(id).holder_sets.load(Ordering::Relaxed).as_ref() })
+        else {
+            return;
+        };
+        if holder_sets.partial_count(shape.mask()) <= PARTIAL_MAX {
             return;
         }
         let mut ends = [0_u32; NODE_BLOCKS + 1];
-        for (_, _, mask) in ext.held(shape.mask()) {
+        for (_, _, mask) in holder_sets.held(shape.mask()) {
             let end = shape.base() + (mask >> shape.base()).trailing_ones() as usize;
             if end > shape.base() && end < shape.end() {
                 ends[end] += 1;
@@ -107,7 +110,7 @@ impl Writer {
         let node = self.node(id);
         let shape = node.shape();
         let list = List(node.list.load(Ordering::Relaxed));
-        if node.ext.load(Ordering::Relaxed).is_null() {
+        if node.holder_sets.load(Ordering::Relaxed).is_null() {
             let is_beginning = left == bits(shape.base(), shape.base() + left.count_ones() as usize);
             if left == 0 {
                 node.list.store(list.without(member).0, Ordering::Release);
@@ -129,14 +132,16 @@ impl Writer {
         let node = self.node(id);
         let shape = node.shape();
         // SAFETY: linked, so not freed; only the writer frees.
-        let Some(ext) = (unsafe { node.ext.load(Ordering::Relaxed).as_ref() }) else { return };
-        let count = ext.count.load(Ordering::Relaxed) as usize;
+        let Some(holder_sets) = (unsafe { node.holder_sets.load(Ordering::Relaxed).as_ref() }) else {
+            return;
+        };
+        let count = holder_sets.count.load(Ordering::Relaxed) as usize;
         if count > LIST_MAX {
             return;
         }
         let mut held = [(0, Tier::Device, 0); LIST_MAX];
         let mut len = 0;
-        for (slot, pair) in held.iter_mut().zip(ext.held(shape.mask())) {
+        for (slot, pair) in held.iter_mut().zip(holder_sets.held(shape.mask())) {
             *slot = pair;
             len += 1;
         }
@@ -164,7 +169,7 @@ impl Writer {
             let node = self.node(id);
             let shape = node.shape();
             let is_held =
-                node.list.load(Ordering::Relaxed) != 0 || !node.ext.load(Ordering::Relaxed).is_null();
+                node.list.load(Ordering::Relaxed) != 0 || !node.holder_sets.load(Ordering::Relaxed).is_null();
             if is_held || shape.children() != Children::None || shape.len() == 0 {
                 return;
             }

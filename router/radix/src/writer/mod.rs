@@ -301,7 +301,7 @@ impl Writer {
                 self.clear_bits(node, id, tier, held);
             }
             // Without an extension there is only the device; and a node that is gone has no holders.
-            if self.node(node).ext.load(Ordering::Relaxed).is_null() {
+            if self.node(node).holder_sets.load(Ordering::Relaxed).is_null() {
                 return;
             }
         }
@@ -329,10 +329,10 @@ impl Writer {
             match self.garbage.pop_front() {
                 Some((_, Garbage::Node(id))) => self.nodes.free(&self.shared.arena, id),
                 Some((_, Garbage::Fork(id))) => self.free_forks.push(id),
-                Some((_, Garbage::HolderSets(ext))) => {
+                Some((_, Garbage::HolderSets(holder_sets))) => {
                     // SAFETY: made by `Box::into_raw`, unlinked, and its grace period is over.
-                    let ext = unsafe { Box::from_raw(ext) };
-                    self.ext_bytes -= ext.bytes();
+                    let holder_sets = unsafe { Box::from_raw(holder_sets) };
+                    self.ext_bytes -= holder_sets.bytes();
                 }
                 Some((_, Garbage::Replaced(replaced))) => replaced.free(),
                 None => return,
@@ -383,7 +383,7 @@ impl Garbage {
     pub(crate) fn free_at_last(self) {
         match self {
             // SAFETY: made by `Box::into_raw` and unlinked, and no reader is left that could see it.
-            Self::HolderSets(ext) => drop(unsafe { Box::from_raw(ext) }),
+            Self::HolderSets(holder_sets) => drop(unsafe { Box::from_raw(holder_sets) }),
             Self::Replaced(replaced) => replaced.free(),
             Self::Node(_) | Self::Fork(_) => {}
         }

@@ -80,7 +80,7 @@ impl Writer {
     ) -> Option<(usize, usize)> {
         let node = self.node(id);
         let shape = node.shape();
-        let is_alone = node.ext.load(Ordering::Relaxed).is_null()
+        let is_alone = node.holder_sets.load(Ordering::Relaxed).is_null()
             && List(node.list.load(Ordering::Relaxed)) == List::of([member].into_iter());
         let free = NODE_BLOCKS - shape.end();
         if tier != Tier::Device || !is_alone || shape.children() != Children::None || free == 0 {
@@ -114,7 +114,7 @@ impl Writer {
             node.set_hash(slot, hash);
         }
         node.next_part.store(0, Ordering::Relaxed);
-        node.ext.store(std::ptr::null_mut(), Ordering::Relaxed);
+        node.holder_sets.store(std::ptr::null_mut(), Ordering::Relaxed);
         node.list.store(0, Ordering::Relaxed);
         let shape = Shape(node.shape().0).with(0, count, Children::None);
         node.publish(shape);
@@ -180,7 +180,7 @@ impl Writer {
         if self.replaced.is_empty() {
             return;
         }
-        self.table_pieces = self.shared.children.pieces();
+        self.table_pieces = self.shared.children.pages();
         let stamp = self.shared.grace.stamp();
         self.garbage.extend(self.replaced.drain(..).map(|replaced| (stamp, Garbage::Replaced(replaced))));
     }
@@ -199,9 +199,9 @@ impl Writer {
         for slot in at..shape.end() {
             lower.set_hash(slot, upper.hash(slot));
         }
-        let ext = upper.ext.load(Ordering::Relaxed);
+        let holder_sets = upper.holder_sets.load(Ordering::Relaxed);
         // SAFETY: linked, so not freed; only the writer frees.
-        let copy = unsafe { ext.as_ref() }.map(|ext| ext.copied_for(rest.mask()));
+        let copy = unsafe { holder_sets.as_ref() }.map(|holder_sets| holder_sets.copied_for(rest.mask()));
         lower.list.store(upper.list.load(Ordering::Relaxed), Ordering::Relaxed);
         lower.next_part.store(upper.next_part.load(Ordering::Relaxed), Ordering::Relaxed);
         lower.parent.store(id, Ordering::Relaxed);
@@ -209,7 +209,7 @@ impl Writer {
             self.ext_bytes += copy.bytes();
             Box::into_raw(copy)
         });
-        lower.ext.store(copy, Ordering::Relaxed);
+        lower.holder_sets.store(copy, Ordering::Relaxed);
         lower.publish(rest);
         match shape.children() {
             Children::None => {}
@@ -222,9 +222,9 @@ impl Writer {
         upper.next_part.store(lower_id, Ordering::Relaxed);
         self.splits += 1;
         // SAFETY: as above.
-        if let Some(ext) = unsafe { ext.as_ref() } {
+        if let Some(holder_sets) = unsafe { holder_sets.as_ref() } {
             // A holder of only the beginning now holds all of it. The old copy refers to the old slots.
-            let copy = ext.copied_for(kept.mask());
+            let copy = holder_sets.copied_for(kept.mask());
             self.set_holder_sets(id, Some(copy));
             self.tidy(id);
             self.tidy(lower_id);

@@ -12,9 +12,9 @@ use crate::support::{Authority, Link, TlsFixture, ask, certificate_of, router, s
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_and_its_answer_pass_and_nothing_is_installed_for_the_process() {
-    let house = TlsFixture::new();
-    let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-    assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"));
+    let fixture = TlsFixture::new();
+    let (tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+    assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"));
     assert_eq!(tls.counts().completed, 1);
     assert_eq!(tls.expires_unix(), 4_000_000_000);
     assert!(rustls::crypto::CryptoProvider::get_default().is_none());
@@ -22,21 +22,21 @@ async fn a_request_and_its_answer_pass_and_nothing_is_installed_for_the_process(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_another_authority_is_refused() {
-    let house = TlsFixture::new();
-    let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-    let ca_file = Some(house.folder.write("other.pem", &Authority::new().pem));
-    let error = ask(&ClientTlsConfig { ca_file, ..house.client.clone() }, addr).await.expect_err("refused");
+    let fixture = TlsFixture::new();
+    let (tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+    let ca_file = Some(fixture.folder.write("other.pem", &Authority::new().pem));
+    let error = ask(&ClientTlsConfig { ca_file, ..fixture.client.clone() }, addr).await.expect_err("refused");
     assert!(error.contains("UnknownIssuer"), "{error}");
-    assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"), "others are served");
+    assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"), "others are served");
     until("both are counted", || (tls.counts().completed, tls.counts().failed) == (1, 1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_name_or_address_must_be_the_servers() {
-    let house = TlsFixture::new();
-    let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-    let as_it_is = ClientTls::load(&house.client).expect("loaded");
-    let renamed = ClientTlsConfig { server_name: Some("localhost".to_owned()), ..house.client.clone() };
+    let fixture = TlsFixture::new();
+    let (_tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+    let as_it_is = ClientTls::load(&fixture.client).expect("loaded");
+    let renamed = ClientTlsConfig { server_name: Some("localhost".to_owned()), ..fixture.client.clone() };
     let renamed = ClientTls::load(&renamed).expect("loaded");
     let cases = [
         (&as_it_is, "localhost", true),
@@ -55,9 +55,9 @@ async fn the_name_or_address_must_be_the_servers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_connection_resumes_the_session() {
-    let house = TlsFixture::new();
-    let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-    let tls = ClientTls::load(&house.client).expect("loaded");
+    let fixture = TlsFixture::new();
+    let (_tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+    let tls = ClientTls::load(&fixture.client).expect("loaded");
     let mut first = Link::open(&tls, addr).await.expect("connected");
     assert_eq!(first.ask().await.as_deref(), Ok("nobody"));
     assert!(!first.is_resumed);
@@ -83,11 +83,11 @@ async fn a_server_that_does_not_speak_tls_is_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_send_without_delay() {
-    let house = TlsFixture::new();
+    let fixture = TlsFixture::new();
     let tcp = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-    let mut listener = TlsListener::new(tcp, ServerTls::load(&house.server).expect("loaded"));
+    let mut listener = TlsListener::new(tcp, ServerTls::load(&fixture.server).expect("loaded"));
     let addr = listener.local_addr().expect("address").addr;
-    let client = ClientTls::load(&house.client).expect("loaded");
+    let client = ClientTls::load(&fixture.client).expect("loaded");
     let connect = async {
         let tcp = TcpStream::connect(addr).await.expect("connected");
         client.connect("localhost", tcp).await.expect("a handshake")
@@ -112,11 +112,11 @@ async fn a_plain_listener_serves_the_same_handlers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_versions_are_spoken() {
     use rustls::version::{TLS12, TLS13};
-    let house = TlsFixture::new();
-    let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
+    let fixture = TlsFixture::new();
+    let (_tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
     for version in [&TLS12, &TLS13] {
         let mut roots = rustls::RootCertStore::empty();
-        roots.add(certificate_of(&house.folder.path("ca.pem")).into()).expect("a root");
+        roots.add(certificate_of(&fixture.folder.path("ca.pem")).into()).expect("a root");
         let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])
@@ -133,27 +133,29 @@ async fn both_versions_are_spoken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_in_common_to_speak_is_refused() {
-    let house = TlsFixture::new();
-    let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-    let client = ClientTlsConfig { alpn: vec![Alpn::Http2], ..house.client.clone() };
+    let fixture = TlsFixture::new();
+    let (_tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+    let client = ClientTlsConfig { alpn: vec![Alpn::Http2], ..fixture.client.clone() };
     let error = ask(&client, addr).await.expect_err("refused");
     assert!(error.contains("NoApplicationProtocol"), "{error}");
 }
 
 #[test]
 fn settings_that_contradict_each_other_are_refused() {
-    let house = TlsFixture::new();
-    let nobody = ClientTlsConfig { ca_file: None, ..house.client.clone() };
-    let half =
-        ClientTlsConfig { certificate_file: Some(house.folder.path("server.pem")), ..house.client.clone() };
-    let name = ClientTlsConfig { server_name: Some("a b".to_owned()), ..house.client.clone() };
+    let fixture = TlsFixture::new();
+    let nobody = ClientTlsConfig { ca_file: None, ..fixture.client.clone() };
+    let half = ClientTlsConfig {
+        certificate_file: Some(fixture.folder.path("server.pem")),
+        ..fixture.client.clone()
+    };
+    let name = ClientTlsConfig { server_name: Some("a b".to_owned()), ..fixture.client.clone() };
     for (config, expected) in [(nobody, "no roots"), (half, "go together"), (name, "\"a b\" is no name")] {
         let error = ClientTls::load(&config).expect_err("refused").to_string();
         assert!(error.contains(expected), "{error}");
     }
     let with_roots = router_tls::ServerTlsConfig {
-        client_ca_file: Some(house.folder.path("ca.pem")),
-        ..house.server.clone()
+        client_ca_file: Some(fixture.folder.path("ca.pem")),
+        ..fixture.server.clone()
     };
     let error = ServerTls::load(&with_roots).expect_err("refused").to_string();
     assert!(error.contains("none are asked for"), "{error}");

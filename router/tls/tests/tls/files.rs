@@ -14,7 +14,7 @@ fn armour(label: &str, der: &[u8]) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_all_forms_are_taken() {
-    let house = TlsFixture::new();
+    let fixture = TlsFixture::new();
     let forms = [
         ("PRIVATE KEY", &PKCS_ECDSA_P256_SHA256, false),
         ("PRIVATE KEY", &PKCS_ED25519, false),
@@ -27,11 +27,11 @@ async fn keys_of_all_forms_are_taken() {
         let pkcs8 = key.serialize_der();
         // PKCS#1 and SEC1 keys are the contents of PKCS#8's OCTET STRING, from the second SEQUENCE on.
         let from = if is_inner { second_sequence(&pkcs8) } else { 0 };
-        let pair = house.authority.sign_with("gateway", &["localhost"], 4_000_000_000, key);
-        house.folder.write("server.pem", &format!("a line of text\n{}", pair.certificate));
-        house.folder.write("server.key", &armour(label, &pkcs8[from..]));
-        let (_tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
-        assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"), "{label} {algorithm:?}");
+        let pair = fixture.authority.sign_with("gateway", &["localhost"], 4_000_000_000, key);
+        fixture.folder.write("server.pem", &format!("a line of text\n{}", pair.certificate));
+        fixture.folder.write("server.key", &armour(label, &pkcs8[from..]));
+        let (_tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
+        assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"), "{label} {algorithm:?}");
     }
 }
 
@@ -48,10 +48,10 @@ fn second_sequence(pkcs8: &[u8]) -> usize {
 
 #[test]
 fn errors_name_the_file_and_what_is_wrong() {
-    let house = TlsFixture::new();
-    let write = |name: &str, text: &str| house.folder.write(name, text);
-    let own = house.server.clone();
-    let missing = house.folder.path("missing");
+    let fixture = TlsFixture::new();
+    let write = |name: &str, text: &str| fixture.folder.write(name, text);
+    let own = fixture.server.clone();
+    let missing = fixture.folder.path("missing");
     let empty = write("empty", "");
     let key_text = std::fs::read_to_string(&own.key_file).expect("read");
     let other = write("other.key", &Authority::new().sign("x", &[]).key);

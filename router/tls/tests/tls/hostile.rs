@@ -33,8 +33,8 @@ fn client_hello(version: [u8; 2]) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_tls_fails_alone() {
-    let house = TlsFixture::new();
-    let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
+    let fixture = TlsFixture::new();
+    let (tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
     let garbage: Vec<u8> = (0..2000_u32).map(|index| (index * 167 % 251) as u8).collect();
     let cases: [(&str, &[u8]); 4] = [
         ("HTTP", b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"),
@@ -47,14 +47,14 @@ async fn what_is_not_tls_fails_alone() {
         let answer = send(addr, bytes).await;
         assert!(!answer.starts_with(b"HTTP"), "{what}: {answer:?}");
         until(what, || tls.counts().failed == failed + 1).await;
-        assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"), "after {what}");
+        assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"), "after {what}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_versions_are_refused_with_the_alert_that_says_so() {
-    let house = TlsFixture::new();
-    let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
+    let fixture = TlsFixture::new();
+    let (tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
     // TLS 1.0, TLS 1.1, SSL 3: a fatal (2) alert (0x15), protocol_version (70).
     for version in [[3, 1], [3, 2], [3, 0]] {
         let answer = send(addr, &client_hello(version)).await;
@@ -69,15 +69,15 @@ async fn old_versions_are_refused_with_the_alert_that_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_silent_clients_hold_nobody_up() {
-    let house = TlsFixture::new();
-    let (tls, addr) = serve(&house.server, HandshakeLimits::default()).await;
+    let fixture = TlsFixture::new();
+    let (tls, addr) = serve(&fixture.server, HandshakeLimits::default()).await;
     let mut silent = Vec::new();
     for _ in 0..200 {
         silent.push(TcpStream::connect(addr).await.expect("connected"));
     }
     let started = Instant::now();
     for _ in 0..5 {
-        assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"));
+        assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"));
     }
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(tls.counts().completed, 5);
@@ -88,9 +88,9 @@ async fn two_hundred_silent_clients_hold_nobody_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_client_is_sent_away_in_time() {
-    let house = TlsFixture::new();
+    let fixture = TlsFixture::new();
     let limits = HandshakeLimits { timeout: Duration::from_millis(200), ..HandshakeLimits::default() };
-    let (tls, addr) = serve(&house.server, limits).await;
+    let (tls, addr) = serve(&fixture.server, limits).await;
     let started = Instant::now();
     assert_eq!(send(addr, &[0x16]).await, []);
     assert!(started.elapsed() >= Duration::from_millis(190), "{:?}", started.elapsed());
@@ -99,18 +99,18 @@ async fn a_silent_client_is_sent_away_in_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_the_limit_the_oldest_gives_way_when_it_had_its_time() {
-    let house = TlsFixture::new();
+    let fixture = TlsFixture::new();
     let patience = Duration::from_millis(400);
     let limits =
         HandshakeLimits { in_flight_max: 4, timeout_when_full: patience, ..HandshakeLimits::default() };
-    let (tls, addr) = serve(&house.server, limits).await;
+    let (tls, addr) = serve(&fixture.server, limits).await;
     let started = Instant::now();
     let mut silent = Vec::new();
     for _ in 0..4 {
         silent.push(TcpStream::connect(addr).await.expect("connected"));
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"));
+    assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"));
     let took = started.elapsed();
     assert!(took >= patience - Duration::from_millis(10) && took < 5 * patience, "{took:?}");
     assert!((1..=4).contains(&tls.counts().timed_out), "{:?}", tls.counts());
@@ -118,20 +118,20 @@ async fn at_the_limit_the_oldest_gives_way_when_it_had_its_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_number_of_handshakes_is_bounded() {
-    let house = TlsFixture::new();
+    let fixture = TlsFixture::new();
     let limits = HandshakeLimits {
         in_flight_max: 2,
         timeout: Duration::from_millis(600),
         timeout_when_full: Duration::from_secs(60),
     };
-    let (tls, addr) = serve(&house.server, limits).await;
+    let (tls, addr) = serve(&fixture.server, limits).await;
     let _silent = [
         TcpStream::connect(addr).await.expect("connected"),
         TcpStream::connect(addr).await.expect("connected"),
     ];
     tokio::time::sleep(Duration::from_millis(50)).await;
     let started = Instant::now();
-    assert_eq!(ask(&house.client, addr).await.as_deref(), Ok("nobody"));
+    assert_eq!(ask(&fixture.client, addr).await.as_deref(), Ok("nobody"));
     assert!(
         started.elapsed() >= Duration::from_millis(300),
         "a third got in beside two: {:?}",

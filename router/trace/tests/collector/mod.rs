@@ -59,7 +59,7 @@ impl Received {
 
 #[derive(Clone)]
 struct Service {
-    manner: Arc<Mutex<CollectorReply>>,
+    reply: Arc<Mutex<CollectorReply>>,
     received: Arc<Mutex<Received>>,
 }
 
@@ -91,8 +91,8 @@ impl MetricsService for Service {
 
 impl Service {
     async fn behave(&self) -> Result<(), Status> {
-        let manner = *self.manner.lock().expect("lock");
-        match manner {
+        let reply = *self.reply.lock().expect("lock");
+        match reply {
             CollectorReply::Takes => Ok(()),
             CollectorReply::Refuses => Err(Status::unauthenticated("no")),
             CollectorReply::Hangs => std::future::pending().await,
@@ -103,17 +103,17 @@ impl Service {
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
     pub(crate) received: Arc<Mutex<Received>>,
-    pub(crate) manner: Arc<Mutex<CollectorReply>>,
+    pub(crate) reply: Arc<Mutex<CollectorReply>>,
 }
 
 impl Collector {
     /// Serves on the test's runtime until that ends.
-    pub(crate) async fn start(address: &str, manner: CollectorReply) -> Self {
+    pub(crate) async fn start(address: &str, reply: CollectorReply) -> Self {
         let listener = tokio::net::TcpListener::bind(address).await.expect("bind");
         let address = listener.local_addr().expect("address");
-        let collector = Self { address, received: Arc::default(), manner: Arc::new(Mutex::new(manner)) };
+        let collector = Self { address, received: Arc::default(), reply: Arc::new(Mutex::new(reply)) };
         let service =
-            Service { manner: Arc::clone(&collector.manner), received: Arc::clone(&collector.received) };
+            Service { reply: Arc::clone(&collector.reply), received: Arc::clone(&collector.received) };
         let server = Server::builder()
             .add_service(MetricsServiceServer::new(service.clone()))
             .add_service(TraceServiceServer::new(service));

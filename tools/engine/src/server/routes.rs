@@ -28,7 +28,7 @@ use super::metrics;
 use crate::{EngineHandle, Request, SubmitError};
 
 /// Limits of a body's JSON, equal to a gateway's.
-const BODY_SHAPE: JsonLimits = JsonLimits { nodes: 128 << 10, numbers: 1 << 20, depth: 128 };
+const BODY_LIMITS: JsonLimits = JsonLimits { nodes: 128 << 10, numbers: 1 << 20, depth: 128 };
 
 /// State shared by the routes.
 pub struct WorkerState {
@@ -243,7 +243,7 @@ async fn receive(intake: &Intake, request: HttpRequest) -> Result<ReceivedBody, 
         IntakeError::Broken => ApiError::malformed("The body broke off."),
     })?;
     // A tree of values takes up to a hundred times the bytes of its text.
-    JsonCounts::of(&body.bytes, &BODY_SHAPE)
+    JsonCounts::of(&body.bytes, &BODY_LIMITS)
         .map_err(|excess| ApiError::new(StatusCode::BAD_REQUEST, excess, "body_too_complex"))?;
     Ok(body)
 }

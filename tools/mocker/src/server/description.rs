@@ -40,10 +40,10 @@ pub(super) fn models(worker: &Worker) -> Value {
 pub(super) fn event_sources(served: &ServerState) -> Value {
     let endpoint = |port: Option<u16>| port.map(|port| format!("tcp://*:{port}"));
     json!({ "0": {
-        "enable_kv_cache_events": served.site.events_port.is_some(),
-        "publisher": if served.site.events_port.is_some() { "zmq" } else { "null" },
-        "endpoint": endpoint(served.site.events_port),
-        "replay_endpoint": endpoint(served.site.replay_port),
+        "enable_kv_cache_events": served.addresses.events_port.is_some(),
+        "publisher": if served.addresses.events_port.is_some() { "zmq" } else { "null" },
+        "endpoint": endpoint(served.addresses.events_port),
+        "replay_endpoint": endpoint(served.addresses.replay_port),
         "buffer_steps": crate::events::REPLAY_BATCHES,
         "hwm": EVENTS_HIGH_WATER,
         "max_queue_size": EVENTS_HIGH_WATER,
@@ -53,7 +53,7 @@ pub(super) fn event_sources(served: &ServerState) -> Value {
 
 /// `GET /query` of a Mooncake prefill worker's bootstrap server.
 pub(super) fn bootstrap(served: &ServerState) -> Value {
-    let address = served.site.address.to_string();
+    let address = served.addresses.address.to_string();
     json!({ "0": { "engine_id": served.worker.engine_id, "worker_addr": { "0": { "0": address } } } })
 }
 
@@ -68,20 +68,20 @@ pub(super) fn server_info(served: &ServerState) -> Value {
         "startup_time": { "scheduler_e2e": took, "tokenizer_e2e": took + 1.0 },
         "model_path": config.model, "served_model_name": config.model,
         "page_size": config.block_tokens, "disaggregation_mode": served.role_name(),
-        "disaggregation_bootstrap_port": served.site.address.port(), "dp_size": 1, "tp_size": 1,
+        "disaggregation_bootstrap_port": served.addresses.address.port(), "dp_size": 1, "tp_size": 1,
         "context_length": config.context_tokens, "max_running_requests": config.batch_max,
         "max_total_num_tokens": config.usable_blocks() * config.block_tokens,
-        "host": served.site.address.ip(), "port": served.site.address.port(), "kv_events": null,
+        "host": served.addresses.address.ip(), "port": served.addresses.address.port(), "kv_events": null,
     });
     if config.wake.is_some() {
         (info["enable_memory_saver"], info["enable_weights_cpu_backup"]) = (true.into(), true.into());
     }
-    if let Some(port) = served.site.events_port {
+    if let Some(port) = served.addresses.events_port {
         info["kv_events"] = json!({
-            "publisher": "zmq", "endpoint_host": served.site.address.ip(), "endpoint_port_base": port,
+            "publisher": "zmq", "endpoint_host": served.addresses.address.ip(), "endpoint_port_base": port,
             "topic": config.topic, "block_size": config.block_tokens, "dp_size": 1,
         });
-        if let Some(port) = served.site.replay_port {
+        if let Some(port) = served.addresses.replay_port {
             info["kv_events"]["replay_endpoint_port_base"] = port.into();
         }
     }

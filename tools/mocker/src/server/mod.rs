@@ -67,14 +67,14 @@ pub(crate) struct WorkerAddresses {
 /// A worker as seen by its connections.
 pub(crate) struct ServerState {
     pub(crate) worker: Arc<Worker>,
-    pub(crate) site: WorkerAddresses,
+    pub(crate) addresses: WorkerAddresses,
     intake: Intake,
 }
 
 impl ServerState {
-    pub(crate) fn new(worker: Arc<Worker>, site: WorkerAddresses) -> Self {
+    pub(crate) fn new(worker: Arc<Worker>, addresses: WorkerAddresses) -> Self {
         let intake = Intake::new(worker.config.body_bytes_max, BODIES_BYTES_MAX, BODY_WITHIN);
-        Self { worker, site, intake }
+        Self { worker, addresses, intake }
     }
 
     fn dialect(&self) -> Dialect {

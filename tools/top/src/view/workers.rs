@@ -43,18 +43,18 @@ const COLUMNS: [Column; 13] = [
 ];
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, status: &Status, display: &mut Display) {
-    let ordered = ordered(&status.workers, display.sort);
-    let seen = display.workers.bound(ordered.len(), usize::from(area.height.saturating_sub(HEADING_LINES)));
+    let paused = paused(&status.workers, display.sort);
+    let seen = display.workers.bound(paused.len(), usize::from(area.height.saturating_sub(HEADING_LINES)));
     let columns = fitting(area.width);
-    let rows = ordered[seen.clone()].iter().map(|worker| row(worker, &columns));
+    let rows = paused[seen.clone()].iter().map(|worker| row(worker, &columns));
     let mut widths = vec![Constraint::Fill(1)];
     widths.extend(columns.iter().map(|column| Constraint::Length(column.cells)));
     let mut heading = vec![Cell::from("worker")];
     heading.extend(columns.iter().map(|column| aligned(column, column.title.to_owned())));
     let ready = status.workers.iter().filter(|worker| worker.ready).count();
-    let title = format!("workers, {ready} of {} ready, by {} (s)", ordered.len(), display.sort.title());
-    let place = if seen.len() < ordered.len() {
-        format!("{}-{} of {}", seen.start + 1, seen.end, ordered.len())
+    let title = format!("workers, {ready} of {} ready, by {} (s)", paused.len(), display.sort.title());
+    let place = if seen.len() < paused.len() {
+        format!("{}-{} of {}", seen.start + 1, seen.end, paused.len())
     } else {
         String::new()
     };
@@ -126,7 +126,7 @@ fn engine(worker: &Worker) -> String {
 }
 
 /// By the key, then by name; all but the name fall, and what is not known comes last.
-fn ordered(workers: &[Worker], key: SortKey) -> Vec<&Worker> {
+fn paused(workers: &[Worker], key: SortKey) -> Vec<&Worker> {
     let value = |worker: &Worker| match key {
         SortKey::Name => None,
         SortKey::Requests => worker.requests.map(|count| count as f64),
@@ -140,9 +140,9 @@ fn ordered(workers: &[Worker], key: SortKey) -> Vec<&Worker> {
         (None, Some(_)) => Ordering::Greater,
         (None, None) => Ordering::Equal,
     };
-    let mut ordered: Vec<&Worker> = workers.iter().collect();
-    ordered.sort_by(|a, b| falling(value(a), value(b)).then_with(|| a.name.cmp(&b.name)));
-    ordered
+    let mut paused: Vec<&Worker> = workers.iter().collect();
+    paused.sort_by(|a, b| falling(value(a), value(b)).then_with(|| a.name.cmp(&b.name)));
+    paused
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
             (SortKey::KvUsage, "bca"),
             (SortKey::Slowness, "abc"),
         ] {
-            let given: String = ordered(&workers, key).iter().map(|worker| worker.name.as_str()).collect();
+            let given: String = paused(&workers, key).iter().map(|worker| worker.name.as_str()).collect();
             assert_eq!(given, names, "{key:?}");
         }
     }
