@@ -19,6 +19,8 @@ import time
 import tomllib
 from pathlib import Path
 
+# Runs of one call of the simulator, of which all failures are taken.
+BATCH = 50
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIST = HERE / "canaries.toml"
@@ -72,6 +74,9 @@ def take_built(usual, debug):
 def build(canaries, folder):
     """Builds the simulator with all bugs, each switched off."""
     tree, target = folder / "tree", folder / "target"
+    if not target.exists():
+        # The planted sources must be newer than the records of cargo that are copied.
+        shutil.rmtree(tree, ignore_errors=True)
     changed = {}
     for canary in canaries:
         text = changed.get(canary["file"]) or (ROOT / canary["file"]).read_text()
@@ -90,51 +95,78 @@ def build(canaries, folder):
 
 
 def run(binary, name, *arguments):
-    """The first failing seed with its oracle and its reason, or None."""
+    """The failures in the order in which they were found, each with its seed, its oracle and its reason."""
     environment = dict(os.environ, KVASIR_CANARY=name)
     command = [binary, *map(str, arguments)]
     ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    found = re.search(r"^seed (\d+): \[(.*?)\] (.*)$", ran.stdout, re.MULTILINE)
-    if found and found[2] in ("hung", "simulator"):
-        sys.exit(f"{name or 'without a bug'}: {found[0]}")
+    found = re.findall(r"^seed (\d+): \[(.*?)\] (.*)$", ran.stdout, re.MULTILINE)
+    for seed, oracle, reason in found:
+        if oracle in ("hung", "simulator"):
+            sys.exit(f"{name or 'without a bug'}: seed {seed}: [{oracle}] {reason}")
     if not found and ran.returncode != 0:
         command = " ".join(map(str, command))
         sys.exit(f"{name or 'without a bug'}: {command} exited with {ran.returncode}:\n{ran.stdout}{ran.stderr[-4000:]}")
-    return (int(found[1]), found[2], found[3]) if found else None
+    return [(int(seed), oracle, reason) for seed, oracle, reason in found]
+
+
+def find(binary, canary, *arguments):
+    """The first failure by the canary's oracle, or None; and the first one by another oracle, or None."""
+    failures = run(binary, canary["name"], *arguments, "--keep-going")
+    right = [failure for failure in failures if failure[1] == canary["oracle"]]
+    wrong = [failure for failure in failures if failure[1] != canary["oracle"]]
+    return (right[0] if right else None), (wrong[0] if wrong else None)
 
 
 def check_sound(binary, name, *arguments):
     """What fails with the bug must pass without it."""
-    failure = run(binary, "", *arguments)
-    if failure:
-        sys.exit(f"{name}: {' '.join(map(str, arguments))} fails without the bug, too: [{failure[1]}] {failure[2]}")
+    failures = run(binary, "", *arguments, "--keep-going")
+    if failures:
+        seed, oracle, reason = failures[0]
+        sys.exit(f"{name}: {' '.join(map(str, arguments))} fails without the bug, too: seed {seed}: [{oracle}] {reason}")
 
 
-def vary(binary, name, variants, saves):
+def vary(binary, canary, variants, saves):
     """Tries the plan of a canary with other seeds: the same steps at the same times, other delays, turns and errors of disks."""
-    plan = PLANS / f"{name}.json"
+    name = canary["name"]
+    plan, wrong = PLANS / f"{name}.json", None
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(1, variants + 1):
-            text = json.dumps(json.loads(plan.read_text()) | {"seed": seed})
-            (Path(folder) / f"{seed:05}.json").write_text(text)
-        found = run(binary, name, "--plans", folder, "--no-shrink")
-        if not found:
-            return None
-        variant = Path(folder) / f"{found[0]:05}.json"
-        check_sound(binary, name, "--plans", variant, "--no-shrink")
-        if saves:
-            plan.write_text(json.dumps(json.loads(variant.read_text()), indent=2, ensure_ascii=False))
-    return found
+        for first in range(1, variants + 1, BATCH):
+            part = Path(folder) / str(first)
+            part.mkdir()
+            for seed in range(first, min(first + BATCH, variants + 1)):
+                text = json.dumps(json.loads(plan.read_text()) | {"seed": seed})
+                (part / f"{seed:05}.json").write_text(text)
+            found, other = find(binary, canary, "--plans", part)
+            wrong = wrong or other
+            if found:
+                variant = part / f"{found[0]:05}.json"
+                check_sound(binary, name, "--plans", variant)
+                if saves:
+                    plan.write_text(json.dumps(json.loads(variant.read_text()), indent=2, ensure_ascii=False))
+                return found, wrong
+    return None, wrong
 
 
-def search(binary, name, seeds, saves):
+def search(binary, canary, seeds, saves):
     """Tries seeds in turn, from 1 on."""
-    plan = PLANS / f"{name}.json"
-    more = ["--save", plan] if saves else ["--no-shrink"]
-    found = run(binary, name, "--first", 1, "--seeds", seeds, *more)
-    if found:
-        check_sound(binary, name, "--first", found[0], "--seeds", 1, "--no-shrink")
-    return found
+    name, wrong = canary["name"], None
+    for first in range(1, seeds + 1, BATCH):
+        found, other = find(binary, canary, "--first", first, "--seeds", min(BATCH, seeds + 1 - first))
+        wrong = wrong or other
+        if not found:
+            continue
+        seed = ("--first", found[0], "--seeds", 1)
+        check_sound(binary, name, *seed)
+        if saves:
+            with tempfile.TemporaryDirectory() as folder:
+                shrunk = Path(folder) / "plan.json"
+                run(binary, name, *seed, "--save", shrunk)
+                check_sound(binary, name, "--plans", shrunk)
+                if not find(binary, canary, "--plans", shrunk)[0]:
+                    sys.exit(f"{name}: the shrunk plan of seed {found[0]} fails by another oracle")
+                shutil.copy(shrunk, PLANS / f"{name}.json")
+        return found, wrong
+    return None, wrong
 
 
 def main():
@@ -165,24 +197,26 @@ def main():
         if options.names and name not in options.names:
             continue
         began, plan = time.monotonic(), PLANS / f"{name}.json"
-        failure, how = None, "by its plan"
+        failure, wrong, how = None, None, "by its plan"
         if plan.exists():
-            failure = run(binary, name, "--plans", plan, "--no-shrink")
+            failure, wrong = find(binary, canary, "--plans", plan)
             if failure:
-                check_sound(binary, name, "--plans", plan, "--no-shrink")
+                check_sound(binary, name, "--plans", plan)
         if failure is None and plan.exists():
-            failure = vary(binary, name, options.variants, options.record)
+            failure, other = vary(binary, canary, options.variants, options.record)
+            wrong = wrong or other
             how = f"by its plan with seed {failure[0]}" if failure else ""
         if failure is None and (options.record or not plan.exists()):
-            failure = search(binary, name, options.seeds, options.record)
-            how = f"by seed {failure[0]}, the first that fails" if failure else ""
+            failure, other = search(binary, canary, options.seeds, options.record)
+            wrong = wrong or other
+            how = f"by seed {failure[0]}, the first that fails by its oracle" if failure else ""
         if failure is None:
             missed.append(name)
             print(f"MISSED  {name} ({time.monotonic() - began:.0f} s): {canary['what']}", flush=True)
-            print("        try --record; if that finds nothing either, its oracle is lost", flush=True)
-        elif failure[1] != canary["oracle"]:
-            missed.append(name)
-            print(f"MISSED  {name}: found by [{failure[1]}], not by [{canary['oracle']}]: {failure[2][:120]}", flush=True)
+            if wrong:
+                print(f"        [{canary['oracle']}] did not find it; [{wrong[1]}] did: {wrong[2][:120]}", flush=True)
+            else:
+                print("        try --record; if that finds nothing either, its oracle is lost", flush=True)
         else:
             found += 1
             print(f"found   {name} {how}: [{failure[1]}] {failure[2][:120]}", flush=True)

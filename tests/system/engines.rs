@@ -53,6 +53,14 @@ fn cached_tokens(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
 }
 
+/// Blocks in the index, of all workers' own pools.
+fn indexed_blocks(site: &Site) -> u64 {
+    let (_, text) = get(&site.gateway.address, "/kvasir/status").expect("a status");
+    let status: Value = serde_json::from_str(&text).expect("JSON");
+    let workers = status["workers"].as_array().expect("workers");
+    workers.iter().filter_map(|worker| worker["pools"][0]["indexed"].as_u64()).sum()
+}
+
 #[test]
 fn adapters_are_routed_by_name_and_have_blocks_of_their_own() {
     let tuned = MockConfig { adapters: vec!["tuned".to_owned()], ..mock(Dialect::Vllm, Role::Both, true) };
@@ -69,7 +77,8 @@ fn adapters_are_routed_by_name_and_have_blocks_of_their_own() {
         body["model"] = model.into();
         let (status, answer) = site.chat(&body);
         // The blocks of a request are indexed before the next one.
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        let known = || site.mocks.iter().map(|mock| mock.stats().known_blocks as u64).sum::<u64>();
+        wait_for("the blocks to be indexed", || indexed_blocks(&site) == known());
         (status, answer)
     };
     // One engine has the adapter; requests for it never reach the other, though they take turns.
@@ -101,24 +110,18 @@ fn engines_without_events_are_routed_by_the_prompts_sent_to_them() {
     let mocks = vec![mock(Dialect::Vllm, Role::Both, false), mock(Dialect::Vllm, Role::Both, false)];
     let site =
         Site::start("no-events", mocks, &["--worker", "--worker"], "[router]\napproximate_ttl = \"8s\"\n");
-    let indexed = || -> u64 {
-        let (_, text) = get(&site.gateway.address, "/kvasir/status").expect("a status");
-        let status: Value = serde_json::from_str(&text).expect("JSON");
-        let workers = status["workers"].as_array().expect("workers");
-        workers.iter().filter_map(|worker| worker["pools"][0]["indexed"].as_u64()).sum()
-    };
-    assert_eq!(indexed(), 0);
+    assert_eq!(indexed_blocks(&site), 0);
     for turn in 0..3 {
         for number in 0..6 {
             let (status, answer) = site.chat(&chat(100, number, 2));
             assert_eq!(status, 200, "{answer}");
             assert_eq!(cached_tokens(&answer) > 64, turn > 0, "turn {turn} of {number}: {answer}");
-            // A prompt is recorded a few milliseconds after it was routed.
-            std::thread::sleep(std::time::Duration::from_millis(20));
         }
+        // Prompts are recorded a few milliseconds after they were routed.
+        wait_for("the prompts to be recorded", || indexed_blocks(&site) > 6 * 6);
+        std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    assert!(indexed() > 6 * 6, "{}", indexed());
-    wait_for("the blocks to be forgotten", || indexed() == 0);
+    wait_for("the blocks to be forgotten", || indexed_blocks(&site) == 0);
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Row {
 
     fn print(&self) {
         println!(
-            "  {:<34}{:>8.1} %{:>9.2}{:>6.0}{:>10.2} s{:>10.2} s{:>6.1}",
+            "  {:<34}{:>8.1} %{:>9.2}{:>6.0}{:>10.2} s{:>10.2} s{:>11.1}",
             self.name,
             100.0 * self.attained(),
             self.workers(),
@@ -246,7 +246,7 @@ fn compare_on(shape: &Shape, smoke: bool) {
         shape.seconds()
     );
     println!(
-        "  {:<34}{:>10}{:>9}{:>6}{:>12}{:>12}{:>6}",
+        "  {:<34}{:>10}{:>9}{:>6}{:>12}{:>12}{:>11}",
         "policy", "attained", "workers", "peak", "TTFT p50", "TTFT p99", "reversals"
     );
     let (chosen, _) = choose_headroom(&setup, &shape.requests(1, TUNING_SEED), 0.0);

@@ -36,7 +36,7 @@ pub(crate) struct MockArgs {
     /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
-    /// Name of a LoRA adapter that the workers have. May be given several times
+    /// Name of a LoRA adapter that the workers have (vLLM only). May be given several times.
     #[arg(long = "adapter", value_name = "NAME")]
     adapters: Vec<String>,
     /// Hugging Face folder with a tokenizer and a chat template (default: the built-in ones).

@@ -175,20 +175,23 @@ impl DiskLog {
         let Some(operation) = self.operations.get(id) else { return };
         // A media error is an answer too.
         let is_answered = matches!(operation.failure, None | Some(IoErrorKind::Media));
+        let is_late = operation.is_abandoned;
         self.spare_pages.extend(operation.page.take());
         self.operations.end(id);
-        if let Health::Unavailable { column, .. } = self.health
-            && is_answered
-        {
-            // A log over several devices needs all of them: with one of them alone the next read of another would wait
-            // for its timeout again.
-            let column = column + 1;
-            if column < self.config.stripes {
-                self.health = Health::Unavailable { probe_at: self.now.instant, backoff: 2, column };
-            } else {
-                self.health = Health::Available;
-                self.failures = 0;
+        let Health::Unavailable { probe_at, backoff, column } = self.health else { return };
+        // A log over several devices needs all of them: with one of them alone the next read of another would wait for
+        // its timeout again. Devices that answered long ago are probed again.
+        self.health = match column + 1 {
+            _ if !is_answered || (is_late && column > 0) => {
+                Health::Unavailable { probe_at, backoff, column: 0 }
             }
+            next if next < self.config.stripes => {
+                Health::Unavailable { probe_at: self.now.instant, backoff: 2, column: next }
+            }
+            _ => Health::Available,
+        };
+        if self.is_available() {
+            self.failures = 0;
         }
     }
 }

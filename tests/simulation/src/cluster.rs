@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use tests_apiserver::ApiServer;
 use tools_mocker::Mock;
 
@@ -493,13 +493,16 @@ impl Cluster {
             let is_alive = member.is_alive();
             let has_handle = member.stop.is_some();
             match member.termination {
-                Some(Termination::Draining { since, kill_at }) if is_alive && now >= kill_at => {
+                Some(Termination::Draining { since, .. })
                     // An impairment of an earlier time is no excuse.
-                    let waits_since = since.max(member.impaired_until);
-                    let had_time = now >= waits_since + DRAIN.as_nanos() as u64 + ENDS_AFTER_DRAIN;
+                    if is_alive
+                        && now >= since.max(member.impaired_until) + DRAIN.as_nanos() as u64 + ENDS_AFTER_DRAIN =>
+                {
                     let what =
                         format!("{node:?} still runs {} s after it was told to stop", (now - since) / SECOND);
-                    ensure!(!had_time, Violation::new(Oracle::Drain, what));
+                    bail!(Violation::new(Oracle::Drain, what));
+                }
+                Some(Termination::Draining { kill_at, .. }) if is_alive && now >= kill_at => {
                     self.counts.killed_draining += 1;
                     self.kill(node, false);
                 }

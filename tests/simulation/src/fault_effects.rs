@@ -2,7 +2,7 @@
 //!
 //! A connection that was cut, and an exchange without an end, need a fault of their own gateway, or of the link between it
 //! and the client. A refusal and a broken stream are explained by any fault that can fail a request, on any node, which
-//! lasted until [`RECOVERS`] before the request or later: retries, health checks and breakers carry its effect further than
+//! lasted until [`RECOVERS`] or [`RECOVERS_IN_SILENCE`] before the request or later: retries, health checks and breakers carry its effect further than
 //! its end. A stop is also matched to the times of the exchange.
 
 use std::collections::BTreeMap;
@@ -17,9 +17,16 @@ use crate::plan::{Action, BACK_WITHIN, Node, Plan, Step};
 /// Time before its gateway's stop within which a new connection counts as accepted, in milliseconds.
 const ACCEPTED_WITHIN: u64 = 1_000;
 
-/// Time after the end of a fault within which a request may still fail because of it, in milliseconds: breakers that are
-/// open, engines that were given up and are asked again ever less often, and connections whose end no packet reported.
-const RECOVERS: u64 = 90_000;
+/// Time after the end of a fault within which a request may still fail because of it, in milliseconds: a breaker is open for
+/// 30 s at most, and health checks take some seconds.
+const RECOVERS: u64 = 45_000;
+
+/// The same after a fault whose end no packet reported: connections are given up after 70 s.
+const RECOVERS_IN_SILENCE: u64 = 120_000;
+
+/// Time after the end of a fault of a gateway, or of the link to it, within which a connection may still be cut, in
+/// milliseconds: a gateway takes some seconds to start.
+const CUTS_WITHIN: u64 = 15_000;
 
 /// Longest time of an answer without faults: the clients' questions are short, and few.
 const ANSWERS_WITHIN: Nanos = 60 * SECOND;
@@ -76,6 +83,11 @@ impl FaultEffects {
         }
     }
 
+    /// Whether the API server was out of reach for a time.
+    pub(crate) fn hits_api_server(&self) -> bool {
+        self.steps.iter().any(|step| step.action.hits_api_server())
+    }
+
     /// Time at which a step was due.
     pub(crate) fn due(&self, number: usize) -> Nanos {
         self.began + self.steps.get(number).map_or(0, |step| step.at) * MILLISECOND
@@ -103,10 +115,14 @@ impl FaultEffects {
             return false;
         };
         let gateway = Node::Gateway(*asked);
-        // Faults that had begun, and were over shortly before the request at the earliest.
+        // Whether a step's effect had not ended when the request was sent.
+        let lasts_until =
+            |step: &Step, recovers: u64| step.at + step.action.lasts_at_most() + recovers >= *at;
         let any = |fits: &dyn Fn(&Action) -> bool| {
-            self.before(ended.at)
-                .any(|step| step.at + step.action.lasts_at_most() + RECOVERS >= *at && fits(&step.action))
+            self.before(ended.at).any(|step| {
+                let recovers = if step.action.is_silent() { RECOVERS_IN_SILENCE } else { RECOVERS };
+                lasts_until(step, recovers) && fits(&step.action)
+            })
         };
         let joins = |a: &Node, b: &Node| [*a, *b].contains(&Node::Client) && [*a, *b].contains(&gateway);
         match &ended.outcome {
@@ -115,9 +131,11 @@ impl FaultEffects {
             _ if self.interrupts_nothing => false,
             // A fault on the path to this gateway, or of the gateway itself.
             Outcome::Cut => self.before(ended.at).any(|step| match &step.action {
-                Action::Kill { node, .. } | Action::Freeze { node, .. } => *node == gateway,
+                Action::Kill { node, .. } | Action::Freeze { node, .. } => {
+                    *node == gateway && lasts_until(step, CUTS_WITHIN)
+                }
                 Action::Cut { a, b, .. } | Action::Partition { a, b, .. } | Action::Degrade { a, b, .. } => {
-                    joins(a, b)
+                    joins(a, b) && lasts_until(step, CUTS_WITHIN)
                 }
                 // Requests that a gateway has when it is told to stop end normally, within its drain time.
                 Action::Terminate { node, kill_after } => {

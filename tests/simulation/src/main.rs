@@ -69,7 +69,7 @@ struct Arguments {
     #[arg(long)]
     no_shrink: bool,
     /// Run each seed twice, and fail if the runs differ.
-    #[arg(long, conflicts_with_all = ["seed", "plan"])]
+    #[arg(long, conflicts_with_all = ["seed", "plan", "plans"])]
     twice: bool,
     /// Print a hash over the traces of all seeds.
     #[arg(long, conflicts_with_all = ["seed", "plan"])]

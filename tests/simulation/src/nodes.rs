@@ -259,7 +259,8 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
                 let faults = kernel::disk_of(host);
                 faults.slow > 0 || faults.fail_one_in > 0
             };
-            let (began, began_in_faults) = (kernel::now(), has_faults());
+            let (began, began_in_faults) =
+                (kernel::now(), kernel::disk_of(host) != kernel::DiskFaults::default());
             let code = control_node::run_with_stop_source(arguments, handle.source());
             // A slow operation of the start may fail after the end of the faults in which it began, and a start refuses
             // headers that are damaged. Later a rotten block is a miss, and no reason to end.

@@ -248,9 +248,13 @@ impl Action {
             // Requests in a gateway that is told to stop end normally, and later ones find no listener.
             Self::Terminate { node: Node::Gateway(_), .. } | Self::Jump { .. } => false,
             Self::Misbehave { kind, .. } => kind != "drop_events",
-            Self::Disk { slow_ms, fail_one_in, .. } => *slow_ms > 0 || *fail_one_in > 0,
             _ => self.affects_requests(),
         }
+    }
+
+    /// Whether no packet reports the end of the connections that the action ends.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self, Self::Kill { silently: true, .. } | Self::Cut { silently: true, .. })
     }
 
     /// Duration of an action that ends by itself, in milliseconds.

@@ -395,10 +395,6 @@ impl SimulationRun {
     /// Without requests one engine is enough, and one of the control services leads.
     async fn await_scale(&mut self) -> Result<()> {
         let (began, mut steady) = (Instant::now(), 0);
-        let reversals = u32::try_from(self.cluster.reversals()).unwrap_or(u32::MAX);
-        let patience =
-            DOWN_AFTER.saturating_mul(DOWN_AFTER_FACTOR.saturating_pow(reversals)).min(DOWN_AFTER_MAX);
-        let within = SCALES_WITHIN + Duration::from_secs(patience);
         while let Some((running, wanted)) = self.cluster.scale()? {
             let mut leaders = 0;
             for address in self.cluster.control_addresses() {
@@ -406,6 +402,14 @@ impl SimulationRun {
                 leaders += u64::from(metrics.contains("kvasir_control_leader 1"));
             }
             steady = if (running, wanted, leaders) == (1, 1, 1) { steady + 1 } else { 0 };
+            // Decisions that an unreachable API server did not carry out show in no object: each rise may be a reversal.
+            let reversals = match self.fault_effects.hits_api_server() {
+                true => self.cluster.counts().scaled_up.max(self.cluster.reversals()),
+                false => self.cluster.reversals(),
+            };
+            let factor = DOWN_AFTER_FACTOR.saturating_pow(u32::try_from(reversals).unwrap_or(u32::MAX));
+            let patience = DOWN_AFTER.saturating_mul(factor).min(DOWN_AFTER_MAX);
+            let within = SCALES_WITHIN + Duration::from_secs(patience);
             if steady == STEADY_LOOKS {
                 break;
             }

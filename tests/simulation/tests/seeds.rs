@@ -33,7 +33,8 @@ fn an_equal_seed_is_an_equal_life() {
 
 #[test]
 fn nothing_to_run_is_a_failure() {
-    assert!(!simulate(&["--seeds", "0"]).1);
+    let (told, is_good) = simulate(&["--seeds", "0"]);
+    assert!(!is_good && told.contains("there was nothing to run"), "{told}");
 }
 
 #[test]

@@ -177,6 +177,11 @@ impl MockConfig {
                 "`decode_seconds_per_kv_token` must not be negative",
             ),
             (positive(self.prefill_seconds_per_square), "`prefill_seconds_per_square` must not be negative"),
+            (
+                self.adapters.is_empty() || self.dialect == Dialect::Vllm,
+                "`adapters` need the dialect of vLLM",
+            ),
+            (!self.adapters.contains(&self.model), "`adapters` must not have the model's name"),
             (self.speedup > 0.0 && self.speedup.is_finite(), "`speedup` must be positive"),
         ];
         let broken: Vec<&str> = rules.iter().filter(|rule| !rule.0).map(|rule| rule.1).collect();

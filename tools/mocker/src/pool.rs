@@ -89,6 +89,18 @@ impl Table {
     }
 }
 
+/// Extra keys of blocks `first` to `complete`, each with its block's index among them, as vLLM publishes them: the adapter at
+/// each block, the salt at the first block of the prompt alone.
+fn extras_of(chain: &Chain, first: usize, complete: usize) -> Vec<(u32, String)> {
+    let of = |block: usize| match block {
+        0 => &chain.extras[..],
+        _ => chain.adapter.as_slice(),
+    };
+    (first..complete)
+        .flat_map(|block| of(block).iter().map(move |text| ((block - first) as u32, text.clone())))
+        .collect()
+}
+
 impl Pool {
     pub(crate) fn new(block_tokens: usize, capacity: usize, first_id: u32, tells: bool) -> Self {
         Self {
@@ -189,10 +201,7 @@ impl Pool {
                 tokens: tokens[span].to_vec(),
                 block_tokens: self.block_tokens,
                 tier: Tier::Device,
-                extras: match first {
-                    0 => chain.extras.iter().map(|extra| (0, extra.clone())).collect(),
-                    _ => Vec::new(),
-                },
+                extras: extras_of(chain, first, complete),
                 lora: chain.adapter.clone(),
                 ..Stored::default()
             }));

@@ -187,6 +187,10 @@ impl Kernel {
     }
 
     pub(super) fn kill(&mut self, process: super::ProcessId, silently: bool) {
+        if silently && let Some(state) = self.processes.get(process.index()) {
+            // The machine loses its power, whether the process still runs or not.
+            self.lose_unsynced(state.host);
+        }
         let Some(state) = self.processes.get_mut(process.index()).filter(|state| state.is_alive) else {
             return;
         };
@@ -201,10 +205,6 @@ impl Kernel {
         self.futexes
             .values_mut()
             .for_each(|waiting| waiting.retain(|id| threads[id.index()].process != process));
-        if silently {
-            let host = self.processes[process.index()].host;
-            self.lose_unsynced(host);
-        }
         self.close_all(process, silently);
     }
 
