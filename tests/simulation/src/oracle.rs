@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What must hold in every run, and the simulator itself. The table in `README.md` describes each by its name.
+/// An oracle, or the simulator itself. The table in `README.md` describes each by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Oracle {
     Tokens,

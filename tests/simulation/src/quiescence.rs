@@ -21,7 +21,7 @@ const RESTS_WITHIN: Duration = Duration::from_secs(240);
 /// Consecutive looks that must find nothing left.
 const CLEAN_LOOKS: u32 = 3;
 
-/// What is left at a look, with the oracle that it violates.
+/// Leftovers at one look, each with the oracle that it violates.
 type LeftOver = Vec<(Oracle, String)>;
 
 /// Counts by name.

@@ -38,7 +38,7 @@ enum Line {
     Failed(String),
 }
 
-/// What a run prints.
+/// Output of a run beside its result.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RunOutput {
     /// Each step of the kernel.

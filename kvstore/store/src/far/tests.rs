@@ -313,7 +313,7 @@ fn a_block_that_changes_after_its_tier_verified_it_is_not_served() {
 
 /// The control: a share of the count that is not given back with its slot is found in the same round.
 #[test]
-#[should_panic(expected = "slots lent to far reads are out")]
+#[should_panic(expected = "guards of slots lent to far reads exist")]
 fn a_lost_decrement_of_the_lent_slots_is_found() {
     let mut rig = Rig::new(16, BLOCK);
     rig.search(1, &numbered_chain(1, 4), 2);
