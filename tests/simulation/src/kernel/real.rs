@@ -64,6 +64,7 @@ functions! {
     LISTEN c"listen": (c_int, c_int) -> c_int;
     NANOSLEEP c"nanosleep": (*const libc::timespec, *mut libc::timespec) -> c_int;
     OPEN c"open": (*const c_char, c_int, libc::mode_t) -> c_int;
+    OPENDIR c"opendir": (*const c_char) -> *mut libc::DIR;
     OPENAT c"openat": (c_int, *const c_char, c_int, libc::mode_t) -> c_int;
     OPEN64 c"open64": (*const c_char, c_int, libc::mode_t) -> c_int;
     POLL c"poll": (*mut libc::pollfd, libc::nfds_t, c_int) -> c_int;

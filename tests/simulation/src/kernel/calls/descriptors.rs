@@ -335,6 +335,17 @@ unsafe extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mo
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
+    // SAFETY: the caller gives a path.
+    if unsafe { is_of_real_process(path) } {
+        fail(libc::ENOENT);
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the caller's own argument.
+    unsafe { real::OPENDIR.get()(path) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: usize) -> c_int {
     let Some(id) = object(descriptor) else {
         // SAFETY: the caller's own arguments.
