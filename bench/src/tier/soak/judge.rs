@@ -1,4 +1,4 @@
-//! The verdicts on a run, as functions of the samples and facts.
+//! The verdicts on a run, as functions of the samples and totals.
 //!
 //! The first quarter warms up: allocators, the store's tables and the first round of the disk fill. After it no
 //! figure may grow: memory is judged by the slope of a straight line through the samples, over time and over
