@@ -84,7 +84,7 @@ fn adapters_are_routed_by_name_and_have_blocks_of_their_own() {
         wait_for("the blocks to be indexed", || indexed_blocks(&site) == known());
         (status, answer)
     };
-    // One engine has the adapter; requests for it never reach the other, though they take turns.
+    // Requests for the adapter reach only the engine that has it, although the strategy takes turns.
     for turn in 0..6 {
         let (status, answer) = ask("tuned");
         assert_eq!((status, answer["model"].as_str()), (200, Some("tuned")), "{answer}");

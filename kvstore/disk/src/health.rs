@@ -2,8 +2,8 @@
 //!
 //! An engine that reports a failed device, or that does not answer for `operation_timeout`, makes the log
 //! unavailable: every operation then ends at once as a miss or is refused, until a read of the first header
-//! of each device of the log succeeds. So do failures of reads in a row, whatever their kind: a medium does not lose everything that is
-//! read. Memory that the engine still holds is not given back, since the device may yet write into it.
+//! of each device of the log succeeds. So do failures of reads in a row, whatever their kind: a medium does not
+//! lose everything that is read. Memory that the engine still holds is not given back, since the device may yet write into it.
 //!
 //! Writes are judged apart. A device that is full, worn out or write protected still reads: when only its
 //! writes fail, they are refused for a while, and the writes after that pause show whether the device accepts

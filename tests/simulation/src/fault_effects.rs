@@ -2,8 +2,8 @@
 //!
 //! A connection that was cut, and an exchange without an end, need a fault of their own gateway, or of the link between it
 //! and the client. A refusal and a broken stream are explained by any fault that can fail a request, on any node, which
-//! lasted until [`RECOVERS`] or [`RECOVERS_IN_SILENCE`] before the request or later: retries, health checks and breakers carry its effect further than
-//! its end. A stop is also matched to the times of the exchange.
+//! lasted until [`RECOVERS`] or [`RECOVERS_IN_SILENCE`] before the request or later: retries, health checks and breakers
+//! carry its effect further than its end. A stop is also matched to the times of the exchange.
 
 use std::collections::BTreeMap;
 
