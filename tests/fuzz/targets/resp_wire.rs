@@ -4,7 +4,7 @@
 #![no_main]
 
 use bytes::BytesMut;
-use kvstore_resp::wire::{Command, Limits, READ_BYTES, RequestParser, ReadLimit, WireError};
+use kvstore_resp::wire::{Command, Limits, READ_BYTES, ReadLimit, RequestParser, WireError};
 
 const LIMITS: Limits = Limits { value_bytes_max: 1 << 20, command_bytes_max: 2 << 20, arguments_max: 64 };
 
