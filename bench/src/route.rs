@@ -95,10 +95,10 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
             salt: None,
             session: None,
             adapter: None,
-            audited: true,
+            tokens_are_exact: true,
             without_prefill: false,
             avoid: &[],
-            among: None,
+            allowed_workers: None,
         };
         let (whole, routed) = time(|| fleet.route(pool, &request));
         let (_, mut booking) = routed.context("a choice")?;

@@ -74,7 +74,7 @@ class Fleet:
             self.workers.append({"name": "__proto__", "ready": True, "pools": [None, 3, {"tier": HOSTILE, "blocks": "x", "indexed": -1}],
                                  "transfers": {"bytes_sent": 1, "completed": -3, "rails": [None, 4, {"name": HOSTILE, "bytes": "x", "is_slow": True}],
                                                "stages": [None, 5, {"stage": HOSTILE, "le": [1], "counts": [1, 2], "sum": None}, {"stage": "x", "le": ["a"], "counts": [1]}]}})
-            self.workers += [None, {"name": "constructor", "ready": False}, {"ready": True, "kv_usage": "NaN", "audit": [], "pools": {}}]
+            self.workers += [None, {"name": "constructor", "ready": False}, {"ready": True, "kv_usage": "NaN", "predictions": [], "pools": {}}]
 
     def worker(self, number, of):
         name = f"10.0.{number // 250}.{number % 250 + 11}:8000"
@@ -87,7 +87,7 @@ class Fleet:
             "name": name, "ready": True, "engine": ["vllm", "sglang", "trtllm"][number % 3], "version": ["0.32.0", "0.5.9", "1.3.0"][number % 3],
             "role": "both", "events": number % 3 != 2, "is_out": of > 3 and number % 50 == 2, "ejections": int(number % 50 == 2) * 2, "requests": 0,
             "peers_requests": number % 2, "engine_running": 0, "engine_waiting": 0, "kv_usage": 0.05, "slowness": 1.0 + 0.7 * (number % 7 == 3),
-            "pools": pools, "audit": {"requests": 0, "exact": 0, "predicted_tokens": 0, "reported_tokens": 0},
+            "pools": pools, "predictions": {"requests": 0, "exact": 0, "predicted_tokens": 0, "reported_tokens": 0},
             "transfers": None if number % 3 else {
                 "bytes_sent": 3 << 20, "blocks_received": 48, "completed": 7, "incomplete": 1, "cancelled": 0, "leases_expired": 0, "checksum_failures": 0, "peers_lost": 0,
                 "rails": [{"name": "rdma mlx5_0", "bytes": 2 << 20, "retries": 0, "failures": 0, "nanoseconds_per_kib": 41, "is_slow": False},
@@ -124,10 +124,10 @@ class Fleet:
             "candidates": len(able), "runner_up": runner_up, "reason": why if held and runner_up else "no worker holds any of its blocks; this one is the least loaded",
         })  # fmt: skip
         del self.decisions[:-256]
-        worker["audit"]["requests"] += 1
-        worker["audit"]["exact"] += int(chance.random() < 0.985)
-        worker["audit"]["predicted_tokens"] += held * BLOCK
-        worker["audit"]["reported_tokens"] += held * BLOCK
+        worker["predictions"]["requests"] += 1
+        worker["predictions"]["exact"] += int(chance.random() < 0.985)
+        worker["predictions"]["predicted_tokens"] += held * BLOCK
+        worker["predictions"]["reported_tokens"] += held * BLOCK
         for pool, share in zip(worker["pools"], (0.6, 0.9, 0.2)):
             pool["indexed"] = min(pool["blocks"] or 3000, pool["indexed"] + int((blocks - held) * share) + 1)
         return held * BLOCK

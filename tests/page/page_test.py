@@ -334,14 +334,14 @@ def listed(page, gateway):
         rows = {row[0][0]: row for row in page.rows("workers")}
         assert set(rows) == {worker["name"] for worker in status["workers"]} and len(rows) == len(status["workers"]), rows
         for worker in status["workers"]:
-            name, state, role, requests, _, kv, events, _, ejections, audit = rows[worker["name"]]
+            name, state, role, requests, _, kv, events, _, ejections, predicted = rows[worker["name"]]
             assert state == [state_of(worker)], (state, worker)
             if worker["ready"]:
                 usage = worker["kv_usage"]
-                audited, exact = worker["audit"]["requests"], worker["audit"]["exact"]
-                audit_text = NONE if not audited else f"100{SPACE}%" if audited == exact else percent(min(exact / audited, 0.9994), 1)
-                wanted = [worker["engine"], [worker["role"]], count(worker["requests"]), NONE if usage is None else percent(usage, 1), count(worker["ejections"]), audit_text]
-                shown = [name[1].split(" ")[0], role, requests[0], kv[0], ejections[0], audit[0]]
+                compared, exact = worker["predictions"]["requests"], worker["predictions"]["exact"]
+                predicted_text = NONE if not compared else f"100{SPACE}%" if compared == exact else percent(min(exact / compared, 0.9994), 1)
+                wanted = [worker["engine"], [worker["role"]], count(worker["requests"]), NONE if usage is None else percent(usage, 1), count(worker["ejections"]), predicted_text]
+                shown = [name[1].split(" ")[0], role, requests[0], kv[0], ejections[0], predicted[0]]
                 assert shown == wanted, (shown, wanted)
                 assert events == ["exact" if worker["events"] else "approximate"], events
         pooled = {row[0][0]: row for row in page.rows("pools")}

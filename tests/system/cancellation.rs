@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::support::{Cluster, Events, Random, get, leaks, open, prompt, request, wait_for};
+use crate::support::{Cluster, Events, get, leaks, open, prompt, request, wait_for};
 use serde_json::json;
 
 /// Tests run one at a time, because one of them measures times.
@@ -30,22 +30,22 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
             let cluster = Arc::clone(&cluster);
             let (finished, hung_up) = (Arc::clone(&finished), Arc::clone(&hung_up));
             std::thread::spawn(move || {
-                let mut random = Random(client + 77);
+                let mut random = fastrand::Rng::with_seed(client + 77);
                 for number in 0..REQUESTS / CLIENTS {
-                    let len = 1 + random.below(400) as usize;
+                    let len = 1 + random.u64(..400) as usize;
                     let mut body =
-                        request(&prompt(client * 1000 + number % 30, len), 1 + random.below(12) as usize);
-                    body["stream"] = json!(random.below(4) > 0);
+                        request(&prompt(client * 1000 + number % 30, len), 1 + random.u64(..12) as usize);
+                    body["stream"] = json!(random.u64(..4) > 0);
                     let stream = open(&cluster.gateway.address, "/v1/completions", &body).expect("open");
-                    if random.below(3) == 0 {
+                    if random.u64(..3) == 0 {
                         // Before the first byte, most likely in the middle of prefill or transfer.
-                        std::thread::sleep(Duration::from_micros(random.below(15_000)));
+                        std::thread::sleep(Duration::from_micros(random.u64(..15_000)));
                         drop(stream);
                         hung_up.fetch_add(1, Ordering::Relaxed);
                         continue;
                     }
                     let mut events = Events::new(stream);
-                    let pieces = random.below(12);
+                    let pieces = random.u64(..12);
                     let ended = (0..pieces).any(|_| events.next_data().is_none_or(|data| data == "[DONE]"));
                     let counter = if ended { &finished } else { &hung_up };
                     counter.fetch_add(1, Ordering::Relaxed);

@@ -34,14 +34,14 @@ fn vllm_engines_are_routed_by_their_events() {
     }
     let sum = |name: &str| sum_over_workers(&site, name);
     println!(
-        "audit: {} of {} requests exactly as predicted, {} tokens cached",
-        sum("kvasir_gateway_audit_exact_total"),
-        sum("kvasir_gateway_audit_requests_total"),
-        sum("kvasir_gateway_audit_reported_tokens_total"),
+        "{} of {} requests exactly as predicted, {} tokens cached",
+        sum("kvasir_gateway_prediction_exact_total"),
+        sum("kvasir_gateway_prediction_requests_total"),
+        sum("kvasir_gateway_prediction_reported_tokens_total"),
     );
-    assert_eq!(sum("kvasir_gateway_audit_requests_total"), 48.0);
-    assert_eq!(sum("kvasir_gateway_audit_exact_total"), 48.0);
-    assert!(sum("kvasir_gateway_audit_reported_tokens_total") > 2000.0);
+    assert_eq!(sum("kvasir_gateway_prediction_requests_total"), 48.0);
+    assert_eq!(sum("kvasir_gateway_prediction_exact_total"), 48.0);
+    assert!(sum("kvasir_gateway_prediction_reported_tokens_total") > 2000.0);
 }
 
 /// The sum of a metric of the gateway over its labels.
@@ -99,9 +99,9 @@ fn adapters_are_routed_by_name_and_have_blocks_of_their_own() {
         assert_eq!(cached_tokens(&answer) > 64, turn > 1, "turn {turn}: {answer}");
     }
     assert_eq!(requests(), [8, 2]);
-    let audited = ["kvasir_gateway_audit_requests_total", "kvasir_gateway_audit_exact_total"]
+    let compared = ["kvasir_gateway_prediction_requests_total", "kvasir_gateway_prediction_exact_total"]
         .map(|name| sum_over_workers(&site, name));
-    assert_eq!(audited, [10.0, 10.0], "what was predicted is what the engines reported");
+    assert_eq!(compared, [10.0, 10.0], "what was predicted is what the engines reported");
     let (status, answer) = ask("unknown");
     assert_eq!(status, 404, "{answer}");
 }
@@ -252,8 +252,8 @@ fn an_sglang_server_that_starts_again_with_its_seed_is_another_run() {
 fn hand_offs_are_predicted_and_told_alike() {
     let nixl = vec![mock(Dialect::Vllm, Role::Prefill, true), mock(Dialect::Vllm, Role::Decode, true)];
     for (name, mocks, flags) in [
-        ("sglang-audit", sglang_pair(), ["--worker", "--worker"]),
-        ("nixl-audit", nixl, ["--prefill-worker", "--decode-worker"]),
+        ("sglang-predictions", sglang_pair(), ["--worker", "--worker"]),
+        ("nixl-predictions", nixl, ["--prefill-worker", "--decode-worker"]),
     ] {
         let site = Site::start(name, mocks, &flags, "[router]\ndisaggregate_above_tokens = 0\n");
         let address = &site.gateway.address;
@@ -286,7 +286,7 @@ fn hand_offs_are_predicted_and_told_alike() {
         let status: Value = serde_json::from_str(&text).expect("JSON");
         let workers = status["workers"].as_array().expect("workers");
         let sum = |field: &str| -> u64 {
-            workers.iter().filter_map(|worker| worker["audit"][field].as_u64()).sum()
+            workers.iter().filter_map(|worker| worker["predictions"][field].as_u64()).sum()
         };
         assert_eq!((sum("requests"), sum("exact")), (30, 30), "{name}: {status}");
         assert_eq!(sum("predicted_tokens"), sum("reported_tokens"), "{name}");

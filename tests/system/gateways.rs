@@ -160,8 +160,8 @@ fn a_gateway_that_starts_again_is_warm_before_it_is_ready() {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
     let (compared, exact) =
-        (sum("kvasir_gateway_audit_requests_total{"), sum("kvasir_gateway_audit_exact_total{"));
+        (sum("kvasir_gateway_prediction_requests_total{"), sum("kvasir_gateway_prediction_exact_total{"));
     assert!(compared >= 16.0, "{compared} compared");
     assert_eq!(exact, compared, "{all:?}");
-    println!("audit: {exact} of {compared} requests exactly as predicted");
+    println!("{exact} of {compared} requests exactly as predicted");
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support;
-use crate::support::{Events, Process, Random, Scratch, wait_for};
+use crate::support::{Events, Process, Scratch, wait_for};
 use serde_json::json;
 
 /// In microseconds: a step, a request, a token of KV, a prompt token, the square of a prompt's tokens.
@@ -112,8 +112,8 @@ fn attained(engines: &[Process], rate: f64, seconds: f64) -> f64 {
         let (_, body) = support::get(&gateway.address, "/kvasir/status").unwrap_or_default();
         body.matches("\"ready\":true").count() == engines.len()
     });
-    let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let mut uniform = || (random.below(1 << 32) as f64 + 1.0) / 2_f64.powi(32);
+    let mut random = fastrand::Rng::with_seed(0x9E37_79B9_7F4A_7C15);
+    let mut uniform = || (random.u64(..1 << 32) as f64 + 1.0) / 2_f64.powi(32);
     let (began, mut at) = (Instant::now(), 0.0);
     std::thread::scope(|scope| {
         let mut asked = Vec::new();

@@ -175,7 +175,7 @@ fn tokens(gateway: &Process) -> [f64; 2] {
 /// the next requests.
 fn hit_rates(by_cost: bool, seed: u64) -> [f64; 2] {
     let scratch = Scratch::new("deletion-cost");
-    let mut random = support::Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = fastrand::Rng::with_seed(seed);
     let engines: Vec<Process> = (0..ENGINES)
         .map(|_| {
             Process::start(&[
@@ -202,7 +202,7 @@ fn hit_rates(by_cost: bool, seed: u64) -> [f64; 2] {
         // A few conversations are popular.
         let asked: Vec<usize> = (0..count)
             .map(|_| {
-                let uniform = random.below(1 << 20) as f64 / f64::from(1 << 20);
+                let uniform = random.u64(..1 << 20) as f64 / f64::from(1 << 20);
                 ((64.0_f64.powf(uniform) - 1.0) * 64.0 / 63.0) as usize % 64
             })
             .collect();

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::{
-    Area, Block, ClockReading, DiskConfig, DiskLog, Done, ReadCheck, ReadOutcome, WriteOutcome,
+    Area, Block, ClockReading, DiskCompletion, DiskConfig, DiskLog, ReadCheck, ReadOutcome, WriteOutcome,
 };
 use kvstore_io::IoEngine;
 use kvstore_io::files::{Files, FolderConfig, open_folders};
@@ -180,7 +180,7 @@ struct Work {
     written: u32,
     /// Slots of the disk that are being written.
     writing: HashSet<u32>,
-    done: Vec<Done>,
+    done: Vec<DiskCompletion>,
 }
 
 impl Work {
@@ -267,13 +267,13 @@ impl Work {
                 begun += 1;
             }
             for done in self.next()? {
-                if let Done::Written { slot, .. } = &done {
+                if let DiskCompletion::Written { slot, .. } = &done {
                     self.writing.remove(slot);
                 }
                 match done {
-                    Done::Read { outcome: ReadOutcome::Verified { .. }, .. }
-                    | Done::Written { outcome: WriteOutcome::Stored, .. } => ended += 1,
-                    Done::Flushed { .. } => {}
+                    DiskCompletion::Read { outcome: ReadOutcome::Verified { .. }, .. }
+                    | DiskCompletion::Written { outcome: WriteOutcome::Stored, .. } => ended += 1,
+                    DiskCompletion::Flushed { .. } => {}
                     failed => bail!("{failed:?}"),
                 }
             }
@@ -281,7 +281,7 @@ impl Work {
     }
 
     /// Returns the ended requests, after a sleep if there were none.
-    fn next(&mut self) -> Result<Vec<Done>> {
+    fn next(&mut self) -> Result<Vec<DiskCompletion>> {
         self.log.poll(ClockReading::now(), &mut self.done);
         if self.done.is_empty() {
             self.log.wait(None)?;

@@ -135,15 +135,8 @@ impl Shape {
 
 /// Returns bytes that depend on the seed, the piece and the position.
 pub(super) fn pattern(seed: u64, index: u32, bytes: u32) -> Vec<u8> {
-    let mut state = (seed ^ u64::from(index) << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut out = Vec::with_capacity(bytes as usize + 8);
-    while out.len() < bytes as usize {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        out.extend_from_slice(&state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
-    }
-    out.truncate(bytes as usize);
+    let mut out = vec![0; bytes as usize];
+    fastrand::Rng::with_seed(seed ^ u64::from(index) << 32).fill(&mut out);
     out
 }
 

@@ -40,17 +40,6 @@ pub(crate) struct MaliciousPeer {
     thread: JoinHandle<Result<()>>,
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % bound
-    }
-}
-
 impl MaliciousPeer {
     /// Starts a thread that lies to the node at `address` about its slots, mostly those of `targets`.
     pub(crate) fn start(
@@ -63,9 +52,9 @@ impl MaliciousPeer {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+            let mut random = fastrand::Rng::with_seed(seed);
             while !stopped.load(Ordering::Relaxed) {
-                if random.below(8) == 0 {
+                if random.u64(..8) == 0 {
                     be_refused(&address, &mut random)?;
                     lies.strangers.fetch_add(1, Ordering::Relaxed);
                 } else {
@@ -116,37 +105,37 @@ fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> 
     Ok(streams)
 }
 
-fn be_refused(address: &str, random: &mut Random) -> Result<()> {
-    let secret: Vec<u8> = (0..32).map(|_| b'a' + random.below(26) as u8).collect();
+fn be_refused(address: &str, random: &mut fastrand::Rng) -> Result<()> {
+    let secret: Vec<u8> = (0..32).map(|_| b'a' + random.u64(..26) as u8).collect();
     let key = SharedKey::from_secret(&secret)?;
-    ensure!(join(address, &key, random.below(u64::MAX))?.is_empty(), "A STRANGER WAS ADMITTED");
+    ensure!(join(address, &key, random.u64(..u64::MAX))?.is_empty(), "A STRANGER WAS ADMITTED");
     Ok(())
 }
 
 /// Tells one lie. `false`: the connection was refused for lack of room.
-fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> Result<bool> {
-    let mut streams = join(address, key, random.below(u64::MAX))?;
+fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut fastrand::Rng) -> Result<bool> {
+    let mut streams = join(address, key, random.u64(..u64::MAX))?;
     let [_, stream] = &mut streams[..] else { return Ok(false) };
-    let slot = match random.below(4) {
-        0 => random.below(1 << 32) as u32,
-        _ => targets[random.below(targets.len() as u64) as usize],
+    let slot = match random.u64(..4) {
+        0 => random.u64(..1 << 32) as u32,
+        _ => targets[random.u64(..targets.len() as u64) as usize],
     };
-    let len = match random.below(4) {
-        0 => random.below(1 << 32) as u32,
-        _ => 1 + random.below(SLOT_BYTES as u64) as u32,
+    let len = match random.u64(..4) {
+        0 => random.u64(..1 << 32) as u32,
+        _ => 1 + random.u64(..SLOT_BYTES as u64) as u32,
     };
-    let offset = if random.below(4) == 0 { random.below(1 << 32) as u32 } else { 0 };
+    let offset = if random.u64(..4) == 0 { random.u64(..1 << 32) as u32 } else { 0 };
     let mut header = [0; 32];
-    header[0] = match random.below(6) {
-        0 => random.below(256) as u8,
+    header[0] = match random.u64(..6) {
+        0 => random.u64(..256) as u8,
         1 => READ,
         _ => WRITE,
     };
-    let generation = random.below(1 << 32) as u32;
+    let generation = random.u64(..1 << 32) as u32;
     for (place, word) in header[4..].chunks_mut(4).zip([len, slot, generation, offset]) {
         place.copy_from_slice(&word.to_le_bytes());
     }
-    let payload = vec![0xEE; random.below(SLOT_BYTES as u64) as usize];
+    let payload = vec![0xEE; random.u64(..SLOT_BYTES as u64) as usize];
     // The node may have hung up after the header.
     let _hung_up = stream.write_all(&header).and_then(|()| stream.write_all(&payload));
     let _hung_up = stream.shutdown(std::net::Shutdown::Write);

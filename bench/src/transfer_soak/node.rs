@@ -126,15 +126,8 @@ pub(crate) fn block_bytes(seed: u64, block: usize) -> Vec<u8> {
 
 /// Returns bytes in which no stretch repeats.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 

@@ -65,7 +65,7 @@ struct Expected {
 pub(crate) struct Worker {
     pub(super) node: Node,
     notices: Receiver<Notice>,
-    random: u64,
+    random: fastrand::Rng,
     expected: HashMap<u64, Expected>,
     /// Adaptive limit, 1 to [`UNDER_WAY_MAX`]: one less when a hand-off misses a deadline that is not hurried,
     /// one more when a hand-off completes. A transport that is too slow for all at once (Soft-RoCE in an
@@ -88,7 +88,7 @@ impl Worker {
         Ok(Self {
             node,
             notices,
-            random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: fastrand::Rng::with_seed(seed),
             expected: HashMap::new(),
             under_way_limit: UNDER_WAY_FIRST,
             tally: Tally { at_once_most: UNDER_WAY_FIRST, ..Tally::default() },
@@ -98,10 +98,7 @@ impl Worker {
     }
 
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 8) % bound
+        self.random.u64(..bound)
     }
 
     /// Returns the numbers of the slots that are announced to no peer.

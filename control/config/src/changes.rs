@@ -31,6 +31,28 @@ impl fmt::Display for Change {
 /// Returns all keys whose values differ, in the order of the reference.
 #[must_use]
 pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
+    let mut changes = Changes(Vec::new());
+    visit(old, new, &mut changes);
+    changes.0
+}
+
+/// Returns every key with its value as TOML text, by section.
+fn to_json(settings: &Settings) -> Value {
+    let mut tables = Tables(Map::new());
+    visit(settings, settings, &mut tables);
+    Value::Object(tables.0)
+}
+
+/// Takes the sections of two states of the configuration.
+trait Visitor {
+    fn section<S: Section>(&mut self, old: &S, new: &S);
+
+    /// The tables of an array.
+    fn list<S: Section>(&mut self, old: &[S], new: &[S]);
+}
+
+/// Visits all sections in the order of the reference.
+fn visit(old: &Settings, new: &Settings, visitor: &mut impl Visitor) {
     // Destructured by name, so that a section which is missing here does not compile.
     let Settings {
         serve,
@@ -61,99 +83,33 @@ pub fn changes(old: &Settings, new: &Settings) -> Vec<Change> {
         pools,
         splits,
     } = old;
-    let mut all = Vec::new();
-    compare(&mut all, serve, &new.serve);
-    compare(&mut all, drain, &new.drain);
-    compare(&mut all, planner, &new.planner);
-    compare(&mut all, control, &new.control);
-    compare(&mut all, discovery, &new.discovery);
-    compare(&mut all, etcd, &new.etcd);
-    compare(&mut all, gateway, &new.gateway);
-    compare(&mut all, picker, &new.picker);
-    compare(&mut all, access, &new.access);
-    compare(&mut all, tls, &new.tls);
-    compare(&mut all, trace, &new.trace);
-    compare(&mut all, guardrail, &new.guardrail);
-    compare(&mut all, database, &new.database);
-    compare(&mut all, router, &new.router);
-    compare(&mut all, engine, &new.engine);
-    compare(&mut all, worker, &new.worker);
-    compare(&mut all, transfer, &new.transfer);
-    compare(&mut all, rdma, &new.rdma);
-    compare(&mut all, ebpf, &new.ebpf);
-    compare(&mut all, host_tier, &new.host_tier);
-    compare(&mut all, disk_tier, &new.disk_tier);
-    compare(&mut all, remote_tier, &new.remote_tier);
-    compare(&mut all, object_tier, &new.object_tier);
-    compare(&mut all, store, &new.store);
-    compare(&mut all, faults, &new.faults);
-    compare_lists(&mut all, pools, &new.pools);
-    compare_lists(&mut all, splits, &new.splits);
-    all
-}
-
-/// Returns every key with its value as TOML text, by section.
-fn to_json(settings: &Settings) -> Value {
-    // Destructured by name, so that a section which is missing here does not compile.
-    let Settings {
-        serve,
-        drain,
-        planner,
-        control,
-        discovery,
-        etcd,
-        gateway,
-        picker,
-        access,
-        tls,
-        trace,
-        guardrail,
-        database,
-        router,
-        engine,
-        worker,
-        transfer,
-        rdma,
-        ebpf,
-        host_tier,
-        disk_tier,
-        remote_tier,
-        object_tier,
-        store,
-        faults,
-        pools,
-        splits,
-    } = settings;
-    let mut all = Map::new();
-    let mut add = |(path, table): (&str, Value)| drop(all.insert(path.to_owned(), table));
-    add(table(serve));
-    add(table(drain));
-    add(table(planner));
-    add(table(control));
-    add(table(discovery));
-    add(table(etcd));
-    add(table(gateway));
-    add(table(picker));
-    add(table(access));
-    add(table(tls));
-    add(table(trace));
-    add(table(guardrail));
-    add(table(database));
-    add(table(router));
-    add(table(engine));
-    add(table(worker));
-    add(table(transfer));
-    add(table(rdma));
-    add(table(ebpf));
-    add(table(host_tier));
-    add(table(disk_tier));
-    add(table(remote_tier));
-    add(table(object_tier));
-    add(table(store));
-    add(table(faults));
-    add(("pool", pools.iter().map(|pool| table(pool).1).collect()));
-    add(("split", splits.iter().map(|split| table(split).1).collect()));
-    Value::Object(all)
+    visitor.section(serve, &new.serve);
+    visitor.section(drain, &new.drain);
+    visitor.section(planner, &new.planner);
+    visitor.section(control, &new.control);
+    visitor.section(discovery, &new.discovery);
+    visitor.section(etcd, &new.etcd);
+    visitor.section(gateway, &new.gateway);
+    visitor.section(picker, &new.picker);
+    visitor.section(access, &new.access);
+    visitor.section(tls, &new.tls);
+    visitor.section(trace, &new.trace);
+    visitor.section(guardrail, &new.guardrail);
+    visitor.section(database, &new.database);
+    visitor.section(router, &new.router);
+    visitor.section(engine, &new.engine);
+    visitor.section(worker, &new.worker);
+    visitor.section(transfer, &new.transfer);
+    visitor.section(rdma, &new.rdma);
+    visitor.section(ebpf, &new.ebpf);
+    visitor.section(host_tier, &new.host_tier);
+    visitor.section(disk_tier, &new.disk_tier);
+    visitor.section(remote_tier, &new.remote_tier);
+    visitor.section(object_tier, &new.object_tier);
+    visitor.section(store, &new.store);
+    visitor.section(faults, &new.faults);
+    visitor.list(pools, &new.pools);
+    visitor.list(splits, &new.splits);
 }
 
 /// Returns the settings in effect in a process that was started with `started` and has read `now` since: live
@@ -174,34 +130,46 @@ pub fn in_force(started: &Settings, now: &Settings) -> Value {
     all
 }
 
-fn table<S: Section>(section: &S) -> (&'static str, Value) {
+/// The keys that differ.
+struct Changes(Vec<Change>);
+
+impl Visitor for Changes {
+    fn section<S: Section>(&mut self, old: &S, new: &S) {
+        self.list(std::slice::from_ref(old), std::slice::from_ref(new));
+    }
+
+    /// Compares key by key over all tables. If a table was added or removed, none of the keys is live.
+    fn list<S: Section>(&mut self, old: &[S], new: &[S]) {
+        for key in S::keys() {
+            let shown = |tables: &[S]| {
+                let values: Vec<String> = tables.iter().map(|table| (key.show)(table)).collect();
+                values.join("; ")
+            };
+            let (from, to) = (shown(old), shown(new));
+            if from != to {
+                let is_live = key.is_live && old.len() == new.len();
+                self.0.push(Change { section: S::PATH, key: key.name, from, to, is_live });
+            }
+        }
+    }
+}
+
+/// The new values, by section.
+struct Tables(Map<String, Value>);
+
+impl Visitor for Tables {
+    fn section<S: Section>(&mut self, _: &S, new: &S) {
+        self.0.insert(S::PATH.to_owned(), table(new));
+    }
+
+    fn list<S: Section>(&mut self, _: &[S], new: &[S]) {
+        self.0.insert(S::PATH.to_owned(), new.iter().map(table).collect());
+    }
+}
+
+fn table<S: Section>(section: &S) -> Value {
     let value = |key: &Key<S>| (key.name.to_owned(), Value::String((key.show)(section)));
-    (S::PATH, Value::Object(S::keys().iter().map(value).collect()))
-}
-
-fn compare<S: Section>(all: &mut Vec<Change>, old: &S, new: &S) {
-    for key in S::keys() {
-        let (from, to) = ((key.show)(old), (key.show)(new));
-        if from != to {
-            all.push(Change { section: S::PATH, key: key.name, from, to, is_live: key.is_live });
-        }
-    }
-}
-
-/// Compares the tables of an array, key by key over all of them. If a table was added or removed, none of the
-/// keys is live.
-fn compare_lists<S: Section>(all: &mut Vec<Change>, old: &[S], new: &[S]) {
-    for key in S::keys() {
-        let shown = |tables: &[S]| {
-            let values: Vec<String> = tables.iter().map(|table| (key.show)(table)).collect();
-            values.join("; ")
-        };
-        let (from, to) = (shown(old), shown(new));
-        if from != to {
-            let is_live = key.is_live && old.len() == new.len();
-            all.push(Change { section: S::PATH, key: key.name, from, to, is_live });
-        }
-    }
+    Value::Object(S::keys().iter().map(value).collect())
 }
 
 #[cfg(test)]

@@ -193,13 +193,8 @@ mod tests {
     #[test]
     fn random_histories_end_in_the_last_report_of_each_object() {
         for seed in 0..2_000_u64 {
-            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-            let mut next = |below: u64| {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                random % below
-            };
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut next = |below: u64| random.u64(..below);
             let (mut roster, mut truth) = (roster(2), [BTreeMap::new(), BTreeMap::new()]);
             for _ in 0..next(60) {
                 let (source, key) = (next(2) as usize, format!("pod-{}", next(8)));

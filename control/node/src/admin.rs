@@ -29,15 +29,15 @@ pub(crate) enum AdminAddress {
 }
 
 /// Parses `gateway.admin_listen`; `None`: the API's port serves administrators.
-pub(crate) fn place(settings: &Settings) -> Result<Option<AdminAddress>> {
+pub(crate) fn address(settings: &Settings) -> Result<Option<AdminAddress>> {
     let Some(text) = compose::some(&settings.gateway.admin_listen) else { return Ok(None) };
-    let place = match text.strip_prefix("unix:") {
+    let address = match text.strip_prefix("unix:") {
         Some(path) => AdminAddress::Unix(path.into()),
         None => AdminAddress::Tcp(text.parse().with_context(|| {
             format!("gateway.admin_listen: {text:?} is neither like `127.0.0.1:9090` nor like `unix:/path`")
         })?),
     };
-    Ok(Some(place))
+    Ok(Some(address))
 }
 
 impl AdminAddress {
@@ -51,14 +51,14 @@ impl AdminAddress {
 
 /// Binds the listener and serves it in a task until `stop`. Beyond loopback it uses TLS if the gateway does.
 pub(crate) async fn start(
-    place: &AdminAddress,
+    address: &AdminAddress,
     gateway: &Arc<Gateway>,
     tls: Option<&Arc<ServerTls>>,
     stop: &http::Stop,
     write_timeout: Duration,
 ) -> Result<JoinHandle<()>> {
     let (routes, stop) = (admin_router(Arc::clone(gateway)), stop.clone());
-    match place {
+    match address {
         AdminAddress::Unix(path) => {
             let listener = SocketListener::bind(path)
                 .with_context(|| format!("gateway.admin_listen: cannot listen on {}", path.display()))?;
@@ -144,7 +144,7 @@ mod tests {
     fn a_place_is_an_address_or_a_socket() {
         let address_of = |text: &str| {
             let parsed = control_config::parse(&format!("[gateway]\nadmin_listen = {text:?}\n"));
-            place(&parsed.expect("settings"))
+            address(&parsed.expect("settings"))
         };
         assert_eq!(address_of("").expect("good"), None);
         let address = "127.0.0.1:9090".parse().expect("an address");

@@ -44,7 +44,7 @@ pub(crate) fn run(
     secret::warn_of_unused(&keys, &workers);
     let listen = listen.unwrap_or(settings.gateway.listen);
     let has_peer_key = compose::peer_key().is_some();
-    let admin = admin::place(&settings)?;
+    let admin = admin::address(&settings)?;
     let said = [
         exposure::of_gateway(&settings, listen),
         exposure::of_admin(&settings, admin.as_ref()),
@@ -115,11 +115,17 @@ pub(crate) fn run(
         }
         let (routes, administration): (fn(Arc<Gateway>) -> Router, _) = match &admin {
             None => (router, None),
-            Some(place) => (
+            Some(address) => (
                 api_router,
                 Some(
-                    admin::start(place, &gateway, server_tls.as_ref(), &stop, settings.gateway.write_timeout)
-                        .await?,
+                    admin::start(
+                        address,
+                        &gateway,
+                        server_tls.as_ref(),
+                        &stop,
+                        settings.gateway.write_timeout,
+                    )
+                    .await?,
                 ),
             ),
         };
@@ -182,7 +188,7 @@ fn validate_workers(
     }
     grpc_address(settings)?;
     picker_addresses(settings)?;
-    admin::place(settings)?;
+    admin::address(settings)?;
     compose::tokens(settings)?;
     Ok(workers)
 }

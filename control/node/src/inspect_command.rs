@@ -10,7 +10,7 @@ use clap::Subcommand;
 use kvstore_disk::{Area, inspect};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
-use tools_replay::inspect::{audit, events};
+use tools_replay::inspect::{events, predictions};
 
 /// Longest time for one answer of a disk.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ pub(crate) enum InspectCommand {
     },
     /// Compare predicted with reported cached tokens: events and requests of live engines, replayed in time
     /// order.
-    Audit {
+    Predictions {
         /// JSON lines with `t`, `topic`, `seq` and `payload_hex`; may be gzip.
         events: PathBuf,
         /// JSON lines with `i`, `port`, `t_send`, `cached_tokens` and `prompt_token_ids`; may be gzip.
@@ -62,9 +62,10 @@ pub(crate) fn run(command: InspectCommand) -> Result<ExitCode> {
             out.flush()?;
             Ok(ExitCode::SUCCESS)
         }
-        InspectCommand::Audit { events, requests } => {
-            let audit = audit::audit(&events, &requests)?;
-            for request in audit.requests.iter().filter(|request| request.predicted != request.reported) {
+        InspectCommand::Predictions { events, requests } => {
+            let comparison = predictions::compare(&events, &requests)?;
+            for request in comparison.requests.iter().filter(|request| request.predicted != request.reported)
+            {
                 writeln!(
                     out,
                     "request {} to port {}, {} tokens, sent at {:.3}: predicted {}, reported {}",
@@ -79,10 +80,10 @@ pub(crate) fn run(command: InspectCommand) -> Result<ExitCode> {
             writeln!(
                 out,
                 "{} event batches, {} gaps; exact: {} of {}",
-                audit.batches,
-                audit.gaps,
-                audit.exact(),
-                audit.requests.len()
+                comparison.batches,
+                comparison.gaps,
+                comparison.exact(),
+                comparison.requests.len()
             )?;
             out.flush()?;
             Ok(ExitCode::SUCCESS)

@@ -18,20 +18,17 @@ use crate::{
 pub struct CorruptingFabric<F> {
     inner: F,
     one_in: u64,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 impl<F: Fabric> CorruptingFabric<F> {
     /// Corrupts about one in `one_in` writes (at least 1: every write), chosen by `seed`.
     pub fn new(inner: F, one_in: u64, seed: u64) -> Self {
-        Self { inner, one_in: one_in.max(1), random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1 }
+        Self { inner, one_in: one_in.max(1), random: fastrand::Rng::with_seed(seed) }
     }
 
     fn chosen(&mut self) -> bool {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 8).is_multiple_of(self.one_in)
+        self.random.u64(..self.one_in) == 0
     }
 
     /// Posts the write without its immediate, then the wrong byte with the immediate.

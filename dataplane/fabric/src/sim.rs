@@ -77,7 +77,7 @@ impl SimNode {
 #[derive(Debug)]
 struct State {
     now: u64,
-    random: u64,
+    random: fastrand::Rng,
     faults: Faults,
     nodes: Vec<SimNode>,
     packets: BTreeMap<(u64, u64), (usize, PeerId, Packet)>,
@@ -103,7 +103,7 @@ impl SimNetwork {
     /// Creates a network in which every choice comes from `seed`.
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Self {
-        let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let random = fastrand::Rng::with_seed(seed);
         Self(Rc::new(RefCell::new(State {
             now: 0,
             random,
@@ -214,10 +214,7 @@ impl State {
     }
 
     fn draw(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random >> 8
+        self.random.u64(..)
     }
 
     fn one_in(&mut self, period: u64) -> bool {

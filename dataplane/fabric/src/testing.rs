@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 
-use crate::wait::{Bell, WaitPolicy, Waiter};
+use crate::wait::{Notifier, WaitPolicy, Waiter};
 use crate::{
     Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Priority, Rows, SlotRange, Source,
     Target, WorkRequest,
@@ -41,7 +41,7 @@ pub fn pool(name: &str) -> Arc<SlotPool> {
 
 /// Sleeps once, as the thread of a node does after [`Fabric::prepare_wait`].
 pub fn sleep(fabric: &impl Fabric, until: Option<Instant>) {
-    Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default()).sleep(fabric, until);
+    Waiter::new(Notifier::new().expect("an eventfd"), WaitPolicy::default()).sleep(fabric, until);
 }
 
 struct Connected {

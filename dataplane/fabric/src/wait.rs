@@ -1,5 +1,5 @@
 //! Waiting of a thread that drives a fabric: it polls for a moment, and then sleeps in `poll(2)` on the
-//! fabric's descriptors and a bell that other threads ring. [`WaitPolicy::Busy`] never sleeps.
+//! fabric's descriptors and a [`Notifier`] of other threads. [`WaitPolicy::Busy`] never sleeps.
 //!
 //! Polling does not yield: `sched_yield` gives the rest of a time slice away, and a thread that yields in each wait runs later at each
 //! wake-up when something else computes on its processor (measured on Linux 6.18: 3.6 ms instead of 16 us).
@@ -49,17 +49,17 @@ pub struct ThreadPolicy {
 }
 
 impl ThreadPolicy {
-    /// Starts a thread on the chosen processors, with a waiter for its end of the bell.
+    /// Starts a thread on the chosen processors, with the waiter of this notifier.
     ///
     /// # Errors
     /// When the system starts no thread, or the process may not use the cores.
     pub fn spawn(
         &self,
         name: &str,
-        bell: &Arc<Bell>,
+        notifier: &Arc<Notifier>,
         run: impl FnOnce(Waiter) + Send + 'static,
     ) -> std::io::Result<JoinHandle<()>> {
-        let (cores, waiter) = (self.cores.clone(), Waiter::new(Arc::clone(bell), self.wait));
+        let (cores, waiter) = (self.cores.clone(), Waiter::new(Arc::clone(notifier), self.wait));
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let bound = cores.bind_thread();
@@ -80,13 +80,13 @@ impl ThreadPolicy {
 
 /// Wakes a waiting thread. Any thread may ring it.
 #[derive(Debug)]
-pub struct Bell {
+pub struct Notifier {
     descriptor: OwnedFd,
     is_awaited: AtomicBool,
 }
 
-impl Bell {
-    /// Creates a bell.
+impl Notifier {
+    /// Creates a notifier.
     ///
     /// # Errors
     /// When the system gives no eventfd.
@@ -97,7 +97,7 @@ impl Bell {
 
     /// Wakes the waiter after work was left for it. Makes a system call only when the waiter sleeps or is
     /// about to.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         // Pairs with the fence in `Waiter::announce`: either this thread sees `is_awaited`, or the waiter
         // sees the work. The protocol is that of shared memory's doorbell, which is model-checked
         // (`dataplane/shm/tests/loom.rs`).
@@ -109,23 +109,23 @@ impl Bell {
     }
 }
 
-/// The waiting thread's side of a [`Bell`].
+/// The waiting thread's side of a [`Notifier`].
 ///
 /// The loop of the waiting thread: [`Self::worked`] after a round with work; else, unless [`Self::should_poll`],
 /// [`Self::announce`], then one more look for work (the fabric's is [`Fabric::prepare_wait`]),
 /// [`Self::sleep`] when there is none, and [`Self::retract`].
 #[derive(Debug)]
 pub struct Waiter {
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     policy: WaitPolicy,
     /// Start of the current stretch of polling without work.
     idle_since: Option<Instant>,
 }
 
 impl Waiter {
-    /// Creates the waiter for a bell.
+    /// Creates the waiter of a notifier.
     #[must_use]
-    pub fn new(bell: Arc<Bell>, policy: WaitPolicy) -> Self {
+    pub fn new(notifier: Arc<Notifier>, policy: WaitPolicy) -> Self {
         // With one processor no other thread can produce work while this thread polls.
         let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
         let policy = match policy {
@@ -133,7 +133,7 @@ impl Waiter {
             WaitPolicy::Sleep(spin) => WaitPolicy::Sleep(spin.min(SPIN_MAX)),
             WaitPolicy::Busy => WaitPolicy::Busy,
         };
-        Self { bell, policy, idle_since: None }
+        Self { notifier, policy, idle_since: None }
     }
 
     /// Records that the last round had work.
@@ -149,18 +149,18 @@ impl Waiter {
         now.saturating_duration_since(*self.idle_since.get_or_insert(now)) < spin
     }
 
-    /// Announces that the thread is about to sleep. A [`Bell::ring`] from now on wakes it.
+    /// Announces that the thread is about to sleep. A [`Notifier::notify`] from now on wakes it.
     pub fn announce(&mut self) {
         self.idle_since = None;
-        self.bell.is_awaited.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `Bell::ring`.
+        self.notifier.is_awaited.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `Notifier::notify`.
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeps until the bell rings, the fabric has work, or `until` is reached; at most [`SLEEP_MAX`], and
+    /// Sleeps until it is notified, the fabric has work, or `until` is reached; at most [`SLEEP_MAX`], and
     /// possibly less.
     pub fn sleep(&self, fabric: &impl Fabric, until: Option<Instant>) {
-        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.bell.descriptor.as_fd()];
+        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.notifier.descriptor.as_fd()];
         fabric.wait_descriptors(&mut descriptors);
         let mut polled: Vec<PollFd<'_>> =
             descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::HUP)).collect();
@@ -173,9 +173,9 @@ impl Waiter {
 
     /// Withdraws the announcement: the thread does not sleep, or has woken up.
     pub fn retract(&mut self) {
-        self.bell.is_awaited.store(false, Ordering::Relaxed);
-        // An empty bell reads as EAGAIN.
-        let _empty = rustix::io::read(&self.bell.descriptor, &mut [0_u8; 8]);
+        self.notifier.is_awaited.store(false, Ordering::Relaxed);
+        // An eventfd of 0 reads as EAGAIN.
+        let _empty = rustix::io::read(&self.notifier.descriptor, &mut [0_u8; 8]);
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use crate::testing::pool;
 
     fn waiter(policy: WaitPolicy) -> Waiter {
-        Waiter::new(Bell::new().expect("an eventfd"), policy)
+        Waiter::new(Notifier::new().expect("an eventfd"), policy)
     }
 
     #[test]
@@ -221,14 +221,14 @@ mod tests {
     #[test]
     fn no_ring_is_lost() {
         let network = SimNetwork::new(1, Faults::default());
-        let fabric = network.add_node(Arc::clone(pool("bell").slab()));
+        let fabric = network.add_node(Arc::clone(pool("notifier").slab()));
         let left = Arc::new(AtomicU64::new(0));
         // Number of rings, and the time of the last one in microseconds from here.
         let (rung, rung_at, origin) =
             (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Instant::now());
         let micros = move || origin.elapsed().as_micros() as u64;
         let mut waiter = waiter(WaitPolicy::Sleep(Duration::from_micros(20)));
-        let bell = Arc::clone(&waiter.bell);
+        let notifier = Arc::clone(&waiter.notifier);
         let (leaves, rings, rings_at) = (Arc::clone(&left), Arc::clone(&rung), Arc::clone(&rung_at));
         let rounds = 2000;
         let ringer = std::thread::spawn(move || {
@@ -240,7 +240,7 @@ mod tests {
                 let pause = Instant::now() + Duration::from_micros(round % 50 * 3);
                 while Instant::now() < pause {}
                 leaves.store(1, Ordering::Release);
-                bell.ring();
+                notifier.notify();
                 rings_at.store(micros(), Ordering::Relaxed);
                 rings.store(round + 1, Ordering::Release);
             }
@@ -273,12 +273,12 @@ mod tests {
         const ROUNDS: usize = 201;
         let core = rustix::thread::sched_getcpu().to_string();
         let cores: Cores = core.parse().expect("a core");
-        let bell = Bell::new().expect("an eventfd");
+        let notifier = Notifier::new().expect("an eventfd");
         // Time of the ring in microseconds from `origin`; 0: not rung.
         let (rung_at, ended, origin) = (AtomicU64::new(0), AtomicBool::new(false), Instant::now());
         let micros = || origin.elapsed().as_micros() as u64;
         // Created before its thread is bound to one processor, as in `ThreadPolicy::spawn`.
-        let mut waiter = Waiter::new(Arc::clone(&bell), WaitPolicy::Sleep(spin));
+        let mut waiter = Waiter::new(Arc::clone(&notifier), WaitPolicy::Sleep(spin));
         let mut taken = std::thread::scope(|scope| {
             scope.spawn(|| {
                 cores.bind_thread().expect("it runs there already");
@@ -310,7 +310,7 @@ mod tests {
                 std::thread::sleep(Duration::from_micros(500));
                 if rung_at.load(Ordering::Acquire) == 0 {
                     rung_at.store(micros(), Ordering::Release);
-                    bell.ring();
+                    notifier.notify();
                 }
             }
             ended.store(true, Ordering::Relaxed);
@@ -336,15 +336,16 @@ mod tests {
 
     #[test]
     fn a_thread_that_may_not_run_where_it_shall_is_an_error() {
-        let bell = Bell::new().expect("an eventfd");
+        let notifier = Notifier::new().expect("an eventfd");
         let nowhere = ThreadPolicy { cores: "1023".parse().expect("a list"), ..ThreadPolicy::default() };
         let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");
         if !allowed.is_set(1023) {
-            let error = nowhere.spawn("test", &bell, |_| panic!("it runs")).expect_err("no such core");
+            let error = nowhere.spawn("test", &notifier, |_| panic!("it runs")).expect_err("no such core");
             assert!(error.to_string().contains("none of these cores"), "{error}");
         }
         let (tell, told) = std::sync::mpsc::channel();
-        let somewhere = ThreadPolicy::default().spawn("test", &bell, move |_| tell.send(7).expect("heard"));
+        let somewhere =
+            ThreadPolicy::default().spawn("test", &notifier, move |_| tell.send(7).expect("heard"));
         assert_eq!(told.recv(), Ok(7));
         somewhere.expect("a thread").join().expect("no panic");
     }

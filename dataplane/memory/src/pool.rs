@@ -288,11 +288,9 @@ mod tests {
     fn random_operations_agree_with_a_count_per_slot() {
         let pool = pool(7);
         let mut held: Vec<SlotRef> = Vec::new();
-        let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut numbers = fastrand::Rng::with_seed(15);
         for step in 0..20_000 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
+            let random = numbers.u64(..);
             match random % 3 {
                 0 => held.extend(pool.acquire()),
                 1 if !held.is_empty() => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::testing::pool;
-use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
+use dataplane_fabric::wait::{Notifier, WaitPolicy, Waiter};
 use dataplane_fabric::{Event, Fabric};
 use dataplane_shm::{ShmConfig, ShmFabric};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -21,7 +21,7 @@ fn without_descriptors_accepting_pauses_and_goes_on() {
     let mut b = ShmFabric::new(Arc::clone(pool_b.slab()), Some(&address), ShmConfig::default()).expect("b");
     let to_b = a.connect(&address).expect("connect");
     let raw = SocketAddr::from_abstract_name(&name).expect("name");
-    let waiter = Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default());
+    let waiter = Waiter::new(Notifier::new().expect("an eventfd"), WaitPolicy::default());
     let _silent: Vec<UnixStream> = (0..8).map(|_| UnixStream::connect_addr(&raw).expect("connect")).collect();
 
     let before = getrlimit(Resource::Nofile);

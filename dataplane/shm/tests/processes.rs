@@ -27,17 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Descriptors and mappings are counted, so tests of this file take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-struct Random(u64);
-
-impl Random {
-    fn draw(&mut self, below: u32) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 16) % u64::from(below)) as u32
-    }
-}
-
 /// One operation, with the position of its bytes at the receiver.
 #[derive(Clone, Copy)]
 struct Piece {
@@ -47,19 +36,19 @@ struct Piece {
     priority: Priority,
 }
 
-fn draw(random: &mut Random) -> Piece {
-    let priority = Priority::ALL[random.draw(2) as usize];
-    if random.draw(4) == 0 {
-        let (bytes, count) = (1 + random.draw(700), 1 + random.draw(40));
+fn draw(random: &mut fastrand::Rng) -> Piece {
+    let priority = Priority::ALL[random.u32(..2) as usize];
+    if random.u32(..4) == 0 {
+        let (bytes, count) = (1 + random.u32(..700), 1 + random.u32(..40));
         let rows =
-            Rows { bytes, local_stride: bytes + random.draw(900), remote_stride: bytes + random.draw(900) };
+            Rows { bytes, local_stride: bytes + random.u32(..900), remote_stride: bytes + random.u32(..900) };
         let span = (count - 1) * rows.remote_stride + bytes;
-        let offset = random.draw(SLOT_BYTES as u32 - span + 1);
+        let offset = random.u32(..SLOT_BYTES as u32 - span + 1);
         return Piece { offset, len: bytes * count, rows: Some(rows), priority };
     }
-    let largest = [64, 5_000, 20_000, SLOT_BYTES as u32][random.draw(4) as usize];
-    let len = 1 + random.draw(largest);
-    Piece { offset: random.draw(SLOT_BYTES as u32 - len + 1), len, rows: None, priority }
+    let largest = [64, 5_000, 20_000, SLOT_BYTES as u32][random.u32(..4) as usize];
+    let len = 1 + random.u32(..largest);
+    Piece { offset: random.u32(..SLOT_BYTES as u32 - len + 1), len, rows: None, priority }
 }
 
 /// Byte `at` of operation `number`, gaps not counted.
@@ -126,7 +115,7 @@ fn writer_process() {
     events.clear();
     let words: Vec<u32> = names.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
     let targets = words.as_chunks::<2>().0;
-    let mut random = Random(SEED);
+    let mut random = fastrand::Rng::with_seed(SEED);
     let mut acknowledged = vec![true; targets.len()];
     let (here, back) = (pool.acquire().expect("a slot"), pool.acquire().expect("a slot"));
     for number in 0..count {
@@ -193,7 +182,7 @@ fn spawn(address: &str, count: u32) -> Child {
 
 /// Receives and checks until `enough` pieces have arrived or the writer is gone; returns the number of pieces.
 fn receive(fabric: &mut ShmFabric, slots: &[SlotRef], enough: u32) -> (u32, Option<PeerId>) {
-    let mut random = Random(SEED);
+    let mut random = fastrand::Rng::with_seed(SEED);
     let mut pieces: BTreeMap<u32, Piece> = BTreeMap::new();
     let mut drawn = 0;
     let (mut seen, mut peer) = (0, None);

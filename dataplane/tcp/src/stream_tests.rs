@@ -12,14 +12,11 @@ const ROUNDS: u64 = 3000;
 
 /// Random numbers, and for each read the number of response pieces sent and of those that lack a
 /// verification.
-struct Random(u64, [(u32, u32); 3]);
+struct Random(fastrand::Rng, [(u32, u32); 3]);
 
 impl Random {
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % bound.max(1)
+        self.0.u64(..bound.max(1))
     }
 
     fn range(&mut self) -> (Target, u32, Option<RowShape>) {
@@ -77,7 +74,7 @@ impl Random {
                 stream.extend(bytes);
             }
             for header in headers {
-                stream.extend((0..payload_bytes(&header)).map(|_| self.0.wrapping_add(self.below(9)) as u8));
+                stream.extend((0..payload_bytes(&header)).map(|_| self.0.u8(..)));
             }
         }
         let end = stream.len() - self.below(300).min(stream.len() as u64 - 1) as usize;
@@ -235,7 +232,7 @@ impl Oracle {
 fn any_cut_of_any_stream_gives_what_the_whole_gives() {
     let (mut good, mut bad, mut completed) = (0, 0, 0);
     for seed in 1..=ROUNDS {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1, [(0, 0); 3]);
+        let mut random = Random(fastrand::Rng::with_seed(seed), [(0, 0); 3]);
         let bytes = random.stream();
         let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
         let pool = SlotPool::new(Slab::create("stream", layout, PageSize::Standard).expect("slab").into());
@@ -276,7 +273,7 @@ fn any_cut_of_any_stream_gives_what_the_whole_gives() {
 fn noise_is_refused_without_harm() {
     let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
     let pool = SlotPool::new(Slab::create("noise", layout, PageSize::Standard).expect("slab").into());
-    let mut random = Random(77, [(0, 0); 3]);
+    let mut random = Random(fastrand::Rng::with_seed(77), [(0, 0); 3]);
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = (0..random.below(400)).map(|_| random.below(256) as u8).collect();
         for header in bytes.chunks_mut(HEADER_BYTES) {

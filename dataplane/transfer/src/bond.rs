@@ -154,7 +154,7 @@ pub struct Bond<F> {
     in_flight: HashMap<u64, InFlightSlice>,
     next_peer: u64,
     next_slice: u64,
-    random: u64,
+    random: fastrand::Rng,
     counters: Arc<BondCounters>,
     paces: Paces,
     out: VecDeque<Event>,
@@ -197,7 +197,7 @@ impl<F: Fabric> Bond<F> {
             in_flight: HashMap::new(),
             next_peer: 1,
             next_slice: SLICE_BIT,
-            random: config.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: fastrand::Rng::with_seed(config.seed),
             counters,
             paces,
             out: VecDeque::new(),
@@ -217,10 +217,7 @@ impl<F: Fabric> Bond<F> {
     }
 
     fn draw(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
+        self.random.u64(..)
     }
 
     /// Draws the name of a session or of an accepting node. Knowing its session authenticates a peer, so a

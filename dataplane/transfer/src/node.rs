@@ -55,7 +55,7 @@ pub struct TransferNode<F> {
     talking: BTreeSet<PeerId>,
     /// Addresses that could not be reached, with the time of the next attempt.
     backoff: HashMap<String, Backoff>,
-    random: u64,
+    random: fastrand::Rng,
     inbound: HashMap<TransferId, Inbound>,
     /// Inbound transfers whose sender has greeted and has not been told the slots.
     unreserved: VecDeque<TransferId>,
@@ -116,7 +116,7 @@ impl<F: Fabric> TransferNode<F> {
             dialled: HashMap::new(),
             talking: BTreeSet::new(),
             backoff: HashMap::new(),
-            random: limits.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: fastrand::Rng::with_seed(limits.seed),
             inbound: HashMap::new(),
             unreserved: VecDeque::new(),
             tags: HashMap::new(),

@@ -1,5 +1,5 @@
 //! The thread that drives a node: without work it polls for a moment, then sleeps on the fabric's
-//! descriptors and the command bell until an event arrives or a deadline passes
+//! descriptors and the commands' notifier until an event arrives or a deadline passes
 //! ([`dataplane_fabric::wait`]). There is no fixed timer, with one exception: posting to a peer's full
 //! queue is retried after [`RETRY_FULL_AFTER`]. While a device copies or checksums, the thread does not
 //! sleep: the operations are short, and their completion is not signalled.
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
+use dataplane_fabric::wait::{Notifier, ThreadPolicy, Waiter};
 use dataplane_memory::{Copier, HostCopier};
 
 use crate::node::{Command, Notice, TransferNode};
@@ -68,7 +68,7 @@ impl<F: Fabric, C: Copier> NodeWithStaging<F, C> {
 
 struct Mailbox {
     commands: ArrayQueue<Command>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     stop: AtomicBool,
 }
 
@@ -104,12 +104,12 @@ impl TransferService {
         policy: ThreadPolicy,
         mut notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
-        let bell = Bell::new().map_err(ServiceError::Eventfd)?;
+        let notifier = Notifier::new().map_err(ServiceError::Eventfd)?;
         let (commands, stop) = (ArrayQueue::new(COMMANDS_MAX), AtomicBool::new(false));
-        let mailbox = Arc::new(Mailbox { commands, bell, stop });
+        let mailbox = Arc::new(Mailbox { commands, notifier, stop });
         let inbox = Arc::clone(&mailbox);
         let thread = policy
-            .spawn("kvasir-transfer", &mailbox.bell, move |waiter| {
+            .spawn("kvasir-transfer", &mailbox.notifier, move |waiter| {
                 run(&mut driven, &inbox, waiter, &mut notify)
             })
             .map_err(ServiceError::Thread)?;
@@ -125,7 +125,7 @@ impl TransferService {
     /// Submits a command to the thread; returns the command when the queue is full.
     pub fn submit(&self, command: Command) -> Result<(), Command> {
         self.mailbox.commands.push(command)?;
-        self.mailbox.bell.ring();
+        self.mailbox.notifier.notify();
         Ok(())
     }
 }
@@ -133,7 +133,7 @@ impl TransferService {
 impl Drop for TransferService {
     fn drop(&mut self) {
         self.mailbox.stop.store(true, Ordering::Relaxed);
-        self.mailbox.bell.ring();
+        self.mailbox.notifier.notify();
         if let Some(thread) = self.thread.take() {
             // The panic was printed by the thread; drop has no caller to report it to.
             let _panicked = thread.join();

@@ -28,7 +28,7 @@ use crate::watch::{ASYNC, COMMANDS, HANDSHAKES};
 use crate::wire::{Handshake, Hello, Refusal};
 
 /// Peers' packet numbers have 24 bits.
-const PSN_MASK: u64 = 0xFF_FFFF;
+const PSN_MAX: u32 = 0xFF_FFFF;
 
 /// Most polls of the completion queue before a pair is destroyed.
 const DRAIN_POLLS: usize = 64;
@@ -128,12 +128,7 @@ impl VerbsFabric {
     }
 
     fn psns(&mut self) -> [u32; 2] {
-        [(); 2].map(|()| {
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 7;
-            self.random ^= self.random << 17;
-            (self.random >> 20 & PSN_MASK) as u32
-        })
+        [(); 2].map(|()| fastrand::u32(..=PSN_MAX))
     }
 
     /// Submits a command for a connection's pairs to the command thread.

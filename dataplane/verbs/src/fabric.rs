@@ -8,7 +8,6 @@
 //! The end of connections is in `teardown.rs`, connections and their handshake in `control.rs`.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -69,7 +68,6 @@ pub struct VerbsFabric {
     pub(crate) busy: Vec<u64>,
     pub(crate) metrics: Metrics,
     counters: Arc<VerbsCounters>,
-    pub(crate) random: u64,
     /// Number of connections that are not established: only these have deadlines to check.
     pub(crate) establishing: usize,
     /// The error that made the device unusable; every later call returns it.
@@ -128,7 +126,6 @@ impl VerbsFabric {
             busy: Vec::with_capacity(connections_max),
             metrics: Metrics::default(),
             counters: Arc::default(),
-            random: RandomState::new().hash_one(1) | 1,
             establishing: 0,
             fatal: None,
             polls_until_control: 0,

@@ -75,17 +75,13 @@ mod tests {
 
     #[test]
     fn no_byte_is_lost_or_invented_over_a_million_odd_steps() {
-        let mut state = 51_u64;
-        println!("seed {state}");
+        let mut random = fastrand::Rng::with_seed(51);
         let (rate, burst) = (333_333_337, 1 << 20);
         let start = Instant::now();
         let mut bucket = TokenBucket::new(bytes(rate), bytes(burst), start);
         let (mut now, mut granted) = (start, 0_u128);
         for _ in 0..1_000_000 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let size = 1 + (state >> 11) % 5000;
+            let size = 1 + random.u64(..5000);
             match bucket.take(now, size, 0) {
                 Ok(()) => granted += u128::from(size),
                 Err(wait) => {

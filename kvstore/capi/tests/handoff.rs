@@ -588,13 +588,8 @@ fn heads_are_shared_out_differently_on_the_two_sides() {
 fn random_hand_offs_are_right_or_missing() {
     let seed = std::env::var("KVASIR_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11_u64);
     println!("KVASIR_SEED={seed}");
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut draw = |bound: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % bound
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut draw = |bound: u64| random.u64(..bound);
     let (mut whole, mut missing) = (0, 0);
     for transport in ["shm", "tcp"] {
         let prefill = Engine::new(transport, 1, "lease = \"2 s\"\n");

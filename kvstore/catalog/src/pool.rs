@@ -248,13 +248,8 @@ mod tests {
         let mut catalog = PoolCatalog::with_capacity(8);
         let mut model: Vec<u64> = Vec::new();
         let mut in_use: Vec<(u64, SlotRef)> = Vec::new();
-        let mut random = 0x1234_5678_9ABC_DEF1_u64;
-        let mut draw = |bound: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 8) % bound
-        };
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut draw = |bound: u64| random.u64(..bound);
         for step in 0..50_000 {
             let number = draw(48);
             match draw(6) {

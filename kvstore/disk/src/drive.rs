@@ -13,14 +13,16 @@ use crate::health::Health;
 use crate::log::SlotUse;
 use crate::operation::{OperationId, Purpose};
 use crate::table::TableWrite;
-use crate::{ClockReading, DiskCounters, DiskLog, Done, MissReason, ReadCheck, ReadOutcome, WriteOutcome};
+use crate::{
+    ClockReading, DiskCompletion, DiskCounters, DiskLog, MissReason, ReadCheck, ReadOutcome, WriteOutcome,
+};
 
 /// Maximum number of completions that one `poll` takes from the engine.
 pub(crate) const COMPLETIONS_PER_POLL: usize = 64;
 
 impl DiskLog {
     /// Does the work that can be done now and appends completed operations to `done`; returns their number.
-    pub fn poll(&mut self, now: ClockReading, done: &mut Vec<Done>) -> usize {
+    pub fn poll(&mut self, now: ClockReading, done: &mut Vec<DiskCompletion>) -> usize {
         self.now = now;
         self.hand_over();
         let mut completions = std::mem::take(&mut self.completions);
@@ -168,7 +170,7 @@ impl DiskLog {
         DiskCounters::add(counter, u64::from(outcome != WriteOutcome::Superseded));
         if !operation.is_abandoned {
             let memory = operation.memory.take();
-            self.ready.push_back(Done::Written { token, slot, memory, outcome });
+            self.ready.push_back(DiskCompletion::Written { token, slot, memory, outcome });
         }
         self.operations.end(id);
         self.block_operations -= 1;
@@ -205,7 +207,7 @@ impl DiskLog {
             self.forget(slot);
         }
         self.count_read(outcome);
-        self.ready.push_back(Done::Read { token, slot, memory, outcome });
+        self.ready.push_back(DiskCompletion::Read { token, slot, memory, outcome });
     }
 
     fn accepts(&self, found: u64, expected: u64) -> bool {
@@ -282,7 +284,7 @@ impl DiskLog {
         let Some(flush) = self.flush.take_if(|_| is_over) else { return };
         let failed_pages = self.tables.end_flush_wait() + std::mem::take(&mut self.tables.given_up);
         let is_synced = flush.sync && self.can_write() && self.sync();
-        self.ready.push_back(Done::Flushed { token: flush.token, failed_pages, is_synced });
+        self.ready.push_back(DiskCompletion::Flushed { token: flush.token, failed_pages, is_synced });
     }
 
     fn sync(&mut self) -> bool {

@@ -15,7 +15,7 @@ use kvstore_io::{IoErrorKind, Operation as Direction};
 
 use crate::layout::PageCopy;
 use crate::operation::{OperationId, Purpose};
-use crate::{DiskCounters, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
+use crate::{DiskCompletion, DiskCounters, DiskLog, MissReason, ReadOutcome, WriteOutcome};
 
 /// Consecutive failures of reads that make the log unavailable, and of writes that make it refuse writes.
 const FAILURES_MAX: u32 = 8;
@@ -142,12 +142,12 @@ impl DiskLog {
             match operation.purpose {
                 Purpose::Write { token, slot } => {
                     let outcome = WriteOutcome::Failed(IoErrorKind::Device);
-                    self.ready.push_back(Done::Written { token, slot, memory: None, outcome });
+                    self.ready.push_back(DiskCompletion::Written { token, slot, memory: None, outcome });
                 }
                 Purpose::Read { token, slot, .. } => {
                     let outcome = ReadOutcome::Miss(MissReason::Device);
                     self.count_read(outcome);
-                    self.ready.push_back(Done::Read { token, slot, memory: None, outcome });
+                    self.ready.push_back(DiskCompletion::Read { token, slot, memory: None, outcome });
                 }
                 Purpose::Table { .. } | Purpose::Probe | Purpose::Idle => {}
             }

@@ -1,7 +1,7 @@
 //! The SSD tier: blocks in fixed slots of segments, with the checksums that their makers took.
 //!
 //! * [`DiskLog`]: reads and writes of slots over any [`kvstore_io::IoEngine`]; one thread, driven by `poll`.
-//! * [`Recovered`], [`Report`]: result of opening a store. Opening does not read payloads.
+//! * [`Recovered`], [`RecoveryReport`]: result of opening a store. Opening does not read payloads.
 //! * [`Admission`], [`Usage`]: admission of writes by frequency, bandwidth and endurance.
 //! * [`inspect`]: contents of segments, for people.
 //! * [`mod@format`]: the bytes on the disk.
@@ -19,8 +19,8 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod completion;
 mod config;
-mod done;
 mod drive;
 mod error;
 pub mod format;
@@ -43,12 +43,13 @@ mod testing;
 mod tests;
 
 pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
-pub use config::{Area, ClockReading, DiskConfig, STRIPES_MAX};
-pub use done::{
-    Block, Closed, Done, MissReason, ReadCheck, ReadOutcome, Refused, RefusedReason, WriteOutcome,
+pub use completion::{
+    Block, Closed, DiskCompletion, MissReason, ReadCheck, ReadOutcome, Refusal, RefusedOperation,
+    WriteOutcome,
 };
+pub use config::{Area, ClockReading, DiskConfig, STRIPES_MAX};
 pub use error::DiskError;
 pub use inspect::{SegmentState, SegmentSummary, Summary, inspect};
 pub use log::DiskLog;
 pub use metrics::DiskCounters;
-pub use open::{Recovered, Report};
+pub use open::{Recovered, RecoveryReport};

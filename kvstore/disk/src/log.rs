@@ -17,8 +17,8 @@ use crate::health::{Health, WriteHealth};
 use crate::operation::{OperationId, Operations, Purpose};
 use crate::table::Tables;
 use crate::{
-    Block, ClockReading, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, ReadCheck,
-    ReadOutcome, Refused, RefusedReason, Usage,
+    Block, ClockReading, Closed, DiskCompletion, DiskConfig, DiskCounters, DiskError, MissReason, ReadCheck,
+    ReadOutcome, Refusal, RefusedOperation, Usage,
 };
 
 /// State of a slot.
@@ -51,7 +51,7 @@ pub struct DiskLog {
     pub(crate) unsubmitted: VecDeque<OperationId>,
     /// Reads whose payload is yet to be verified.
     pub(crate) unverified: VecDeque<OperationId>,
-    pub(crate) ready: VecDeque<Done>,
+    pub(crate) ready: VecDeque<DiskCompletion>,
     pub(crate) completions: Vec<Completion>,
     pub(crate) spare_pages: Vec<PageBuffer>,
     pub(crate) is_unflushed: bool,
@@ -179,24 +179,24 @@ impl DiskLog {
         payload: SlotRef,
         bytes: u32,
         token: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedOperation> {
         let length = (bytes as usize).next_multiple_of(PAGE_BYTES);
         let fits = bytes > 0
             && bytes <= self.config.slot_bytes
             && length <= payload.slab().layout().slot_bytes
             && block.meta.len() <= usize::from(self.config.meta_bytes_max);
         if let Some(reason) = self.refusal(slot, fits) {
-            return Err(Refused { reason, memory: payload });
+            return Err(RefusedOperation { reason, memory: payload });
         }
         if !self.can_write() {
-            return Err(Refused { reason: RefusedReason::Unavailable, memory: payload });
+            return Err(RefusedOperation { reason: Refusal::Unavailable, memory: payload });
         }
         if self.slots[slot as usize] == SlotUse::Writing {
-            return Err(Refused { reason: RefusedReason::SlotBusy, memory: payload });
+            return Err(RefusedOperation { reason: Refusal::SlotBusy, memory: payload });
         }
         let range = self.payload_range(slot, length);
         let Some(id) = self.operations.start(Purpose::Write { token, slot }, range) else {
-            return Err(Refused { reason: RefusedReason::Full, memory: payload });
+            return Err(RefusedOperation { reason: Refusal::Full, memory: payload });
         };
         self.forget(slot);
         self.slots[slot as usize] = SlotUse::Writing;
@@ -230,38 +230,38 @@ impl DiskLog {
         target: SlotRef,
         check: ReadCheck,
         token: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedOperation> {
         if let Some(reason) = self.refusal(slot, true) {
-            return Err(Refused { reason, memory: target });
+            return Err(RefusedOperation { reason, memory: target });
         }
         let found = self.tables.live(slot).filter(|record| record.identity == identity);
         let Some(record) = found.filter(|_| self.slots[slot as usize] == SlotUse::Live) else {
             DiskCounters::add(&self.counters.misses_stale, 1);
             let outcome = ReadOutcome::Miss(MissReason::Stale);
-            self.ready.push_back(Done::Read { token, slot, memory: Some(target), outcome });
+            self.ready.push_back(DiskCompletion::Read { token, slot, memory: Some(target), outcome });
             return Ok(());
         };
         let length = (record.bytes as usize).next_multiple_of(PAGE_BYTES);
         if length > target.slab().layout().slot_bytes {
-            return Err(Refused { reason: RefusedReason::Invalid, memory: target });
+            return Err(RefusedOperation { reason: Refusal::Invalid, memory: target });
         }
         let range = self.payload_range(slot, length);
         let Some(id) = self.operations.start(Purpose::Read { token, slot, check }, range) else {
-            return Err(Refused { reason: RefusedReason::Full, memory: target });
+            return Err(RefusedOperation { reason: Refusal::Full, memory: target });
         };
         self.begin(id, record, target);
         Ok(())
     }
 
-    fn refusal(&self, slot: u32, fits: bool) -> Option<RefusedReason> {
+    fn refusal(&self, slot: u32, fits: bool) -> Option<Refusal> {
         if slot >= self.slot_count() || !fits {
-            Some(RefusedReason::Invalid)
+            Some(Refusal::Invalid)
         } else if !self.is_available() {
-            Some(RefusedReason::Unavailable)
+            Some(Refusal::Unavailable)
         } else if self.block_operations >= self.config.operations_max
             || self.ready.len() >= self.ready.capacity()
         {
-            Some(RefusedReason::Full)
+            Some(Refusal::Full)
         } else {
             None
         }
@@ -350,7 +350,7 @@ impl DiskLog {
             }
             self.poll(ClockReading::now(), &mut done);
             is_clean = done.iter().find_map(|done| match done {
-                Done::Flushed { token: u64::MAX, failed_pages, is_synced } => {
+                DiskCompletion::Flushed { token: u64::MAX, failed_pages, is_synced } => {
                     Some(*failed_pages == 0 && *is_synced)
                 }
                 _ => None,

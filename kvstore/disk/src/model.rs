@@ -13,8 +13,8 @@ use kvstore_block::BlockIdentity;
 
 use crate::testing::{FaultCounts, Faults, Random, SharedDisk, pool};
 use crate::{
-    Area, Block, ClockReading, DiskConfig, DiskLog, Done, MissReason, ReadCheck, ReadOutcome, Recovered,
-    WriteOutcome,
+    Area, Block, ClockReading, DiskCompletion, DiskConfig, DiskLog, MissReason, ReadCheck, ReadOutcome,
+    Recovered, WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 8192;
@@ -245,9 +245,9 @@ impl World {
         done.into_iter().for_each(|done| self.take(done));
     }
 
-    fn take(&mut self, done: Done) {
+    fn take(&mut self, done: DiskCompletion) {
         match done {
-            Done::Written { token, slot, outcome, memory } => {
+            DiskCompletion::Written { token, slot, outcome, memory } => {
                 assert!(memory.is_some());
                 let Some(Pending::Write { id, version }) = self.pending.remove(&token) else {
                     panic!("no write has the token {token}")
@@ -263,7 +263,7 @@ impl World {
                     self.free.insert(slot);
                 }
             }
-            Done::Read { token, slot, outcome, memory } => {
+            DiskCompletion::Read { token, slot, outcome, memory } => {
                 let Some(Pending::Read { id, expected, checksum }) = self.pending.remove(&token) else {
                     panic!("no read has the token {token}")
                 };
@@ -274,7 +274,7 @@ impl World {
                 };
                 self.judge(slot, id, expected, outcome, &memory);
             }
-            Done::Flushed { .. } => {}
+            DiskCompletion::Flushed { .. } => {}
         }
     }
 

@@ -49,7 +49,7 @@ pub struct Recovered {
 
 /// Result of opening a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Report {
+pub struct RecoveryReport {
     /// Whether the areas were formatted: they held no store, or one that `reformat` discarded.
     pub is_formatted: bool,
     /// Bytes of tables that were read.
@@ -77,7 +77,7 @@ struct Found {
     tables: Vec<SegmentTable>,
     usage: Usage,
     sequence: u64,
-    report: Report,
+    report: RecoveryReport,
 }
 
 impl DiskLog {
@@ -106,14 +106,18 @@ impl DiskLog {
         mut engine: Box<dyn IoEngine>,
         store_id: u64,
         now: ClockReading,
-    ) -> Result<(Self, Vec<Recovered>, Report), DiskError> {
+    ) -> Result<(Self, Vec<Recovered>, RecoveryReport), DiskError> {
         let started = Instant::now();
         let (mut found, store_id) = match find(engine.as_mut(), &config, areas) {
             Ok(Some(found)) => found,
             Ok(None) => {
                 let log = Self::format(config, areas, engine, store_id, now)?;
                 let elapsed = started.elapsed();
-                return Ok((log, Vec::new(), Report { is_formatted: true, elapsed, ..Report::default() }));
+                return Ok((
+                    log,
+                    Vec::new(),
+                    RecoveryReport { is_formatted: true, elapsed, ..RecoveryReport::default() },
+                ));
             }
             Err(error) => return Err(give_up(engine, &config, error)),
         };
@@ -178,7 +182,7 @@ fn scan(
     // Sequence of the copy that was taken for each page; 0 if none.
     let mut taken: Vec<Vec<u64>> = segments.iter().map(|segment| vec![0; segment.pages as usize]).collect();
     let mut damaged = Vec::new();
-    let mut report = Report::default();
+    let mut report = RecoveryReport::default();
     let (mut usage, mut sequence) = (headers.usage, headers.sequence);
     report.table_bytes =
         scan_tables(engine, config.operation_timeout, segments, headers.store_id, |found| {
@@ -247,7 +251,7 @@ fn salvage(
 
 /// Checks each record, drops the older of two records of the same block, and lists the rest. Also returns the
 /// latest generation.
-fn index(tables: &mut Tables, report: &mut Report, now: ClockReading) -> (Vec<Recovered>, u64) {
+fn index(tables: &mut Tables, report: &mut RecoveryReport, now: ClockReading) -> (Vec<Recovered>, u64) {
     let mut generation = 0;
     let mut newest: HashMap<BlockIdentity, (u32, u64)> = HashMap::new();
     let mut older = Vec::new();

@@ -232,22 +232,22 @@ impl Disk {
 }
 
 #[derive(Default)]
-struct Bell {
+struct CompletionWaker {
     rung: Mutex<bool>,
-    bell: Condvar,
+    changed: Condvar,
 }
 
-impl Waker for Bell {
+impl Waker for CompletionWaker {
     fn wake(&self) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 }
 
 struct MemoryEngine {
     disk: SharedDisk,
     geometry: Geometry,
-    waker: Arc<Bell>,
+    waker: Arc<CompletionWaker>,
 }
 
 impl Drop for MemoryEngine {
@@ -319,7 +319,7 @@ impl IoEngine for MemoryEngine {
         let most = Duration::from_millis(5);
         let sleep = until.map_or(most, |until| until.saturating_duration_since(Instant::now()).min(most));
         let rung = self.waker.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.waker.bell.wait_timeout_while(rung, sleep, |rung| !*rung);
+        let waited = self.waker.changed.wait_timeout_while(rung, sleep, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         Ok(())
     }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::{
-    Area, Block, ClockReading, DiskConfig, DiskLog, Done, ReadCheck, ReadOutcome, Recovered, Report,
-    WriteOutcome,
+    Area, Block, ClockReading, DiskCompletion, DiskConfig, DiskLog, ReadCheck, ReadOutcome, Recovered,
+    RecoveryReport, WriteOutcome,
 };
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
@@ -136,7 +136,7 @@ fn engine(options: &Options, name: &str) -> Box<dyn IoEngine> {
     Box::new(uring::open(files, &RingConfig::default()).expect("io_uring engine"))
 }
 
-fn open(options: &Options) -> (DiskLog, Vec<Recovered>, Report) {
+fn open(options: &Options) -> (DiskLog, Vec<Recovered>, RecoveryReport) {
     let config = DiskConfig {
         fingerprint: 77,
         slot_bytes: SLOT_BYTES,
@@ -197,7 +197,7 @@ fn child(options: &Options) {
             let (identity, parent) = (identity(next), identity(next - 1));
             let block = Block { identity, parent, tenant: 1, checksum, meta: &meta };
             if let Err(refused) = log.write(target, block, slot, bytes.len() as u32, next) {
-                assert!(refused.reason == kvstore_disk::RefusedReason::Full, "{refused:?}");
+                assert!(refused.reason == kvstore_disk::Refusal::Full, "{refused:?}");
                 break;
             }
             free.remove(&target);
@@ -213,18 +213,18 @@ fn child(options: &Options) {
         let is_idle = done.is_empty();
         for done in done.drain(..) {
             match done {
-                Done::Written { token, slot, outcome, .. } => {
+                DiskCompletion::Written { token, slot, outcome, .. } => {
                     assert_eq!(outcome, WriteOutcome::Stored);
                     writing.remove(&token);
                     stored.insert(token, slot);
                 }
-                Done::Flushed { failed_pages, .. } => {
+                DiskCompletion::Flushed { failed_pages, .. } => {
                     assert_eq!(failed_pages, 0);
                     println!("F {} {next}", flushing.take().unwrap_or(0));
                     std::io::stdout().flush().expect("the parent reads");
                     reported = next;
                 }
-                Done::Read { .. } => {}
+                DiskCompletion::Read { .. } => {}
             }
         }
         if is_idle {
@@ -324,7 +324,7 @@ fn parse_report(line: &str) -> Option<(u64, u64)> {
 }
 
 /// Reads every recovered block and checks it.
-fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged, Report) {
+fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged, RecoveryReport) {
     let (mut log, recovered, report) = open(options);
     let memory = memory(&mut log);
     let mut judged = Judged { recovered: recovered.len() as u64, ..Judged::default() };
@@ -348,7 +348,7 @@ fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged,
             log.wait(None).expect("wait");
         }
         for done in done.drain(..) {
-            let Done::Read { token, outcome, memory: Some(memory), .. } = done else { continue };
+            let DiskCompletion::Read { token, outcome, memory: Some(memory), .. } = done else { continue };
             open_reads -= 1;
             let ReadOutcome::Verified { bytes } = outcome else {
                 judged.misses += 1;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::{
-    Area, Block, ClockReading, DiskConfig, DiskLog, Done, ReadCheck, ReadOutcome, WriteOutcome,
+    Area, Block, ClockReading, DiskCompletion, DiskConfig, DiskLog, ReadCheck, ReadOutcome, WriteOutcome,
 };
 use kvstore_io::{Buffer, Completion, Full, Geometry, IoEngine, IoError, Operation, Request, Waker};
 use tests_allocations::{Counting, count};
@@ -118,7 +118,7 @@ struct Bench {
     log: DiskLog,
     memory: Arc<SlotPool>,
     slot: u32,
-    done: Vec<Done>,
+    done: Vec<DiskCompletion>,
     start: Instant,
     round: u64,
     /// Checksum of a block of memory that was never written.
@@ -126,7 +126,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn poll(&mut self) -> Done {
+    fn poll(&mut self) -> DiskCompletion {
         loop {
             self.round += 1;
             let instant = self.start + Duration::from_micros(self.round * 100);
@@ -145,12 +145,13 @@ impl Bench {
         let memory = self.memory.acquire().expect("memory");
         let block = Block { identity, parent: identity, tenant: 0, checksum: self.checksum, meta: &[9; 100] };
         assert!(self.log.write(slot, block, memory, SLOT_BYTES, 0).is_ok());
-        let Done::Written { memory: Some(memory), outcome: WriteOutcome::Stored, .. } = self.poll() else {
+        let DiskCompletion::Written { memory: Some(memory), outcome: WriteOutcome::Stored, .. } = self.poll()
+        else {
             panic!("written")
         };
         assert!(self.log.read(slot, identity, memory, ReadCheck::Log, 0).is_ok());
         let done = self.poll();
-        assert!(matches!(done, Done::Read { outcome: ReadOutcome::Verified { .. }, .. }));
+        assert!(matches!(done, DiskCompletion::Read { outcome: ReadOutcome::Verified { .. }, .. }));
         self.log.forget(slot);
     }
 }

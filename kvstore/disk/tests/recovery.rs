@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
-use kvstore_disk::{Area, Block, ClockReading, DiskConfig, DiskLog, Done};
+use kvstore_disk::{Area, Block, ClockReading, DiskCompletion, DiskConfig, DiskLog};
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::{IoEngine, uring};
@@ -37,7 +37,7 @@ fn fill(log: &mut DiskLog, memory: &Arc<SlotPool>) {
             log.write(target, block, slot, 4096, 0).expect("accepted");
         }
         log.poll(ClockReading::now(), &mut done);
-        written += done.iter().filter(|done| matches!(done, Done::Written { .. })).count() as u32;
+        written += done.iter().filter(|done| matches!(done, DiskCompletion::Written { .. })).count() as u32;
         if done.is_empty() {
             log.wait(None).expect("wait");
         }

@@ -37,7 +37,7 @@ pub use mapped::{MappedBlock, MappedGroup, PoolLease};
 use node::Node;
 pub use node::PoolNode;
 use operation::{Operation, Request};
-pub use operation::{Outcome, Refusal, Refused, StoreBlock, StoreResult, Ticket, Verified};
+pub use operation::{Outcome, Refusal, RefusedRequest, StoreBlock, StoreResult, Ticket, Verified};
 use replicate::{Replicated, Replication, one_second_of};
 use storing::Store;
 use transfer::{Check, Transfer};
@@ -67,7 +67,7 @@ pub struct RemotePool<F> {
     touched: BTreeSet<u64>,
     replication: Replication,
     next_id: u64,
-    random: u64,
+    random: fastrand::Rng,
     /// No timer is due before this time.
     next_due: Option<Instant>,
     outcomes: Vec<Outcome>,
@@ -107,7 +107,7 @@ impl<F: Fabric> RemotePool<F> {
             touched: BTreeSet::new(),
             replication,
             next_id: 1,
-            random: config.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: fastrand::Rng::with_seed(config.seed),
             next_due: None,
             outcomes: Vec::new(),
             events: Vec::with_capacity(config.poll_budget),
@@ -139,15 +139,15 @@ impl<F: Fabric> RemotePool<F> {
         targets: Vec<SlotRef>,
         deadline: Instant,
         now: Instant,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRequest> {
         let Some(Operation::Fetch(fetch)) = self.operations.get_mut(&found.0) else {
-            return Err(Refused { reason: Refusal::Gone, targets });
+            return Err(RefusedRequest { reason: Refusal::Gone, targets });
         };
         if !matches!(fetch.stage, Stage::Held { .. })
             || targets.is_empty()
             || targets.len() > fetch.usable - fetch.mapped
         {
-            return Err(Refused { reason: Refusal::Gone, targets });
+            return Err(RefusedRequest { reason: Refusal::Gone, targets });
         }
         fetch.attach(targets, deadline);
         self.queue_found(found.0, 0, usize::MAX);
@@ -166,7 +166,7 @@ impl<F: Fabric> RemotePool<F> {
         targets: Vec<SlotRef>,
         deadline: Instant,
         now: Instant,
-    ) -> Result<Ticket, Refused> {
+    ) -> Result<Ticket, RefusedRequest> {
         let count = targets.len().min(chain.len().saturating_sub(first));
         let room = self.check_room(targets.len().max(1));
         let reason = match room {
@@ -175,7 +175,7 @@ impl<F: Fabric> RemotePool<F> {
             Err(reason) => Some(reason),
         };
         if let Some(reason) = reason {
-            return Err(Refused { reason, targets });
+            return Err(RefusedRequest { reason, targets });
         }
         let mut fetch = Fetch::new(chain, first, count, self.config.group_blocks, deadline);
         fetch.attach(targets, deadline);
@@ -291,10 +291,7 @@ impl<F: Fabric> RemotePool<F> {
     }
 
     fn draw(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random >> 8
+        self.random.u64(..)
     }
 
     /// Schedules the next sweep for `moment` at the latest.

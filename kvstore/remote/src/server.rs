@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::wait::Bell;
+use dataplane_fabric::wait::Notifier;
 use dataplane_fabric::{Event, Fabric, PeerId};
 use dataplane_memory::{LeaseTable, PartialChecksum};
 use kvstore_block::BlockIdentity;
@@ -148,9 +148,9 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         &mut self.fabric
     }
 
-    /// Rings the bell when the blocks have an answer ([`PoolServer::has_answers`]).
-    pub fn set_bell(&mut self, bell: Arc<Bell>) {
-        self.blocks.set_bell(bell);
+    /// Sets what is notified when the blocks have an answer ([`PoolServer::has_answers`]).
+    pub fn set_notifier(&mut self, notifier: Arc<Notifier>) {
+        self.blocks.set_notifier(notifier);
     }
 
     /// Whether a delayed answer of the blocks is ready.

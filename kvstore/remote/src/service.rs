@@ -1,5 +1,5 @@
 //! The thread that runs a pool node: when idle it polls for a short time, then sleeps on the fabric's
-//! descriptors until an event arrives, the blocks' bell rings or a lease expires ([`dataplane_fabric::wait`]).
+//! descriptors until an event arrives, the blocks notify it or a lease expires ([`dataplane_fabric::wait`]).
 //! The only fixed interval is for messages that did not fit into a client's queue: they are tried again after
 //! [`RETRY_FULL_AFTER`].
 
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
+use dataplane_fabric::wait::{Notifier, ThreadPolicy, Waiter};
 
 use crate::{PoolBlocks, PoolCounters, PoolServer, RemoteError};
 
@@ -17,7 +17,7 @@ const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
 struct Stop {
     asked: AtomicBool,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 /// Handle to the thread. Dropping it stops the thread and closes its connections.
@@ -33,13 +33,14 @@ impl PoolService {
         mut server: PoolServer<F, B>,
         policy: ThreadPolicy,
     ) -> Result<Self, RemoteError> {
-        let bell = Bell::new().map_err(|error| RemoteError::System { operation: "eventfd", error })?;
-        server.set_bell(Arc::clone(&bell));
-        let stop = Arc::new(Stop { asked: AtomicBool::new(false), bell });
+        let notifier =
+            Notifier::new().map_err(|error| RemoteError::System { operation: "eventfd", error })?;
+        server.set_notifier(Arc::clone(&notifier));
+        let stop = Arc::new(Stop { asked: AtomicBool::new(false), notifier });
         let counters = Arc::clone(server.counters());
         let seen = Arc::clone(&stop);
         let thread = policy
-            .spawn("kvasir-pool", &stop.bell, move |waiter| run(&mut server, &seen, waiter))
+            .spawn("kvasir-pool", &stop.notifier, move |waiter| run(&mut server, &seen, waiter))
             .map_err(|error| RemoteError::System { operation: "thread", error })?;
         Ok(Self { stop, counters, thread: Some(thread) })
     }
@@ -59,9 +60,9 @@ impl PoolService {
 
 impl Drop for PoolService {
     fn drop(&mut self) {
-        // Stored before the bell rings: the thread reads it after each sleep.
+        // Stored before the notification: the thread reads it after each sleep.
         self.stop.asked.store(true, Ordering::Release);
-        self.stop.bell.ring();
+        self.stop.notifier.notify();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has been printed already.
             let _panicked = thread.join();
@@ -78,7 +79,7 @@ fn run<F: Fabric, B: PoolBlocks>(server: &mut PoolServer<F, B>, stop: &Stop, mut
             waiter.announce();
             let may_sleep = !stop.asked.load(Ordering::Acquire) && !server.has_answers();
             if may_sleep && server.fabric_mut().prepare_wait() {
-                // A peer that makes room in a full queue does not ring the bell: retry soon.
+                // A peer that makes room in a full queue notifies nobody: retry soon.
                 let retry = server.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
                 let until = server.next_deadline().into_iter().chain(retry).min();
                 waiter.sleep(server.fabric(), until);

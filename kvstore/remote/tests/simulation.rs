@@ -44,7 +44,7 @@ struct Tally {
 
 struct Simulation {
     cluster: Cluster,
-    random: u64,
+    random: fastrand::Rng,
     asked: Vec<BTreeMap<Ticket, Asked>>,
     kept: Vec<Kept>,
     tally: Tally,
@@ -52,10 +52,7 @@ struct Simulation {
 
 impl Simulation {
     fn draw(&mut self, bound: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 8) % bound
+        self.random.u64(..bound)
     }
 
     /// Returns the beginning of a chain; chains 0 and 1 are popular, and 2 begins as 1 does.
@@ -229,7 +226,7 @@ fn run(seed: u64, harm: bool) -> Tally {
     let config = RemoteConfig { hot_count: 4, ..config(seed) };
     let cluster = Cluster::delaying(seed, faults, (SERVERS, CLIENTS), 96, config, seed);
     let asked = (0..CLIENTS).map(|_| BTreeMap::new()).collect();
-    let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let random = fastrand::Rng::with_seed(seed);
     let mut simulation = Simulation { cluster, random, asked, kept: Vec::new(), tally: Tally::default() };
     for _ in 0..TICKS {
         for client in 0..CLIENTS {

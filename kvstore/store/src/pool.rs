@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use dataplane_fabric::wait::Bell;
+use dataplane_fabric::wait::Notifier;
 use dataplane_memory::{Slab, SlotGrant};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::TenantId;
@@ -38,7 +38,7 @@ pub struct StorePool {
     store: Arc<Store>,
     answers: Receiver<StoreReply>,
     sender: Sender<StoreReply>,
-    bell: Option<Arc<Bell>>,
+    notifier: Option<Arc<Notifier>>,
     /// Blocks that the store's thread has not registered yet, by the question, and their places in their chains.
     registering: HashMap<u64, BlockIdentity>,
     positions: HashMap<BlockIdentity, u32>,
@@ -67,17 +67,17 @@ impl StorePool {
         assert!(is_written_through, "the disk below a pool is written through");
         let (sender, answers) = unbounded();
         let (registering, positions) = (HashMap::new(), HashMap::new());
-        Self { store, answers, sender, bell: None, registering, positions }
+        Self { store, answers, sender, notifier: None, registering, positions }
     }
 
-    /// The callback that sends an answer from the store's thread and rings the pool's bell.
+    /// The callback that sends an answer from the store's thread and notifies the pool's thread.
     fn answering(&self) -> impl FnOnce(StoreReply) + Send + 'static {
-        let (sender, bell) = (self.sender.clone(), self.bell.clone());
+        let (sender, notifier) = (self.sender.clone(), self.notifier.clone());
         move |told| {
             // A pool that has ended needs no answers.
             let _ended = sender.send(told);
-            if let Some(bell) = bell {
-                bell.ring();
+            if let Some(notifier) = notifier {
+                notifier.notify();
             }
         }
     }
@@ -211,7 +211,7 @@ impl PoolBlocks for StorePool {
         !self.answers.is_empty()
     }
 
-    fn set_bell(&mut self, bell: Arc<Bell>) {
-        self.bell = Some(bell);
+    fn set_notifier(&mut self, notifier: Arc<Notifier>) {
+        self.notifier = Some(notifier);
     }
 }

@@ -25,7 +25,7 @@ pub struct ProxyDispatch(Arc<Inner>);
 struct Inner {
     to_proxy: Mutex<Option<oneshot::Sender<ProxyRequest>>>,
     shows_answers: bool,
-    among: Option<Vec<String>>,
+    allowed_workers: Option<Vec<String>>,
 }
 
 /// A request that the proxy is to send.
@@ -43,7 +43,7 @@ pub struct ProxyRequest {
 
 /// Sends the head of an engine's answer, or the error in its place, to the request.
 #[derive(Debug)]
-pub struct ReplySender(oneshot::Sender<Result<Response<mpsc::Receiver<Piece>>, ProxyDispatchError>>);
+pub struct ReplySender(oneshot::Sender<Result<Response<mpsc::Receiver<BodyPiece>>, ProxyDispatchError>>);
 
 /// Reason for which a proxy returned no engine's answer.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub struct ServedElsewhere(pub String);
 
 /// A part of an answer's body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum BodyPiece {
     /// Some bytes.
     Data(Bytes),
     /// The body is complete. A body that ends without this has broken off.
@@ -84,11 +84,14 @@ pub enum Piece {
 
 impl ProxyDispatch {
     /// Returns a channel to a proxy, and its other end. `shows_answers`: the proxy passes on the bodies of answers, not only
-    /// their heads. `among`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
+    /// their heads. `allowed_workers`: the only workers that it can reach, as `HOST:PORT`, or as `HOST` for all ports of it.
     #[must_use]
-    pub fn new(shows_answers: bool, among: Option<Vec<String>>) -> (Self, oneshot::Receiver<ProxyRequest>) {
+    pub fn new(
+        shows_answers: bool,
+        allowed_workers: Option<Vec<String>>,
+    ) -> (Self, oneshot::Receiver<ProxyRequest>) {
         let (sender, receiver) = oneshot::channel();
-        let inner = Inner { to_proxy: Mutex::new(Some(sender)), shows_answers, among };
+        let inner = Inner { to_proxy: Mutex::new(Some(sender)), shows_answers, allowed_workers };
         (Self(Arc::new(inner)), receiver)
     }
 
@@ -106,8 +109,8 @@ impl ProxyDispatch {
 
     /// The only workers that the proxy can reach, as `HOST:PORT` or `HOST`; `None`: all workers.
     #[must_use]
-    pub fn among(&self) -> Option<&[String]> {
-        self.0.among.as_deref()
+    pub fn allowed_workers(&self) -> Option<&[String]> {
+        self.0.allowed_workers.as_deref()
     }
 
     /// Has the proxy send a request, and returns the head of the engine's answer. Cancelling this drops the answer.
@@ -136,7 +139,7 @@ impl ProxyDispatch {
 impl ReplySender {
     /// Passes the head of the answer on; the pieces of its body are sent through the returned channel. Returns an error when
     /// the request was given up.
-    pub fn answered(self, head: Response<()>) -> Result<mpsc::Sender<Piece>, mpsc::Sender<Piece>> {
+    pub fn answered(self, head: Response<()>) -> Result<mpsc::Sender<BodyPiece>, mpsc::Sender<BodyPiece>> {
         let (sender, receiver) = mpsc::channel(PIECES_MAX);
         match self.0.send(Ok(head.map(|()| receiver))) {
             Ok(()) => Ok(sender),
@@ -176,9 +179,11 @@ mod tests {
         let ProxyRequest { call: sent, base, reply, .. } = proxy.await.expect("a request");
         assert_eq!((sent.path.path(), base.as_str()), ("/v1/completions", "http://engine:8000"));
         let pieces = reply.answered(Response::new(())).expect("it waits");
-        for piece in
-            [Piece::Data(Bytes::from_static(b"ab")), Piece::Data(Bytes::from_static(b"c")), Piece::End]
-        {
+        for piece in [
+            BodyPiece::Data(Bytes::from_static(b"ab")),
+            BodyPiece::Data(Bytes::from_static(b"c")),
+            BodyPiece::End,
+        ] {
             pieces.send(piece).await.expect("it is read");
         }
         assert_eq!(asked.await.expect("no panic").expect("an answer"), "abc");
@@ -197,7 +202,7 @@ mod tests {
         };
         let cut = async {
             let pieces = proxy.await.expect("a request").reply.answered(Response::new(())).expect("it waits");
-            pieces.send(Piece::Data(Bytes::from_static(b"half"))).await.expect("it is read");
+            pieces.send(BodyPiece::Data(Bytes::from_static(b"half"))).await.expect("it is read");
         };
         let (whole, ()) = tokio::join!(whole, cut);
         assert!(whole.expect_err("it broke off").reason.contains("broke off"));

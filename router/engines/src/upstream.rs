@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 
 use crate::http1::{self, Answer, Connection, Framing, Next};
 use crate::key::ApiKey;
-use crate::proxy_dispatch::Piece;
+use crate::proxy_dispatch::BodyPiece;
 
 /// Idle connections kept for each engine by threads that share them; further ones are closed.
 const IDLE_MAX: usize = 2048;
@@ -300,7 +300,7 @@ pub struct ReplyBody {
     is_reusable: bool,
     home: Arc<Upstream>,
     /// Channel of an answer that a proxy passes on, instead of a connection.
-    handed_back: Option<mpsc::Receiver<Piece>>,
+    handed_back: Option<mpsc::Receiver<BodyPiece>>,
 }
 
 impl std::fmt::Debug for ReplyBody {
@@ -311,7 +311,7 @@ impl std::fmt::Debug for ReplyBody {
 
 impl ReplyBody {
     /// Returns a body that a proxy passes on.
-    pub(crate) fn handed_back(pieces: mpsc::Receiver<Piece>, home: &Arc<Upstream>) -> Self {
+    pub(crate) fn handed_back(pieces: mpsc::Receiver<BodyPiece>, home: &Arc<Upstream>) -> Self {
         Self {
             connection: None,
             framing: Framing::UntilClose,
@@ -324,8 +324,8 @@ impl ReplyBody {
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, UpstreamError>>> {
         let Some(pieces) = &mut self.handed_back else { return Poll::Ready(None) };
         match ready!(pieces.poll_recv(context)) {
-            Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(data))),
-            Some(Piece::End) => self.framing = Framing::Ended,
+            Some(BodyPiece::Data(data)) => return Poll::Ready(Some(Ok(data))),
+            Some(BodyPiece::End) => self.framing = Framing::Ended,
             None if self.framing != Framing::Ended => {
                 self.handed_back = None;
                 return Poll::Ready(Some(Err(self.home.error("the proxy's connection broke off"))));

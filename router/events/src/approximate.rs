@@ -223,13 +223,8 @@ mod tests {
     #[test]
     fn the_index_holds_what_is_remembered() {
         for seed in 0..20_u64 {
-            let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-            let mut below = |bound: u64| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 8) % bound
-            };
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut below = |bound: u64| random.u64(..bound);
             let index = Index::new(IndexConfig::default());
             let member = index.write().join().expect("room");
             let mut reader = index.reader().expect("a reader");

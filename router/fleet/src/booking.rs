@@ -1,4 +1,4 @@
-//! Accounting of a request against its workers from the decision to its end, and the audit of predicted cached tokens.
+//! Accounting of a request against its workers from the decision to its end, and the comparison of predicted with reported cached tokens.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -33,7 +33,7 @@ impl Expected {
     /// `found`: tokens that the worker that computes the prompt should find in its cache; `held`: tokens that the decode worker
     /// holds. `None` when there is nothing to compare.
     pub(crate) fn new(route: &Route, wanted: &RouteRequest<'_>, found: usize, held: usize) -> Option<Self> {
-        if !wanted.audited {
+        if !wanted.tokens_are_exact {
             return None;
         }
         let prompt_tokens = wanted.tokens.len();
@@ -168,11 +168,11 @@ impl Booking {
             Leg::Prefill => self.computing(),
             Leg::Decode => &self.decode,
         };
-        let (run, audit) = (&holder.run, &holder.run.load.audit);
-        if audit.compare(expected.prompt_tokens, expected.cached_tokens, expected.own_tokens, reported)
+        let (run, predictions) = (&holder.run, &holder.run.load.predictions);
+        if predictions.compare(expected.prompt_tokens, expected.cached_tokens, expected.own_tokens, reported)
             && run.has_feed
         {
-            audit.resets.fetch_add(1, Ordering::Relaxed);
+            predictions.resets.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 worker = holder.worker.name,
                 "the engine reports far fewer cached tokens than the index predicted: its blocks are indexed anew"
@@ -208,7 +208,7 @@ impl Booking {
             self.decode.run.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
         }
         computing.learn(
-            &self.decode.worker.pool.speeds,
+            &self.decode.worker.pool.learned_times,
             self.features,
             (seconds - transfer).max(seconds * 0.1),
         );

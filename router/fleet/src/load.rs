@@ -1,13 +1,13 @@
-//! Outstanding work and learned speed of a worker, as far as this gateway and its peers know.
+//! Outstanding work of a worker, and its learned times, as far as this gateway and its peers know.
 //!
 //! Counters are plain atomics: a decision reads them without lock, and books its choice in them before the next
-//! decision is made. Learned speeds are copied into atomics too; the pool's learner itself is behind a lock that only
+//! decision is made. Learned times are copied into atomics too; the pool's learner itself is behind a lock that only
 //! first tokens take. A first token that finds it taken changes only the factor of its rank.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
-use router_policy::{FEATURES, Factor, Learner, Speed};
+use router_policy::{FEATURES, Factor, Learner, TimeCoefficients};
 
 /// A worker with fewer first tokens than this is cold.
 const WARM_AFTER: u64 = 16;
@@ -42,36 +42,36 @@ impl Counts {
     }
 }
 
-/// Speeds of a pool, learned from the first tokens of all its workers.
+/// Coefficients of the time to the first token in a pool, learned from all its workers.
 #[derive(Debug)]
-pub struct Speeds {
+pub struct LearnedTimes {
     learner: Mutex<Learner>,
     /// A copy for decisions.
-    speed: [AtomicU64; FEATURES],
-    /// [`Speed::per_onboard`] as learned; decisions may use a lower value.
+    coefficients: [AtomicU64; FEATURES],
+    /// [`TimeCoefficients::per_onboard`] as learned; decisions may use a lower value.
     learned_onboard: AtomicU64,
 }
 
-impl Default for Speeds {
+impl Default for LearnedTimes {
     fn default() -> Self {
         let learner = Learner::default();
-        let speed = learner.speed().to_array().map(|value| AtomicU64::new(value.to_bits()));
+        let coefficients = learner.coefficients().to_array().map(|value| AtomicU64::new(value.to_bits()));
         let learned_onboard = AtomicU64::new(learner.learned().per_onboard.to_bits());
-        Self { learner: Mutex::new(learner), speed, learned_onboard }
+        Self { learner: Mutex::new(learner), coefficients, learned_onboard }
     }
 }
 
-impl Speeds {
-    /// The learned speed.
-    fn learned(&self) -> Speed {
+impl LearnedTimes {
+    /// The learned coefficients.
+    fn learned(&self) -> TimeCoefficients {
         let per_onboard = f64::from_bits(self.learned_onboard.load(Ordering::Relaxed));
-        Speed { per_onboard, ..self.get() }
+        TimeCoefficients { per_onboard, ..self.get() }
     }
 
-    /// The speed to choose by.
-    pub fn get(&self) -> Speed {
-        Speed::from_array(
-            [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),
+    /// The coefficients to choose by.
+    pub fn get(&self) -> TimeCoefficients {
+        TimeCoefficients::from_array(
+            [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.coefficients[at].load(Ordering::Relaxed))),
         )
     }
 
@@ -79,7 +79,7 @@ impl Speeds {
         // Another thread holds the learner: this observation is lost.
         let Ok(mut learner) = self.learner.try_lock() else { return };
         learner.observe(features, seconds);
-        for (cell, value) in self.speed.iter().zip(learner.speed().to_array()) {
+        for (cell, value) in self.coefficients.iter().zip(learner.coefficients().to_array()) {
             cell.store(value.to_bits(), Ordering::Relaxed);
         }
         self.learned_onboard.store(learner.learned().per_onboard.to_bits(), Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Speeds {
     }
 }
 
-/// Outstanding work and learned speed of one rank. The part that decisions read is one cache line.
+/// Outstanding work and learned factor of one rank. The part that decisions read is one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Load {
@@ -99,13 +99,13 @@ pub struct Load {
     pub own: Counts,
     /// Work sent by peers, as they report.
     pub peers: Counts,
-    /// Time relative to the pool's learned speed (2.0: twice as slow), as the bits of an `f64`.
+    /// Time relative to that learned for the pool (2.0: twice as slow), as the bits of an `f64`.
     factor: AtomicU64,
     observations: AtomicU64,
     /// Seconds to move a block to this worker, as the bits of an `f64`.
     transfer_per_block: AtomicU64,
     /// Comparison of reported with predicted cached tokens.
-    pub audit: Audit,
+    pub predictions: PredictionAccuracy,
 }
 
 impl Default for Load {
@@ -116,14 +116,14 @@ impl Default for Load {
             factor: AtomicU64::new(1.0_f64.to_bits()),
             observations: AtomicU64::new(0),
             transfer_per_block: AtomicU64::new(0),
-            audit: Audit::default(),
+            predictions: PredictionAccuracy::default(),
         }
     }
 }
 
 impl Load {
     /// Bytes of the part that decisions read.
-    pub(crate) const HOT_BYTES: usize = std::mem::offset_of!(Self, audit);
+    pub(crate) const HOT_BYTES: usize = std::mem::offset_of!(Self, predictions);
 
     /// Requests, queued tokens and decoding blocks, from this gateway and its peers.
     pub fn counts(&self) -> [u32; 3] {
@@ -131,7 +131,7 @@ impl Load {
         [0, 1, 2].map(|at| own[at].saturating_add(peers[at]))
     }
 
-    /// Time relative to the pool's learned speed (2.0: twice as slow).
+    /// Time relative to that learned for the pool (2.0: twice as slow).
     pub fn factor(&self) -> f64 {
         f64::from_bits(self.factor.load(Ordering::Relaxed))
     }
@@ -147,13 +147,13 @@ impl Load {
     }
 
     /// Learns from a first token that came `seconds` after a request with these features.
-    pub fn learn(&self, speeds: &Speeds, features: [f64; FEATURES], seconds: f64) {
+    pub fn learn(&self, learned_times: &LearnedTimes, features: [f64; FEATURES], seconds: f64) {
         // A lost race loses one observation.
         let mut factor = Factor::from_parts(self.factor(), self.observations.load(Ordering::Relaxed));
-        factor.observe(speeds.learned().seconds(features), seconds);
+        factor.observe(learned_times.learned().seconds(features), seconds);
         self.factor.store(factor.value().to_bits(), Ordering::Relaxed);
         self.observations.store(factor.observations(), Ordering::Relaxed);
-        speeds.learn(features, seconds / factor.value());
+        learned_times.learn(features, seconds / factor.value());
     }
 
     /// Learns from a transfer to this worker that took this time per block.
@@ -167,7 +167,7 @@ impl Load {
 
 /// Predicted against reported cached tokens.
 #[derive(Debug, Default)]
-pub struct Audit {
+pub struct PredictionAccuracy {
     /// Requests whose cached tokens were compared.
     pub requests: AtomicU64,
     /// Requests among these that were predicted to the token.
@@ -188,7 +188,7 @@ const DRIFT_MAX: i64 = 250;
 /// Requests before the mean is significant.
 const DRIFT_AFTER: u64 = 32;
 
-impl Audit {
+impl PredictionAccuracy {
     /// Compares one request; true when the index has drifted so far that the worker's part must be rebuilt. `own`: predicted
     /// tokens in the worker's own tiers; blocks in shared stores do not count against the worker's part.
     pub fn compare(&self, prompt: usize, predicted: usize, own: usize, reported: usize) -> bool {
@@ -217,17 +217,20 @@ mod tests {
 
     #[test]
     fn only_broken_promises_are_drift() {
-        let audit = Audit::default();
-        assert!((0..1000).all(|_| !audit.compare(1000, 200, 200, 900)), "more than promised");
-        assert!((0..1000).all(|_| !audit.compare(1000, 900, 100, 100)), "the stores' promise");
-        assert!((0..1000).all(|number| !audit.compare(
+        let predictions = PredictionAccuracy::default();
+        assert!((0..1000).all(|_| !predictions.compare(1000, 200, 200, 900)), "more than promised");
+        assert!((0..1000).all(|_| !predictions.compare(1000, 900, 100, 100)), "the stores' promise");
+        assert!((0..1000).all(|number| !predictions.compare(
             1000,
             500,
             500,
             if number % 10 == 0 { 0 } else { 500 }
         )));
-        let reset = (0..1000).position(|_| audit.compare(1000, 800, 800, 0));
+        let reset = (0..1000).position(|_| predictions.compare(1000, 800, 800, 0));
         assert!(reset.is_some_and(|after| after < 40), "{reset:?}");
-        assert!((0..DRIFT_AFTER).all(|_| !audit.compare(1000, 800, 800, 0)), "a new start is given time");
+        assert!(
+            (0..DRIFT_AFTER).all(|_| !predictions.compare(1000, 800, 800, 0)),
+            "a new start is given time"
+        );
     }
 }

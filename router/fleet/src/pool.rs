@@ -12,7 +12,7 @@ use router_engines::dialect::{Description, Engine, Role};
 use router_policy::{Policy, Strategy};
 
 use crate::config::{PoolConfig, RoutingPolicy};
-use crate::load::Speeds;
+use crate::load::LearnedTimes;
 use crate::roster::Roster;
 use crate::served_model::{ModelMatch, ServedModel};
 use crate::worker::{RankRef, Worker, able_to_decode};
@@ -36,8 +36,8 @@ pub struct Pool {
     roster: ArcSwap<Roster>,
     /// Held while the list of ranks is rebuilt.
     pub(crate) remaking: Mutex<()>,
-    /// Speeds of the workers, learned from their first tokens.
-    pub speeds: Speeds,
+    /// Coefficients of the time to the first token, learned from all workers.
+    pub learned_times: LearnedTimes,
 }
 
 fn with_strategy(routing: RoutingPolicy, strategy: Option<Strategy>) -> RoutingPolicy {
@@ -58,7 +58,7 @@ impl Pool {
             model: ServedModel::new(config.model.clone()),
             roster: ArcSwap::default(),
             remaking: Mutex::new(()),
-            speeds: Speeds::default(),
+            learned_times: LearnedTimes::default(),
         })
     }
 

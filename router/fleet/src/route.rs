@@ -11,7 +11,8 @@ use crossbeam_queue::ArrayQueue;
 use kvstore_block::{PromptExtras, block_hashes};
 use router_engines::dialect::Role;
 use router_policy::{
-    Candidate, CostModel, Policy, PredictedTime, Request, Speed, Strategy, features, is_worth_disaggregating,
+    Candidate, CostModel, Policy, PredictedTime, Request, Strategy, TimeCoefficients, features,
+    is_worth_disaggregating,
 };
 use router_radix::{Index, Overlaps, Reader};
 use serde_json::{Value, json};
@@ -116,25 +117,25 @@ pub struct RouteRequest<'a> {
     /// Name of the adapter, if the request asks for one.
     pub adapter: Option<&'a str>,
     /// Whether the tokens are the engine's own, so that its reported cache use can be compared.
-    pub audited: bool,
+    pub tokens_are_exact: bool,
     /// Whether the decode worker computes the prompt itself, if its engine can do that.
     pub without_prefill: bool,
     /// Names of workers that have just failed this request.
     pub avoid: &'a [String],
     /// The only workers that may generate, as `HOST:PORT`, or as `HOST` for all ports of it; `None`: all workers.
-    pub among: Option<&'a [String]>,
+    pub allowed_workers: Option<&'a [String]>,
 }
 
 impl RouteRequest<'_> {
     fn allows(&self, rank: &RankRef) -> bool {
-        self.among.is_none_or(|among| is_among(among, &rank.worker.name))
+        self.allowed_workers.is_none_or(|allowed| is_allowed(allowed, &rank.worker.name))
     }
 }
 
 /// Whether one of these addresses is that of the worker with this name.
-fn is_among(among: &[String], name: &str) -> bool {
+fn is_allowed(allowed_workers: &[String], name: &str) -> bool {
     let (host, port) = host_and_port(name);
-    among.iter().map(|allowed| host_and_port(allowed)).any(|(allowed_host, allowed_port)| {
+    allowed_workers.iter().map(|allowed| host_and_port(allowed)).any(|(allowed_host, allowed_port)| {
         // A worker's name has no port where the port is the scheme's default.
         let is_port = match port {
             Some(port) => allowed_port.is_none_or(|allowed| allowed == port),
@@ -238,10 +239,11 @@ impl Chooser {
         };
         let is_able = able_to_decode(&roster, wanted.adapter);
         let can_decode = |rank: &RankRef| is_able(rank) && wanted.allows(rank);
-        let speed = pool.speeds.get();
+        let coefficients = pool.learned_times.get();
         let mut pick = |phase: Phase, fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
             let turn = self.turns[usize::from(phase == Phase::Prefill)].fetch_add(1, Ordering::Relaxed);
-            let look = CandidateSearch { roster: &roster, overlaps, wanted, fits, transfer_seconds, speed };
+            let look =
+                CandidateSearch { roster: &roster, overlaps, wanted, fits, transfer_seconds, coefficients };
             look.gather(routing.policy.strategy, phase, turn, candidates, places);
             choose(&routing.policy, &request, &roster, candidates, places, turn)
         };
@@ -278,7 +280,7 @@ impl Chooser {
             (runner.run.identity, runner.run.leading_any(overlaps), seconds as f32 * 1e3)
         });
         let holds = computing.rank.run.leading_any(overlaps);
-        let considered = computing.among;
+        let considered = computing.candidates;
         let mut route = Route {
             blocks: request.blocks(),
             overlap_blocks: holds,
@@ -289,7 +291,7 @@ impl Chooser {
             looked_up_in: looked_up.duration_since(hashed),
             moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
             shared_blocks: match prefill {
-                None if wanted.audited && wanted.adapter.is_none() => {
+                None if wanted.tokens_are_exact && wanted.adapter.is_none() => {
                     decode.run.shared_stores().map(|shared| overlaps.any(shared))
                 }
                 _ => None,
@@ -344,9 +346,15 @@ impl Chooser {
             session: wanted.session,
         };
         let fits = able_to_decode(&roster, wanted.adapter);
-        let speed = pool.speeds.get();
-        let look =
-            CandidateSearch { roster: &roster, overlaps, wanted, fits: &fits, transfer_seconds: 0.0, speed };
+        let coefficients = pool.learned_times.get();
+        let look = CandidateSearch {
+            roster: &roster,
+            overlaps,
+            wanted,
+            fits: &fits,
+            transfer_seconds: 0.0,
+            coefficients,
+        };
         look.gather_all(candidates, places);
         let chosen = routing.policy.choose(&request, candidates, 0, 0);
         let shown = |(candidate, &place): (&Candidate, &u32)| {
@@ -389,7 +397,7 @@ fn choose<'a>(
         candidate,
         is_warm_up: choice.is_warm_up,
         runner_up: choice.runner_up.map(at),
-        among: candidates.len(),
+        candidates: candidates.len(),
     })
 }
 
@@ -400,7 +408,7 @@ struct Chosen<'a> {
     is_warm_up: bool,
     runner_up: Option<(&'a RankRef, Candidate)>,
     /// Candidates that were compared.
-    among: usize,
+    candidates: usize,
 }
 
 /// Inputs of the search for candidates.
@@ -411,7 +419,7 @@ struct CandidateSearch<'a> {
     /// Whether a rank can serve this phase of the request.
     fits: &'a dyn Fn(&RankRef) -> bool,
     transfer_seconds: f64,
-    speed: Speed,
+    coefficients: TimeCoefficients,
 }
 
 impl CandidateSearch<'_> {
@@ -537,7 +545,7 @@ impl CandidateSearch<'_> {
             requests,
             transfer_seconds: self.transfer_seconds,
             is_cold: run.load.is_cold(),
-            speed: self.speed.times(run.load.factor()),
+            coefficients: self.coefficients.times(run.load.factor()),
         }
     }
 }
@@ -568,8 +576,8 @@ mod tests {
             ("[fd00::7]", "[fd00::7]", true),
             ("fd00::7", "[fd00::8]:8000", false),
         ] {
-            assert_eq!(is_among(&[allowed.to_owned()], name), expected, "{allowed} {name}");
+            assert_eq!(is_allowed(&[allowed.to_owned()], name), expected, "{allowed} {name}");
         }
-        assert!(!is_among(&[], "10.0.0.1:8000"), "an empty hint allows none");
+        assert!(!is_allowed(&[], "10.0.0.1:8000"), "an empty hint allows none");
     }
 }

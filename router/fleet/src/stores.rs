@@ -652,10 +652,10 @@ mod tests {
             salt: None,
             session: None,
             adapter: None,
-            audited: true,
+            tokens_are_exact: true,
             without_prefill: false,
             avoid: &[],
-            among: None,
+            allowed_workers: None,
         };
         // New workers get some requests whatever they hold.
         let mut followed = 0;

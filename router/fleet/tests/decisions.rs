@@ -30,10 +30,10 @@ fn request(tokens: &[u32]) -> RouteRequest<'_> {
         salt: None,
         session: None,
         adapter: None,
-        audited: true,
+        tokens_are_exact: true,
         without_prefill: false,
         avoid: &[],
-        among: None,
+        allowed_workers: None,
     }
 }
 

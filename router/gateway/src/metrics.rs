@@ -73,11 +73,11 @@ pub(crate) struct Metrics {
     pub(crate) certificate_expires: Gauge,
     pub(crate) handshakes: Counter,
     pub(crate) handshakes_failed: Counter,
-    audit_requests: CountByWorker,
-    audit_exact: CountByWorker,
-    audit_predicted: CountByWorker,
-    audit_reported: CountByWorker,
-    audit_resets: CountByWorker,
+    prediction_requests: CountByWorker,
+    prediction_exact: CountByWorker,
+    prediction_predicted: CountByWorker,
+    prediction_reported: CountByWorker,
+    prediction_resets: CountByWorker,
     ejections: CountByWorker,
     worker_requests: ByWorker,
     prediction_error: RatioByPool,
@@ -140,11 +140,11 @@ impl Metrics {
             certificate_expires: Gauge::default(),
             handshakes: Counter::default(),
             handshakes_failed: Counter::default(),
-            audit_requests: CountByWorker::default(),
-            audit_exact: CountByWorker::default(),
-            audit_predicted: CountByWorker::default(),
-            audit_reported: CountByWorker::default(),
-            audit_resets: CountByWorker::default(),
+            prediction_requests: CountByWorker::default(),
+            prediction_exact: CountByWorker::default(),
+            prediction_predicted: CountByWorker::default(),
+            prediction_reported: CountByWorker::default(),
+            prediction_resets: CountByWorker::default(),
             ejections: CountByWorker::default(),
             worker_requests: ByWorker::default(),
             prediction_error: Family::default(),
@@ -268,14 +268,18 @@ impl Metrics {
         registry.register("config_waiting", "Keys that wait for the next start", this.config_waiting.clone());
         let by_worker = [
             ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
-            ("audit_requests", "Requests whose cached tokens were compared", &this.audit_requests),
-            ("audit_exact", "Requests whose cached tokens were as predicted", &this.audit_exact),
-            ("audit_predicted_tokens", "Cached tokens that were predicted", &this.audit_predicted),
-            ("audit_reported_tokens", "Cached tokens that the engine reported", &this.audit_reported),
+            ("prediction_requests", "Requests whose cached tokens were compared", &this.prediction_requests),
+            ("prediction_exact", "Requests whose cached tokens were as predicted", &this.prediction_exact),
+            ("prediction_predicted_tokens", "Cached tokens that were predicted", &this.prediction_predicted),
             (
-                "audit_resets",
+                "prediction_reported_tokens",
+                "Cached tokens that the engine reported",
+                &this.prediction_reported,
+            ),
+            (
+                "prediction_resets",
                 "Times that a worker's blocks were indexed anew because predictions had drifted",
-                &this.audit_resets,
+                &this.prediction_resets,
             ),
         ];
         for (name, help, family) in by_worker {
@@ -314,11 +318,11 @@ impl Metrics {
     pub(crate) fn forget_workers(&self) {
         for family in [
             &self.ejections,
-            &self.audit_requests,
-            &self.audit_exact,
-            &self.audit_predicted,
-            &self.audit_reported,
-            &self.audit_resets,
+            &self.prediction_requests,
+            &self.prediction_exact,
+            &self.prediction_predicted,
+            &self.prediction_reported,
+            &self.prediction_resets,
         ] {
             family.clear();
         }
@@ -331,10 +335,10 @@ impl Metrics {
     /// Sets the series of a pool from the learned speeds of its workers.
     pub(crate) fn of_pool(&self, pool: &Pool) {
         let labels = vec![("pool", pool.name.clone())];
-        if let Some(error) = pool.speeds.prediction_error() {
+        if let Some(error) = pool.learned_times.prediction_error() {
             self.prediction_error.get_or_create(&labels).set(error);
         }
-        self.seconds_per_token.get_or_create(&labels).set(pool.speeds.get().per_token);
+        self.seconds_per_token.get_or_create(&labels).set(pool.learned_times.get().per_token);
     }
 
     /// Sets the series of a store.
@@ -349,13 +353,13 @@ impl Metrics {
         let labels = vec![("worker", name.to_owned())];
         self.ejections.get_or_create(&labels).inner().store(ejections, Ordering::Relaxed);
         self.worker_requests.get_or_create(&labels).set(i64::from(load.own.get()[0]));
-        let audit = &load.audit;
+        let predictions = &load.predictions;
         for (family, value) in [
-            (&self.audit_requests, &audit.requests),
-            (&self.audit_exact, &audit.exact),
-            (&self.audit_predicted, &audit.predicted_tokens),
-            (&self.audit_reported, &audit.reported_tokens),
-            (&self.audit_resets, &audit.resets),
+            (&self.prediction_requests, &predictions.requests),
+            (&self.prediction_exact, &predictions.exact),
+            (&self.prediction_predicted, &predictions.predicted_tokens),
+            (&self.prediction_reported, &predictions.reported_tokens),
+            (&self.prediction_resets, &predictions.resets),
         ] {
             family.get_or_create(&labels).inner().store(value.load(Ordering::Relaxed), Ordering::Relaxed);
         }

@@ -445,9 +445,9 @@ async fn debug_route(
             session: None,
             adapter: target.adapter.as_deref(),
             without_prefill: false,
-            audited: false,
+            tokens_are_exact: false,
             avoid: &[],
-            among: None,
+            allowed_workers: None,
         };
         Ok::<_, ApiError>(gateway.fleet.explain(&target.model.pool, &wanted))
     };

@@ -86,7 +86,7 @@ fn worker_status(gateway: &Gateway, worker: &Arc<Worker>) -> Vec<Value> {
 
 fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
     let reported = run.reported.get();
-    let audit = &run.load.audit;
+    let predictions = &run.load.predictions;
     let held = gateway.fleet.index.write().blocks_of(run.member);
     let [host, disk] = run.description.lower_blocks;
     let size_of = |tier: &Tier| match tier {
@@ -124,11 +124,11 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
         "kernel": gateway.host_latencies.of(&worker.name),
         "pools": pools.collect::<Vec<Value>>(),
         "transfers": run.transfers.load().as_deref(),
-        "audit": {
-            "requests": audit.requests.load(Ordering::Relaxed),
-            "exact": audit.exact.load(Ordering::Relaxed),
-            "predicted_tokens": audit.predicted_tokens.load(Ordering::Relaxed),
-            "reported_tokens": audit.reported_tokens.load(Ordering::Relaxed),
+        "predictions": {
+            "requests": predictions.requests.load(Ordering::Relaxed),
+            "exact": predictions.exact.load(Ordering::Relaxed),
+            "predicted_tokens": predictions.predicted_tokens.load(Ordering::Relaxed),
+            "reported_tokens": predictions.reported_tokens.load(Ordering::Relaxed),
         },
     })
 }

@@ -8,7 +8,7 @@ use crate::call::FeedResult;
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::list::CallList;
-use crate::machine::{Machine, Step, leading_space, skip_space};
+use crate::machine::{Machine, Step, leading_space, skip_space_then};
 use crate::output::Sink;
 
 #[derive(Debug)]
@@ -86,14 +86,7 @@ impl Machine for Forced {
                 }
                 Step::again(used)
             }
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
             State::Content => {
                 sink.content(text);
                 Step::wait(text.len())

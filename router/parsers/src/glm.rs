@@ -10,7 +10,7 @@
 
 use crate::arguments::ArgumentWriter;
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, prefix, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, prefix, skip_space, skip_space_then};
 use crate::output::Sink;
 use crate::value::Kind;
 
@@ -180,14 +180,7 @@ impl Machine for Glm {
                     Step::again(at + VALUE_END.len())
                 }
             },
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
         }
     }
 

@@ -6,7 +6,7 @@
 //! is content; text before the first call is content as written, white space included, as in vLLM.
 
 use crate::call::{FeedResult, Gate, JsonCall};
-use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, skip_space, skip_space_then};
 use crate::output::Sink;
 
 const OPEN: &str = "<tool_call>";
@@ -77,14 +77,7 @@ impl Machine for Hermes {
                     }
                 }
             }
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
         }
     }
 

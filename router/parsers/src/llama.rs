@@ -9,7 +9,7 @@
 use crate::call::{FeedResult, Gate};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::list::CallList;
-use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, skip_space};
+use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, skip_space_then};
 use crate::output::Sink;
 
 const TAG: &str = "<|python_tag|>";
@@ -77,14 +77,7 @@ impl Machine for Llama {
                 }
                 Step::again(used)
             }
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
         }
     }
 

@@ -93,6 +93,16 @@ pub(crate) fn skip_space(text: &str) -> (usize, bool) {
     (space, space < text.len())
 }
 
+/// A step that skips white space and then enters the state `next`, once other text has arrived.
+pub(crate) fn skip_space_then<S>(next: S, state: &mut S, text: &str) -> Step {
+    let (space, more) = skip_space(text);
+    if !more {
+        return Step::wait(space);
+    }
+    *state = next;
+    Step::again(space)
+}
+
 /// The longest prefix of `text` with at most `bytes` bytes that ends on a character.
 pub(crate) fn prefix(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]

@@ -10,7 +10,7 @@ use crate::call::FeedResult;
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
 use crate::list::CallList;
-use crate::machine::{Found, Machine, Step, find, leading_space, prefix, skip_space};
+use crate::machine::{Found, Machine, Step, find, leading_space, prefix, skip_space_then};
 use crate::output::Sink;
 
 const MARKER: &str = "[TOOL_CALLS]";
@@ -163,14 +163,7 @@ impl Machine for Mistral {
                 }
                 Step::again(used)
             }
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
         }
     }
 

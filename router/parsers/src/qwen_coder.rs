@@ -11,7 +11,9 @@
 
 use crate::arguments::ArgumentWriter;
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, prefix, skip_space};
+use crate::machine::{
+    Found, Machine, PrefixMatch, Step, begins, find, leading_space, prefix, skip_space, skip_space_then,
+};
 use crate::output::Sink;
 use crate::value::Kind;
 
@@ -245,14 +247,7 @@ impl Machine for QwenCoder {
             }
             State::Value => self.value(text, last, sink),
             State::Closing => self.closing(text, last),
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
         }
     }
 

@@ -13,7 +13,9 @@
 
 use crate::json::{JsonScanner, Scan};
 use crate::limits::HEADER_BYTES_MAX;
-use crate::machine::{Found, Machine, PrefixMatch, Step, begins, find, leading_space, skip_space};
+use crate::machine::{
+    Found, Machine, PrefixMatch, Step, begins, find, leading_space, skip_space, skip_space_then,
+};
 use crate::output::Sink;
 
 const FENCE: &str = "```";
@@ -274,14 +276,7 @@ impl Machine for Section {
             }
             State::Tail { .. } => self.tail(text, last, sink),
             State::Between => self.between(text, last),
-            State::After => {
-                let (space, more) = skip_space(text);
-                if !more {
-                    return Step::wait(space);
-                }
-                self.state = State::Content;
-                Step::again(space)
-            }
+            State::After => skip_space_then(State::Content, &mut self.state, text),
         }
     }
 

@@ -38,7 +38,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt, Limited};
 use prost_types::value::Kind;
 use router_engines::dialect::authority_of;
-use router_engines::proxy_dispatch::{Piece, ProxyDispatch, ProxyRequest, ReplySender, ServedElsewhere};
+use router_engines::proxy_dispatch::{BodyPiece, ProxyDispatch, ProxyRequest, ReplySender, ServedElsewhere};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tonic::Status;
 use tower_service::Service;
@@ -223,7 +223,7 @@ where
         .await;
     };
     let shows_answers = head.modes.response == BodySendMode::FullDuplexStreamed;
-    let (proxy_dispatch, mut handed_over) = ProxyDispatch::new(shows_answers, head.among.take());
+    let (proxy_dispatch, mut handed_over) = ProxyDispatch::new(shows_answers, head.allowed_workers.take());
     let client = Client { headers: head.headers.clone(), uri: head.uri.clone(), has_body: !is_complete };
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     let body = match is_complete {
@@ -466,7 +466,7 @@ async fn send_immediately(out: &Outgoing, response: Response) -> Result<(), Stat
 async fn unseen<I>(
     engine: &http::Response<()>,
     is_complete: bool,
-    mut feed: Feed<Piece>,
+    mut feed: Feed<BodyPiece>,
     incoming: &mut I,
     out: &Outgoing,
     mut answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
@@ -491,7 +491,7 @@ where
             _ = &mut answer => return Err(Status::aborted("the answer was given up")),
         }
     }
-    feed.push(Piece::End);
+    feed.push(BodyPiece::End);
     feed.deliver().await;
     let _recorded = answer.await;
     Ok(())
@@ -507,11 +507,11 @@ enum End {
 /// Handles an engine's answer without a body. The client's may have one, which a proxy does not accept in pieces.
 async fn without_body(
     engine: &http::Response<()>,
-    mut feed: Feed<Piece>,
+    mut feed: Feed<BodyPiece>,
     out: &Outgoing,
     answer: Pin<&mut impl Future<Output = Result<Response, Infallible>>>,
 ) -> Result<(), Status> {
-    feed.push(Piece::End);
+    feed.push(BodyPiece::End);
     feed.deliver().await;
     let Ok(response) = answer.await;
     let (parts, body) = response.into_parts();
@@ -528,7 +528,7 @@ async fn without_body(
 /// State of an answer whose body goes through the gateway.
 struct AnswerExchange {
     engine: http::Response<()>,
-    feed: Feed<Piece>,
+    feed: Feed<BodyPiece>,
     engine_body: EngineBody,
 }
 
@@ -547,7 +547,7 @@ impl EngineBody {
 }
 
 impl AnswerExchange {
-    fn new(engine: http::Response<()>, feed: Feed<Piece>) -> Self {
+    fn new(engine: http::Response<()>, feed: Feed<BodyPiece>) -> Self {
         Self { engine, feed, engine_body: EngineBody::Awaited }
     }
 
@@ -637,16 +637,16 @@ impl AnswerExchange {
                     false => EngineBody::Begun,
                 };
                 if !piece.body.is_empty() {
-                    self.feed.push(Piece::Data(piece.body));
+                    self.feed.push(BodyPiece::Data(piece.body));
                 }
                 if piece.end_of_stream {
-                    self.feed.push(Piece::End);
+                    self.feed.push(BodyPiece::End);
                 }
             }
             Some(Part::ResponseTrailers(_)) => {
                 let has_begun = self.engine_body.has_begun();
                 self.engine_body = EngineBody::Over { has_begun, end: End::Trailers };
-                self.feed.push(Piece::End);
+                self.feed.push(BodyPiece::End);
             }
             Some(Part::RequestBody(_) | Part::RequestTrailers(_)) => {}
             Some(part) => return Err(unexpected(&part, "the answer was awaited")),

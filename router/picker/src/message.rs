@@ -54,7 +54,7 @@ pub(crate) struct Head {
     pub(crate) uri: Uri,
     pub(crate) headers: Headers,
     /// Endpoints that the proxy can reach; `None`: all.
-    pub(crate) among: Option<Vec<String>>,
+    pub(crate) allowed_workers: Option<Vec<String>>,
     pub(crate) modes: Modes,
 }
 
@@ -119,8 +119,8 @@ impl Head {
         if let Some(host) = pseudo(&all, ":authority").and_then(|host| HeaderValue::from_bytes(host).ok()) {
             headers.insert(header::HOST, host);
         }
-        let among = subset(message.metadata_context.as_ref());
-        Ok(Self { method, uri, headers, among, modes: Modes::of(message) })
+        let allowed_workers = subset(message.metadata_context.as_ref());
+        Ok(Self { method, uri, headers, allowed_workers, modes: Modes::of(message) })
     }
 
     /// Length of the body, if the client sends it.
@@ -386,12 +386,12 @@ mod tests {
             (Some(7), Some(&b"api"[..]))
         );
         assert_eq!(
-            head.among.as_deref(),
+            head.allowed_workers.as_deref(),
             Some(&["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"].map(str::to_owned)[..])
         );
         assert_eq!(head.modes.request, BodySendMode::FullDuplexStreamed);
         let none = Head::read(&hint(Kind::StringValue(String::new())), &headers).expect("a head");
-        assert_eq!(none.among, Some(Vec::new()), "an empty hint leaves none");
+        assert_eq!(none.allowed_workers, Some(Vec::new()), "an empty hint leaves none");
         assert!(Head::read(&ProcessingRequest::default(), &map(&[(":method", "POST")])).is_err());
         let many: Vec<String> = (0..30_000).map(|at| format!("x-{at}")).collect();
         let pseudo = [(":method", "POST"), (":path", "/")];

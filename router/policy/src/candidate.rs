@@ -37,10 +37,10 @@ pub struct Candidate {
     pub requests: u32,
     /// Seconds to move the prompt's blocks from here to the decode worker, if that is another one.
     pub transfer_seconds: f64,
-    /// Whether the worker is new: its cache and its learned speed are not significant yet.
+    /// Whether the worker is new: its cache and its learned times are not significant yet.
     pub is_cold: bool,
-    /// Learned speed of the worker.
-    pub speed: crate::Speed,
+    /// Learned coefficients of its time to the first token.
+    pub coefficients: crate::TimeCoefficients,
 }
 
 impl Candidate {

@@ -1,7 +1,7 @@
 //! Cost of a request on a worker: two models behind one trait. Lower is better; each model has its own unit.
 
 use crate::candidate::{Candidate, Request, TIERS};
-use crate::learn::{FEATURES, Speed};
+use crate::learn::{FEATURES, TimeCoefficients};
 
 /// A cost and its parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -61,11 +61,11 @@ impl CostModel for BlockCost {
     }
 }
 
-/// Cost in seconds: the predicted time to the first token, from the learned speed of each worker.
+/// Cost in seconds: the predicted time to the first token, from the learned coefficients of each worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PredictedTime;
 
-/// Features of a request on a worker, to which the learned speed is applied.
+/// Features of a request on a worker, to which the learned coefficients are applied.
 #[must_use]
 #[inline]
 pub fn features(request: &Request, candidate: &Candidate) -> [f64; FEATURES] {
@@ -84,7 +84,8 @@ pub fn features(request: &Request, candidate: &Candidate) -> [f64; FEATURES] {
 impl CostModel for PredictedTime {
     #[inline]
     fn cost(&self, request: &Request, candidate: &Candidate) -> Cost {
-        let Speed { base, per_token, per_square, per_decode, per_onboard } = candidate.speed;
+        let TimeCoefficients { base, per_token, per_square, per_decode, per_onboard } =
+            candidate.coefficients;
         let [_, tokens, square, decoding, onboarded] = features(request, candidate);
         let queue = per_token * f64::from(candidate.queued_tokens);
         let prefill = base + per_token * (tokens - f64::from(candidate.queued_tokens)) + per_square * square;
@@ -116,7 +117,13 @@ mod tests {
         requests: 4,
         transfer_seconds: 0.25,
         is_cold: false,
-        speed: Speed { base: 0.5, per_token: 0.25, per_square: 100.0, per_decode: 2.0, per_onboard: 4.0 },
+        coefficients: TimeCoefficients {
+            base: 0.5,
+            per_token: 0.25,
+            per_square: 100.0,
+            per_decode: 2.0,
+            per_onboard: 4.0,
+        },
     };
 
     #[test]

@@ -1,4 +1,4 @@
-//! Speeds of workers, learned from observations: least squares with forgetting, on a handful of features of each request
+//! Times to the first token, learned from observations: least squares with forgetting, on a handful of features of each request
 //! and the time to its first token.
 //!
 //! The equations are solved again every few observations; see [`LeastSquares`].
@@ -12,9 +12,9 @@ use crate::least_squares::LeastSquares;
 /// Number of features of a request on a worker.
 pub const FEATURES: usize = 5;
 
-/// Parts of the time to the first token, in seconds per unit.
+/// Coefficients of the time to the first token, in seconds per unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Speed {
+pub struct TimeCoefficients {
     /// Constant part.
     pub base: f64,
     /// Per token to compute, of queued prompts and of the request.
@@ -27,29 +27,29 @@ pub struct Speed {
     pub per_onboard: f64,
 }
 
-impl Default for Speed {
+impl Default for TimeCoefficients {
     /// A plain GPU and a model of some billion parameters: 10,000 tokens a second.
     fn default() -> Self {
         Self { base: 0.005, per_token: 1e-4, per_square: 5e-4, per_decode: 2e-4, per_onboard: 1e-4 }
     }
 }
 
-impl Speed {
-    /// Returns the parts as a vector, in the order of [`crate::features`].
+impl TimeCoefficients {
+    /// Returns them as a vector, in the order of [`crate::features`].
     #[must_use]
     pub fn to_array(self) -> [f64; FEATURES] {
         [self.base, self.per_token, self.per_square, self.per_decode, self.per_onboard]
     }
 
-    /// Returns the speed with these parts.
+    /// Returns the coefficients with these values.
     #[must_use]
     pub fn from_array([base, per_token, per_square, per_decode, per_onboard]: [f64; FEATURES]) -> Self {
         Self { base, per_token, per_square, per_decode, per_onboard }
     }
 }
 
-impl Speed {
-    /// Multiplies all parts by `factor`.
+impl TimeCoefficients {
+    /// Multiplies all of them by `factor`.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self::from_array(self.to_array().map(|value| value * factor))
@@ -62,11 +62,11 @@ impl Speed {
     }
 }
 
-/// Time of one worker relative to the fleet's [`Speed`]; 2 is twice as slow.
+/// Time of one worker relative to the fleet's [`TimeCoefficients`]; 2 is twice as slow.
 ///
 /// The relative costs (of a token, a request, a block) are learned from all workers together, by one [`Learner`]; a worker has
 /// only this number of its own. A learner per worker saw too few of the rare long prompts: in simulation a worker whose
-/// learner overestimated its speed drew requests for a minute before that was corrected.
+/// learner underestimated its times drew requests for a minute before that was corrected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factor {
     value: f64,
@@ -103,7 +103,7 @@ impl Factor {
         self.observations
     }
 
-    /// Observes a first token that came after `seconds` where the fleet's speed predicts `expected`. Averaged in logarithms:
+    /// Observes a first token that came after `seconds` where the fleet's coefficients predict `expected`. Averaged in logarithms:
     /// twice as slow weighs as much as twice as fast.
     pub fn observe(&mut self, expected: f64, seconds: f64) {
         if !(expected > 0.0 && seconds > 0.0 && (seconds / expected).is_finite()) {
@@ -129,14 +129,14 @@ const GUESS_WEIGHT: f64 = 0.1;
 const LOADS_OF_GUESS: f64 = 4.0;
 /// Factor by which the number of loads fades: half of it is left after 700 prompts.
 const LOADS_FORGETTING: f64 = 0.999;
-/// Index of the feature of [`Speed::per_onboard`].
+/// Index of the feature of [`TimeCoefficients::per_onboard`].
 const ONBOARDED: usize = FEATURES - 1;
 
 /// Number of first observations that are each solved for at once; later one more changes little.
 const SOLVED_EACH_UNTIL: u64 = 100;
 const SOLVED_EVERY: u64 = 4;
 
-/// Learner of a fleet's [`Speed`].
+/// Learner of a fleet's [`TimeCoefficients`].
 #[derive(Debug, Clone)]
 pub struct Learner {
     /// Regression over scaled features, weighted by the inverse of the time.
@@ -153,14 +153,14 @@ pub struct Learner {
 
 impl Default for Learner {
     fn default() -> Self {
-        Self::new(Speed::default())
+        Self::new(TimeCoefficients::default())
     }
 }
 
 impl Learner {
-    /// Starts with a guess of the speed.
+    /// Starts with a guess of the coefficients.
     #[must_use]
-    pub fn new(guess: Speed) -> Self {
+    pub fn new(guess: TimeCoefficients) -> Self {
         let mut weights = guess.to_array();
         weights.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight *= scale);
         let regression = LeastSquares::new(weights, GUESS_WEIGHT, FORGETTING);
@@ -174,22 +174,22 @@ impl Learner {
         }
     }
 
-    /// The speed learned so far. No part is negative: more work takes no less time.
+    /// The coefficients learned so far. None is negative: more work takes no less time.
     #[must_use]
-    pub fn learned(&self) -> Speed {
+    pub fn learned(&self) -> TimeCoefficients {
         let mut array = self.weights;
         array.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight /= scale);
-        Speed::from_array(array)
+        TimeCoefficients::from_array(array)
     }
 
-    /// The speed to choose by: loads count as cheap while few have been seen.
+    /// The coefficients to choose by: loads count as cheap while few have been seen.
     #[must_use]
-    pub fn speed(&self) -> Speed {
+    pub fn coefficients(&self) -> TimeCoefficients {
         let learned = self.learned();
         let hoped = learned.per_onboard.min(self.guessed_onboard);
         let per_onboard =
             (self.loads * learned.per_onboard + LOADS_OF_GUESS * hoped) / (self.loads + LOADS_OF_GUESS);
-        Speed { per_onboard, ..learned }
+        TimeCoefficients { per_onboard, ..learned }
     }
 
     /// Number of observed requests.
@@ -289,24 +289,32 @@ mod tests {
     #[test]
     fn loads_that_were_hardly_seen_are_taken_for_as_cheap_as_was_guessed() {
         let mut learner = Learner::default();
-        let guess = Speed::default().per_onboard;
+        let guess = TimeCoefficients::default().per_onboard;
         let hoped = |learner: &Learner, loads: f64| {
             let learned = learner.learned().per_onboard;
             assert!(learned > 2.0 * guess, "{learned}");
             (loads * learned + 4.0 * guess) / (loads + 4.0)
         };
         learner.observe([1.0, 100.0, 0.01, 0.0, 16.0], 1.0);
-        assert!(is_close(learner.speed().per_onboard, hoped(&learner, 1.0)), "{learner:?}");
+        assert!(is_close(learner.coefficients().per_onboard, hoped(&learner, 1.0)), "{learner:?}");
         learner.observe([1.0, 100.0, 0.01, 0.0, 0.0], 0.02);
-        assert!(is_close(learner.speed().per_onboard, hoped(&learner, 0.999)), "{learner:?}");
+        assert!(is_close(learner.coefficients().per_onboard, hoped(&learner, 0.999)), "{learner:?}");
         learner.observe([1.0, 100.0, 0.01, 0.0, 16.0], 1.0);
-        assert!(is_close(learner.speed().per_onboard, hoped(&learner, 0.999 * 0.999 + 1.0)), "{learner:?}");
+        assert!(
+            is_close(learner.coefficients().per_onboard, hoped(&learner, 0.999 * 0.999 + 1.0)),
+            "{learner:?}"
+        );
     }
 
     #[test]
     fn a_worker_of_known_speed_is_learned() {
-        let truth =
-            Speed { base: 0.02, per_token: 4e-5, per_square: 2e-4, per_decode: 1e-3, per_onboard: 3e-4 };
+        let truth = TimeCoefficients {
+            base: 0.02,
+            per_token: 4e-5,
+            per_square: 2e-4,
+            per_decode: 1e-3,
+            per_onboard: 3e-4,
+        };
         let mut learner = Learner::default();
         let mut random = 3_u64;
         let mut unit = move || {
@@ -320,7 +328,7 @@ mod tests {
             let seconds: f64 = features.iter().zip(truth.to_array()).map(|(x, w)| x * w).sum();
             learner.observe(features, seconds * (0.95 + 0.1 * unit()));
         }
-        let learned = learner.speed();
+        let learned = learner.coefficients();
         let close = |a: f64, b: f64| (a / b - 1.0).abs() < 0.2;
         assert!(close(learned.per_token, truth.per_token), "{learned:?}");
         assert!(close(learned.per_decode, truth.per_decode), "{learned:?}");
@@ -328,14 +336,19 @@ mod tests {
         assert!(learner.relative_error() < 0.06, "{}", learner.relative_error());
         learner.observe([f64::NAN; FEATURES], 1.0);
         learner.observe([1.0; FEATURES], -1.0);
-        assert_eq!(learner.speed(), learned, "nonsense changes nothing");
+        assert_eq!(learner.coefficients(), learned, "nonsense changes nothing");
     }
 
     /// One of four workers is three times as slow; the relative costs are learned from all of them.
     #[test]
     fn a_slow_worker_is_told_from_the_fleet() {
-        let truth =
-            Speed { base: 0.01, per_token: 6e-5, per_square: 2e-4, per_decode: 1e-3, per_onboard: 0.0 };
+        let truth = TimeCoefficients {
+            base: 0.01,
+            per_token: 6e-5,
+            per_square: 2e-4,
+            per_decode: 1e-3,
+            per_onboard: 0.0,
+        };
         let (mut learner, mut factors) = (Learner::default(), [Factor::default(); 4]);
         let mut random = 5_u64;
         let mut unit = move || {
@@ -348,12 +361,12 @@ mod tests {
             let slow = if turn % 4 == 3 { 3.0 } else { 1.0 };
             let seconds = truth.seconds(features) * slow * (0.9 + 0.2 * unit());
             let factor = &mut factors[turn % 4];
-            factor.observe(learner.speed().seconds(features), seconds);
+            factor.observe(learner.coefficients().seconds(features), seconds);
             learner.observe(features, seconds / factor.value());
         }
         let features = [1.0, 8000.0, 64.0, 5.0, 0.0];
         for (worker, slow) in [(0, 1.0), (3, 3.0)] {
-            let predicted = learner.speed().times(factors[worker].value()).seconds(features);
+            let predicted = learner.coefficients().times(factors[worker].value()).seconds(features);
             let real = truth.seconds(features) * slow;
             assert!((predicted / real - 1.0).abs() < 0.15, "worker {worker}: {predicted} s, not {real}");
         }
@@ -367,9 +380,9 @@ mod tests {
     #[test]
     fn one_slow_load_does_not_end_loading_and_slow_loads_do() {
         let computed = |learner: &Learner, tokens: f64| {
-            learner.speed().seconds([1.0, tokens, tokens * tokens / 1e6, 0.0, 0.0])
+            learner.coefficients().seconds([1.0, tokens, tokens * tokens / 1e6, 0.0, 0.0])
         };
-        let loaded = |learner: &Learner| learner.speed().seconds([1.0, 32.0, 0.02, 0.0, 16.0]);
+        let loaded = |learner: &Learner| learner.coefficients().seconds([1.0, 32.0, 0.02, 0.0, 16.0]);
         let seconds = |tokens: f64| 0.006 + 4e-5 * tokens;
         let mut learner = Learner::default();
         let compute = |learner: &mut Learner, times: usize| {
@@ -384,12 +397,12 @@ mod tests {
         compute(&mut learner, 60);
         // Loading takes three times as long as computing.
         load(&mut learner, 5e-3);
-        assert!(loaded(&learner) < computed(&learner, 544.0), "{:?}", learner.speed());
+        assert!(loaded(&learner) < computed(&learner, 544.0), "{:?}", learner.coefficients());
         let mut loads = 1;
         while loaded(&learner) < computed(&learner, 544.0) {
             load(&mut learner, 5e-3);
             loads += 1;
-            assert!(loads < 10, "{:?}", learner.speed());
+            assert!(loads < 10, "{:?}", learner.coefficients());
         }
         // Prompts are computed from then on, and a load is tried again occasionally.
         let mut tried = 0;
@@ -411,7 +424,7 @@ mod tests {
                 compute(&mut learner, 1);
             }
         }
-        assert!(loaded(&learner) < 0.6 * computed(&learner, 544.0), "{:?}", learner.speed());
+        assert!(loaded(&learner) < 0.6 * computed(&learner, 544.0), "{:?}", learner.coefficients());
     }
 
     /// Cases in which the recursive form fails: very many observations, features of very different size, changing times.
@@ -430,7 +443,7 @@ mod tests {
             learner.observe(features, seconds * (0.7 + 0.6 * unit()));
             assert!(learner.relative_error() < 0.6 || turn < 100, "turn {turn}: {learner:?}");
         }
-        assert!((learner.speed().per_token / 6e-5 - 1.0).abs() < 0.2, "{:?}", learner.speed());
+        assert!((learner.coefficients().per_token / 6e-5 - 1.0).abs() < 0.2, "{:?}", learner.coefficients());
     }
 
     #[test]
@@ -439,9 +452,9 @@ mod tests {
         for _ in 0..100_000 {
             learner.observe([1.0, 500.0, 0.25, 0.0, 0.0], 0.1);
         }
-        let speed = learner.speed();
-        let predicted = speed.base + 500.0 * speed.per_token + 0.25 * speed.per_square;
-        assert!((predicted - 0.1).abs() < 0.001, "{speed:?}");
-        assert!(speed.to_array().iter().all(|weight| weight.is_finite()));
+        let coefficients = learner.coefficients();
+        let predicted = coefficients.base + 500.0 * coefficients.per_token + 0.25 * coefficients.per_square;
+        assert!((predicted - 0.1).abs() < 0.001, "{coefficients:?}");
+        assert!(coefficients.to_array().iter().all(|weight| weight.is_finite()));
     }
 }

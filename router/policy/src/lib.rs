@@ -24,7 +24,7 @@ mod least_squares;
 pub use candidate::{Candidate, Request, TIERS};
 pub use choose::{Choice, Policy, Strategy};
 pub use cost::{BlockCost, Cost, CostModel, PredictedTime, features};
-pub use learn::{FEATURES, Factor, Learner, Speed};
+pub use learn::{FEATURES, Factor, Learner, TimeCoefficients};
 pub use least_squares::LeastSquares;
 
 /// Whether a prompt is worth a prefill worker: if more than `threshold_tokens` of it are not held at the decode worker.
@@ -105,8 +105,10 @@ mod tests {
 
     #[test]
     fn predicted_time_knows_fast_workers_and_far_ones() {
-        let slow =
-            Candidate { speed: Speed { per_token: 1e-3, ..Speed::default() }, ..candidate(held(5, 5), 0, 0) };
+        let slow = Candidate {
+            coefficients: TimeCoefficients { per_token: 1e-3, ..TimeCoefficients::default() },
+            ..candidate(held(5, 5), 0, 0)
+        };
         let fast = candidate(held(0, 0), 0, 0);
         assert_eq!(
             pick(&policy(Strategy::PredictedTime), &[slow, fast]),

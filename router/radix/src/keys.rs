@@ -351,13 +351,8 @@ mod tests {
 
     #[test]
     fn random_operations_agree_with_a_map() {
-        let mut random = 11_u64;
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random
-        };
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut next = move || random.u64(..);
         let (mut pool, mut keys, mut model) = (Pool::default(), Keys::new(5), HashMap::new());
         let mut largest = 0;
         for step in 0..600_000_u32 {

@@ -109,9 +109,9 @@ def pools(port):
     return {pool["tier"]: (pool["blocks"], pool["indexed"]) for pool in found.get("pools") or []}
 
 
-def audit():
+def predictions():
     fields = ("requests", "exact", "predicted_tokens", "reported_tokens")
-    return {field: sum(worker["audit"][field] for worker in workers() if "audit" in worker) for field in fields}
+    return {field: sum(worker["predictions"][field] for worker in workers() if "predictions" in worker) for field in fields}
 
 
 def judge(what, good, more=""):
@@ -201,14 +201,14 @@ def is_answered(answer):
 
 def converse(what, requests, at_once=1, seed=1):
     """Every request is answered, and what the gateway predicted to be cached is what the server reports."""
-    before, since = audit(), time.monotonic()
+    before, since = predictions(), time.monotonic()
     run = Run(requests, seed)
     threads = [threading.Thread(target=run.go) for _ in range(at_once)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    told = {field: count - before[field] for field, count in audit().items()}
+    told = {field: count - before[field] for field, count in predictions().items()}
     seconds = time.monotonic() - since
     failed = [answer for answer in run.rows if not is_answered(answer)]
     other = [answer for answer in run.rows if is_answered(answer) and predicted(answer) != answer.cached]
@@ -217,7 +217,7 @@ def converse(what, requests, at_once=1, seed=1):
               f"{answer.cached} of {answer.usage.get('prompt_tokens')}, {answer.headers.get('x-kvasir-route')}")
     allowed = max(1, requests // 100)
     judge(f"{what}: answered", not failed, f", {requests - len(failed)} of {requests} in {seconds:.0f} s")
-    judge(f"{what}: predicted, by the gateway's audit",
+    judge(f"{what}: predicted, by the gateway's own count",
           told["exact"] >= told["requests"] - allowed and told["requests"] >= requests - allowed,
           f", {told['exact']} of {told['requests']}; tokens {told['predicted_tokens']}, reported "
           f"{told['reported_tokens']}")

@@ -29,7 +29,7 @@ const RECOVERS_IN_SILENCE: u64 = 120_000;
 const CUTS_WITHIN: u64 = 15_000;
 
 /// Longest time of an answer without faults: the clients' questions are short, and few.
-const ANSWERS_WITHIN: Nanos = 60 * SECOND;
+const ANSWERS_WITHIN: Nanos = 15 * SECOND;
 
 /// Blocks of an engine that exceed the need of any run.
 const ENOUGH_BLOCKS: usize = 4096;

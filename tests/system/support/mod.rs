@@ -220,19 +220,8 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> Value {
 
 /// Returns printable tokens of the built-in model, drawn from a seed.
 pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
-    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    (0..len).map(|_| 0x20 + random.below(0x5F) as u32).collect()
-}
-
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % bound
-    }
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..len).map(|_| 0x20 + random.u64(..0x5F) as u32).collect()
 }
 
 // --- HTTP ---

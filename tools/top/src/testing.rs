@@ -16,7 +16,7 @@ pub(crate) fn status(second: u64) -> Status {
             "peers_requests": 0, "engine_running": 2, "engine_waiting": 0, "kv_usage": 0.31, "slowness": 1.0,
             "pools": [{ "tier": "device", "blocks": 1024, "indexed": 280 },
                       { "tier": "host", "blocks": blocks, "indexed": 40 }],
-            "audit": { "requests": 10, "exact": 9, "predicted_tokens": 640, "reported_tokens": 640 },
+            "predictions": { "requests": 10, "exact": 9, "predicted_tokens": 640, "reported_tokens": 640 },
             "transfers": { "bytes_sent": (second - 1) << 20, "blocks_received": 77, "completed": 5, "incomplete": 1,
                 "rails": [{ "name": "rdma mlx5_0", "bytes": 3 << 20, "nanoseconds_per_kib": 41 },
                           { "name": "rdma mlx5_1", "bytes": 1 << 20, "nanoseconds_per_kib": 977, "is_slow": true,

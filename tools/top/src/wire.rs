@@ -166,7 +166,7 @@ pub(crate) struct Worker {
     pub(crate) slowness: Option<f64>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) pools: Vec<Pool>,
-    pub(crate) audit: Option<Audit>,
+    pub(crate) predictions: Option<PredictionAccuracy>,
     pub(crate) transfers: Option<Transfers>,
 }
 
@@ -238,7 +238,7 @@ pub(crate) struct TransferStage {
 /// Predicted and reported cached tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(crate) struct Audit {
+pub(crate) struct PredictionAccuracy {
     #[serde(deserialize_with = "or_default")]
     pub(crate) requests: u64,
     #[serde(deserialize_with = "or_default")]
@@ -350,7 +350,7 @@ mod tests {
             "workers":null,"something":[1,{"new":true}]}"#;
         assert_eq!(serde_json::from_str::<Status>(nulls).expect("parses"), Status::default());
         let worker = r#"{"name":"w","ready":true,"kv_usage":null,"slowness":null,"engine":null,"is_out":null,
-            "pools":[{"tier":"host","blocks":null,"indexed":null}],"audit":null}"#;
+            "pools":[{"tier":"host","blocks":null,"indexed":null}],"predictions":null}"#;
         let worker: Worker = serde_json::from_str(worker).expect("parses");
         assert_eq!((worker.kv_usage, worker.pools[0].blocks, worker.is_out), (None, None, false));
         let counted: Status = serde_json::from_str(r#"{"requests":7,"active":2}"#).expect("parses");

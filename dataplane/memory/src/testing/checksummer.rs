@@ -34,7 +34,7 @@ struct Running {
 /// order. The bytes are read when the sum completes, so that a slot that is reused too early is detected.
 #[derive(Debug)]
 pub struct ChecksummerDouble {
-    random: u64,
+    random: fastrand::Rng,
     faults: SumFaults,
     capacity: usize,
     polls: u64,
@@ -51,7 +51,7 @@ impl ChecksummerDouble {
     #[must_use]
     pub fn new(seed: u64, capacity: usize, faults: SumFaults) -> Self {
         Self {
-            random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: fastrand::Rng::with_seed(seed),
             faults,
             capacity,
             polls: 0,
@@ -80,10 +80,7 @@ impl ChecksummerDouble {
     }
 
     fn draw(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random >> 8
+        self.random.u64(..)
     }
 
     fn one_in(&mut self, period: u64) -> bool {

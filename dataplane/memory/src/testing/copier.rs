@@ -31,7 +31,7 @@ struct Running {
 /// are read when the copy completes, so that a source that is reused too early is detected.
 #[derive(Debug)]
 pub struct CopierDouble {
-    random: u64,
+    random: fastrand::Rng,
     faults: CopyFaults,
     capacity: usize,
     polls: u64,
@@ -49,7 +49,7 @@ impl CopierDouble {
     /// Makes a copier that takes `capacity` copies at a time.
     #[must_use]
     pub fn new(seed: u64, capacity: usize, faults: CopyFaults) -> Self {
-        let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let random = fastrand::Rng::with_seed(seed);
         Self {
             random,
             faults,
@@ -87,10 +87,7 @@ impl CopierDouble {
     }
 
     fn draw(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random >> 8
+        self.random.u64(..)
     }
 
     fn carry_out(&mut self, running: Running) -> CopyDone {

@@ -4,22 +4,6 @@ use dataplane_topology::{DESCRIPTION_BYTES_MAX, NodeDescription, RAILS_MAX, Topo
 
 use crate::fixtures::{dgx, plain_vm, soft_roce, wrong_socket};
 
-/// A small generator: equal seed, equal run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % u64::try_from(end.max(1)).expect("fits")).expect("fits")
-    }
-}
-
 #[test]
 fn what_is_written_is_read() {
     for machine in [dgx("a"), wrong_socket(), plain_vm(), soft_roce()] {
@@ -70,24 +54,24 @@ fn later_versions_may_add_lines_and_keys() {
 fn mutated_texts_never_panic_and_accepted_ones_come_back() {
     let seed = 0x5eed_0005;
     println!("seed {seed:#x}");
-    let mut random = Random(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let text = NodeDescription::of(&dgx("a").read(), vec!["10.0.0.1:7001".to_owned()]).encode().into_bytes();
     let mut accepted = 0;
     for _ in 0..30_000 {
         let mut mutated = text.clone();
-        for _ in 0..=random.below(4) {
-            let at = random.below(mutated.len());
-            match random.below(5) {
-                0 => mutated[at] = (random.next() & 0xff) as u8,
-                1 => mutated[at] ^= 1 << random.below(7),
+        for _ in 0..=random.usize(..4) {
+            let at = random.usize(..mutated.len().max(1));
+            match random.usize(..5) {
+                0 => mutated[at] = random.u8(..),
+                1 => mutated[at] ^= 1 << random.usize(..7),
                 2 => drop(
-                    mutated.drain(at..(at + random.below(40)).min(text.len()).max(at).min(mutated.len())),
+                    mutated.drain(at..(at + random.usize(..40)).min(text.len()).max(at).min(mutated.len())),
                 ),
                 3 => mutated.truncate(at.max(1)),
                 _ => {
-                    let end = (at + random.below(60)).min(mutated.len());
+                    let end = (at + random.usize(..60)).min(mutated.len());
                     let part = mutated[at..end].to_vec();
-                    let to = random.below(mutated.len());
+                    let to = random.usize(..mutated.len().max(1));
                     mutated.splice(to..to, part);
                 }
             }

@@ -7,7 +7,6 @@ use dataplane_topology::{
     Memory, NodeDescription, NodeRequirements, Request, Topology, Transports, check, choose, render,
 };
 
-use crate::description::Random;
 use crate::fixtures::{Machine, dgx, wrong_socket};
 
 /// Runs everything that looks at a topology.
@@ -56,7 +55,7 @@ fn an_empty_root_is_a_machine_without_anything() {
 fn random_bytes_in_any_file() {
     let seed = 0x0dd5_eed5;
     println!("seed {seed:#x}");
-    let mut random = Random(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     for (machine, rounds) in [(dgx("a"), 8), (wrong_socket(), 40)] {
         let mut paths = Vec::new();
         files(machine.root(), &mut paths);
@@ -64,7 +63,7 @@ fn random_bytes_in_any_file() {
         for _ in 0..rounds {
             let mut undo = Vec::new();
             for path in &paths {
-                if random.below(3) == 0 {
+                if random.usize(..3) == 0 {
                     let old = fs::read(path).expect("file");
                     fs::write(path, damage(&mut random, &old)).expect("file");
                     undo.push((path, old));
@@ -78,14 +77,14 @@ fn random_bytes_in_any_file() {
     }
 }
 
-fn damage(random: &mut Random, old: &[u8]) -> Vec<u8> {
-    let byte = |random: &mut Random| (random.next() & 0xff) as u8;
-    match random.below(5) {
-        0 => (0..random.below(200)).map(|_| byte(random)).collect(),
+fn damage(random: &mut fastrand::Rng, old: &[u8]) -> Vec<u8> {
+    let byte = |random: &mut fastrand::Rng| random.u8(..);
+    match random.usize(..5) {
+        0 => (0..random.usize(..200)).map(|_| byte(random)).collect(),
         1 => Vec::new(),
         2 => b"-9223372036854775808\n".to_vec(),
         3 => b"18446744073709551615 4294967295 1e308 0-4294967295\n".to_vec(),
-        _ => old.iter().map(|&old| if random.below(8) == 0 { byte(random) } else { old }).collect(),
+        _ => old.iter().map(|&old| if random.usize(..8) == 0 { byte(random) } else { old }).collect(),
     }
 }
 

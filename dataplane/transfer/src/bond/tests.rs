@@ -128,13 +128,8 @@ fn rails_fail_and_nothing_is_lost_doubled_or_early() {
         let config = BondConfig { slice_bytes: 9000, retry_first, ..BondConfig::default() };
         let mut world = World::new(seed, &[0, 0, 1], faults, config);
         let (to_b, to_a) = world.connect();
-        let mut random = (seed * 2_654_435_761) | 1;
-        let mut below = |bound: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 8) % bound
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut below = |bound: u64| random.u64(..bound);
         let mut cuts = 0;
         for round in 0..60_usize {
             let source = world.pools[0].acquire().expect("a slot");
@@ -260,13 +255,8 @@ fn one_healthy_link_of_three_is_enough() {
         let mut world = World::new(seed, &[0, 0, 0], faults, config);
         let (to_b, to_a) = world.connect();
         (0..100).for_each(|_| world.step());
-        let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut below = |bound: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 8) % bound
-        };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut below = |bound: u64| random.u64(..bound);
         let cuts: Vec<(u64, u64)> = (0..2).map(|_| (below(120), below(3))).collect();
         let mut expected = Vec::new();
         let mut kept = Vec::new();

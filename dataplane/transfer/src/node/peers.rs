@@ -114,13 +114,10 @@ impl<F: Fabric> TransferNode<F> {
     /// Doubles the delay for `address`, less a random part, so that the nodes that wait for one node do not
     /// all reconnect at the same moment.
     fn rest(&mut self, address: &str) {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
         let failures = self.backoff.get(address).map_or(0, |backoff| backoff.failures).min(DOUBLINGS_MAX);
         let whole = self.limits.reconnect_first.saturating_mul(1 << failures).min(self.limits.reconnect_max);
         let half_nanos = (whole.as_nanos() / 2).max(1) as u64;
-        let wait = whole - std::time::Duration::from_nanos(self.random % half_nanos);
+        let wait = whole - std::time::Duration::from_nanos(self.random.u64(..half_nanos));
         if self.backoff.len() >= BACKOFFS_MAX {
             let oldest = self.backoff.iter().min_by_key(|(_, backoff)| backoff.not_before);
             if let Some(oldest) = oldest.map(|(address, _)| address.clone()) {

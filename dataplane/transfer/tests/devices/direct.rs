@@ -7,7 +7,7 @@ use dataplane_memory::testing::SumFaults;
 use dataplane_transfer::Outcome;
 
 use crate::rig::{RECEIVER, SENDER, Shape, simulated};
-use crate::runs::{Random, Sum, transfers};
+use crate::runs::{Sum, transfers};
 
 #[test]
 fn without_faults_everything_arrives_without_a_copy() {
@@ -16,7 +16,7 @@ fn without_faults_everything_arrives_without_a_copy() {
         let sums = SumFaults { polls_max: 1 + seed % 9, ..SumFaults::default() };
         let faults = Faults { delay_ticks_max: 4, queue_depth_max: 6, ..Faults::default() };
         let (mut world, _) = simulated(&Shape::direct(seed, sums), faults);
-        let sum = transfers(&mut world, &mut Random(seed), 30, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 30, 0, |_, _, _| ());
         assert_eq!((sum.of(Outcome::Complete), sum.pushed_whole), (30, 30), "{sum:?}");
         world.run_until_idle();
         let [sender, receiver] = &mut world.sides;
@@ -45,9 +45,9 @@ fn troubled(seed: u64) -> Sum {
         queue_depth_max: 6,
     };
     let (mut world, network) = simulated(&Shape::direct(seed, sums), faults);
-    let sum = transfers(&mut world, &mut Random(seed), 40, 6, |transfer, random, world| {
+    let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 40, 6, |transfer, random, world| {
         if seed.is_multiple_of(6) && transfer % 10 == 0 {
-            network.cut(random.below(2) as usize);
+            network.cut(random.u64(..2) as usize);
             world.run(3);
         }
     });
@@ -85,7 +85,7 @@ fn damage_on_the_way_is_refused() {
     for seed in 1..=5 {
         let faults = Faults { corrupt_one_in: 9, ..Faults::default() };
         let (mut world, _) = simulated(&Shape::direct(seed, SumFaults::default()), faults);
-        let sum = transfers(&mut world, &mut Random(seed), 40, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 40, 0, |_, _, _| ());
         assert!(sum.of(Outcome::Corrupted) > 5, "{sum:?}");
         assert_eq!(sum.of(Outcome::Corrupted) + sum.of(Outcome::Complete), 40, "{sum:?}");
         assert!(world.sides[RECEIVER].counter("checksum_failures") >= sum.of(Outcome::Corrupted));

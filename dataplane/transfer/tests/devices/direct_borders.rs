@@ -15,7 +15,7 @@ use dataplane_transfer::{
 use crate::rig::{
     LAYOUT, RECEIVER, Reach, SENDER, Shape, Side, TICK, World, content_of, simulated, simulated_side,
 };
-use crate::runs::{Random, transfers};
+use crate::runs::transfers;
 
 /// Every pairing of nodes that stage, that only send directly, and that send and receive directly: each can
 /// verify the other's sums.
@@ -35,7 +35,7 @@ fn each_side_is_direct_or_staged_on_its_own() {
         let sums = SumFaults { polls_max: 4, ..SumFaults::default() };
         let shape = Shape { reach: [sender, receiver], ..Shape::direct(6, sums) };
         let (mut world, _) = simulated(&shape, Faults { delay_ticks_max: 3, ..Faults::default() });
-        let sum = transfers(&mut world, &mut Random(6), 20, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(6), 20, 0, |_, _, _| ());
         let refused = sum.of(Outcome::Refused);
         assert_eq!(sum.of(Outcome::Complete) + refused, 20, "{sum:?}");
         let is_shown = matches!(receiver, Reach::Device | Reach::Both);

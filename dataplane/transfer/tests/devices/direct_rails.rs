@@ -10,7 +10,7 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotRef};
 use dataplane_transfer::{Bond, BondConfig, Command, HeadRange, Outcome, PieceLayout, Rail};
 
 use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, Side, TICK, World, content, content_of};
-use crate::runs::{Random, transfers};
+use crate::runs::transfers;
 
 /// The memory that peers write into over a node's second rail; over the first it is device slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,9 +86,9 @@ fn slices_of_both_rails_are_verified_together() {
     for seed in 1..=8 {
         println!("seed {seed}");
         let (mut world, networks) = bonded(&shape(seed), SecondRail::Device, [FAULTS; 2]);
-        let sum = transfers(&mut world, &mut Random(seed), 30, 0, |transfer, random, _| {
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 30, 0, |transfer, random, _| {
             if seed % 2 == 0 && transfer % 7 == 0 {
-                networks[random.below(2) as usize].cut(SENDER);
+                networks[random.u64(..2) as usize].cut(SENDER);
             }
         });
         println!("{sum:?}");
@@ -106,7 +106,7 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
         println!("seed {seed}");
         let (mut world, networks) = bonded(&shape(seed), SecondRail::Host, [FAULTS; 2]);
         let of = |world: &World<_>, side: usize, name: &str| world.sides[side].counter(name);
-        let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 10, 0, |_, _, _| ());
         assert_eq!(
             (sum.of(Outcome::Complete), of(&world, RECEIVER, "received_directly")),
             (10, 10),
@@ -116,7 +116,7 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
         networks[0].set_faults(BLACK_HOLE);
         networks[0].cut(SENDER);
         world.run(5);
-        let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 10, 0, |_, _, _| ());
         assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 10, "{sum:?}");
         assert_eq!(of(&world, RECEIVER, "received_directly"), 10);
         let staged = of(&world, RECEIVER, "received_staged");
@@ -125,7 +125,7 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
         // follows.
         networks[0].set_faults(FAULTS);
         world.run(6000);
-        let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 10, 0, |_, _, _| ());
         assert_eq!(
             (sum.of(Outcome::Complete), of(&world, RECEIVER, "received_directly")),
             (10, 20),
@@ -143,12 +143,13 @@ fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
     for seed in 1..=20 {
         println!("seed {seed}");
         let (mut world, networks) = bonded(&shape(seed), SecondRail::Host, [FAULTS; 2]);
-        let sum = transfers(&mut world, &mut Random(seed), 40, 8, |transfer, random, world| {
-            if transfer % 3 == 0 {
-                networks[random.below(2) as usize].cut(random.below(2) as usize);
-                world.run(random.below(12) as usize);
-            }
-        });
+        let sum =
+            transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 40, 8, |transfer, random, world| {
+                if transfer % 3 == 0 {
+                    networks[random.u64(..2) as usize].cut(random.u64(..2) as usize);
+                    world.run(random.u64(..12) as usize);
+                }
+            });
         println!("{sum:?}");
         complete += sum.of(Outcome::Complete);
         staged += world.sides[RECEIVER].counter("received_staged");
@@ -189,7 +190,7 @@ fn a_transfer_whose_way_is_gone_ends_alone() {
     let waited = world.now - before;
     assert!((Duration::from_secs(1)..Duration::from_millis(1100)).contains(&waited), "{waited:?}");
     world.run_until(|world| world.sides[SENDER].notices.pop().is_some());
-    let sum = transfers(&mut world, &mut Random(3), 5, 0, |_, _, _| ());
+    let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(3), 5, 0, |_, _, _| ());
     assert_eq!(sum.of(Outcome::Complete), 5, "{sum:?}");
     assert_eq!(world.sides[SENDER].counter("peers_lost"), 0);
     world.run_until_idle();
@@ -256,7 +257,7 @@ fn a_first_link_that_fails_before_the_second_is_there_ends_the_peer() {
 /// before the deadline, and the next hand-off is staged.
 #[test]
 fn slices_that_no_rail_reaches_end_their_peer() {
-    let shape = Shape { lease: Duration::from_secs(30), ..shape(3) };
+    let shape = Shape { lease: Duration::from_secs(30), staging_slots: 64, ..shape(3) };
     let (mut world, networks) = bonded(&shape, SecondRail::Host, [FAULTS; 2]);
     world.patience = Duration::from_secs(2);
     let sources = expect_directly(&mut world);
@@ -273,7 +274,7 @@ fn slices_that_no_rail_reaches_end_their_peer() {
     let waited = world.now - before;
     assert!((Duration::from_secs(1)..Duration::from_millis(1500)).contains(&waited), "{waited:?}");
     world.run_until(|world| world.sides[SENDER].notices.pop().is_some());
-    let sum = transfers(&mut world, &mut Random(3), 5, 0, |_, _, _| ());
+    let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(3), 5, 0, |_, _, _| ());
     assert_eq!(sum.of(Outcome::Complete), 5, "{sum:?}");
     assert_eq!(world.sides[RECEIVER].counter("received_staged"), 5);
     world.run_until_idle();

@@ -66,7 +66,7 @@ impl Shape {
     pub(crate) fn new(seed: u64, copies: CopyFaults) -> Self {
         let lease = Duration::from_millis(400);
         let (sums, reach) = (None, [Reach::Host; 2]);
-        Self { layout: LAYOUT, device_slots: 128, staging_slots: 32, copies, sums, reach, lease, seed }
+        Self { layout: LAYOUT, device_slots: 256, staging_slots: 32, copies, sums, reach, lease, seed }
     }
 
     /// Device to device without staging.

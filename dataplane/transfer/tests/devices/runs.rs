@@ -7,17 +7,6 @@ use dataplane_transfer::{Command, Notice, Outcome, TransferId};
 
 use crate::rig::{LAYOUT, PATIENCE_STEPS, RECEIVER, SENDER, World, content};
 
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % bound
-    }
-}
-
 /// Results of the transfers of one run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
@@ -35,17 +24,17 @@ impl Sum {
 /// Runs `count` transfers, and waits for both sides' notices of each.
 pub(crate) fn transfers<F: Fabric>(
     world: &mut World<F>,
-    random: &mut Random,
+    random: &mut fastrand::Rng,
     count: u64,
     cancel_one_in: u64,
-    mut accident: impl FnMut(u64, &mut Random, &mut World<F>),
+    mut accident: impl FnMut(u64, &mut fastrand::Rng, &mut World<F>),
 ) -> Sum {
     let (mut sum, mut held_of) = (Sum::default(), BTreeMap::new());
     let mut pushed = BTreeSet::new();
     for transfer in 1..=count {
-        let blocks = 1 + random.below(12) as usize;
-        let held = random.below(blocks as u64) as usize;
-        let is_first = random.below(2) == 0;
+        let blocks = 1 + random.u64(..12) as usize;
+        let held = random.u64(..blocks as u64) as usize;
+        let is_first = random.u64(..2) == 0;
         held_of.insert(transfer, held);
         let sources = world.sides[SENDER].slots(blocks);
         let targets = world.sides[RECEIVER].slots(blocks - held);
@@ -57,9 +46,9 @@ pub(crate) fn transfers<F: Fabric>(
         }
         for layer in 0..LAYOUT.layers {
             world.push(transfer, &sources, layer..layer + 1);
-            world.run(random.below(3) as usize);
-            if cancel_one_in > 0 && random.below(cancel_one_in * u64::from(LAYOUT.layers)) == 0 {
-                world.command(random.below(2) as usize, Command::Cancel { transfer });
+            world.run(random.u64(..3) as usize);
+            if cancel_one_in > 0 && random.u64(..cancel_one_in * u64::from(LAYOUT.layers)) == 0 {
+                world.command(random.u64(..2) as usize, Command::Cancel { transfer });
             }
         }
         drop(sources);
@@ -68,7 +57,7 @@ pub(crate) fn transfers<F: Fabric>(
             world.expect(transfer, held as u32, targets);
         }
         accident(transfer, random, world);
-        for _ in 0..random.below(40) {
+        for _ in 0..random.u64(..40) {
             world.step();
             count_up(world, &mut sum, &mut held_of, &mut pushed);
         }

@@ -7,7 +7,7 @@ use dataplane_memory::testing::CopyFaults;
 use dataplane_transfer::Outcome;
 
 use crate::rig::{Shape, shared_memory, simulated};
-use crate::runs::{Random, transfers};
+use crate::runs::transfers;
 
 #[test]
 fn without_faults_everything_arrives() {
@@ -16,7 +16,7 @@ fn without_faults_everything_arrives() {
         let shape = Shape::new(seed, CopyFaults { polls_max: 1 + seed % 9, fail_one_in: 0 });
         let faults = Faults { delay_ticks_max: 4, queue_depth_max: 6, ..Faults::default() };
         let (mut world, _) = simulated(&shape, faults);
-        let sum = transfers(&mut world, &mut Random(seed), 30, 0, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 30, 0, |_, _, _| ());
         println!("{sum:?}");
         // Some are expected while too many slots wait for peers: they are refused, and no other transfer fails.
         assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
@@ -40,12 +40,13 @@ fn whatever_goes_wrong_what_arrives_is_right_and_nothing_is_left() {
             queue_depth_max: 6,
         };
         let (mut world, network) = simulated(&Shape::new(seed, copies), faults);
-        let sum = transfers(&mut world, &mut Random(seed), 40, 6, |transfer, random, world| {
-            if seed % 6 == 0 && transfer % 10 == 0 {
-                network.cut(random.below(2) as usize);
-                world.run(3);
-            }
-        });
+        let sum =
+            transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 40, 6, |transfer, random, world| {
+                if seed % 6 == 0 && transfer % 10 == 0 {
+                    network.cut(random.u64(..2) as usize);
+                    world.run(3);
+                }
+            });
         println!("{sum:?}");
         sum.outcomes.into_iter().for_each(|(outcome, count)| *outcomes.entry(outcome).or_default() += count);
         network.set_faults(Faults::default());
@@ -66,10 +67,10 @@ fn over_shared_memory_with_corruption_failed_copies_and_cancellations() {
         let copies = CopyFaults { polls_max: 1 + seed % 9, fail_one_in: if is_faulty { 50 } else { 0 } };
         let mut world = shared_memory(&Shape::new(seed, copies), if is_faulty { 20 } else { 0 });
         let cancel_one_in = if is_cancelled { 6 } else { 0 };
-        let sum = transfers(&mut world, &mut Random(seed), 30, cancel_one_in, |_, _, _| ());
+        let sum = transfers(&mut world, &mut fastrand::Rng::with_seed(seed), 30, cancel_one_in, |_, _, _| ());
         println!("{sum:?}");
         if !is_faulty && !is_cancelled {
-            assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30);
+            assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 30, "{sum:?}");
         }
         complete += sum.of(Outcome::Complete);
         world.run_until_idle();

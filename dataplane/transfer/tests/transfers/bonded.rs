@@ -22,7 +22,7 @@ struct World {
     pools: [Arc<SlotPool>; 2],
     nodes: [TransferNode<Bond<SimFabric>>; 2],
     notices: [Vec<Notice>; 2],
-    random: u64,
+    random: fastrand::Rng,
     /// Time in microseconds at which a rail was last cut.
     cut_at: u64,
 }
@@ -67,16 +67,13 @@ impl World {
             pools,
             nodes,
             notices: [Vec::new(), Vec::new()],
-            random: seed | 1,
+            random: fastrand::Rng::with_seed(seed),
             cut_at: 0,
         }
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 8) % bound
+        self.random.u64(..bound)
     }
 
     fn now(&self) -> Instant {

@@ -6,7 +6,7 @@ use super::{
     Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, block, block_of, config, identity, layout, miss, open,
 };
 use crate::testing::SharedDisk;
-use crate::{Block, DiskConfig, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome};
+use crate::{Block, DiskCompletion, DiskConfig, MissReason, ReadCheck, ReadOutcome, Refusal, WriteOutcome};
 
 #[test]
 fn a_block_comes_back_from_memory_and_from_disk() {
@@ -68,11 +68,14 @@ fn a_slot_that_is_written_or_forgotten_meanwhile() {
     bench.log.write(0, block(1), memory, 5000, 1).expect("accepted");
     let memory = bench.memory(2);
     let refused = bench.log.write(0, block(2), memory, 5000, 2).expect_err("under way");
-    assert_eq!(refused.reason, RefusedReason::SlotBusy);
+    assert_eq!(refused.reason, Refusal::SlotBusy);
     assert!(bench.log.forget(0) && !bench.log.forget(0));
     bench.disk.with(|disk| disk.is_silent = false);
     let done = bench.run_until_idle();
-    assert!(matches!(done[..], [Done::Written { outcome: WriteOutcome::Superseded, memory: Some(_), .. }]));
+    assert!(matches!(
+        done[..],
+        [DiskCompletion::Written { outcome: WriteOutcome::Superseded, memory: Some(_), .. }]
+    ));
     assert_eq!(bench.read(0, 1), miss(MissReason::Stale));
 
     bench.write(0, 3);
@@ -82,8 +85,9 @@ fn a_slot_that_is_written_or_forgotten_meanwhile() {
     bench.log.write(0, block(4), memory, 5000, 2).expect("accepted");
     bench.disk.with(|disk| disk.is_silent = false);
     let done = bench.run_until_idle();
-    let is_stale =
-        |done: &Done| matches!(done, Done::Read { outcome: ReadOutcome::Miss(MissReason::Stale), .. });
+    let is_stale = |done: &DiskCompletion| {
+        matches!(done, DiskCompletion::Read { outcome: ReadOutcome::Miss(MissReason::Stale), .. })
+    };
     assert!(done.len() == 2 && done.iter().any(is_stale), "{done:?}");
     assert_eq!(bench.read(0, 4), GOOD, "the read did not forget the new block");
 }
@@ -100,11 +104,11 @@ fn full_and_invalid_hand_back() {
         let memory = bench.memory(1);
         bench.log.write(slot, Block { meta, ..block(1) }, memory, bytes, 0).expect_err("refused").reason
     };
-    assert_eq!(refused(2, 1, b""), RefusedReason::Full);
-    assert_eq!(refused(u32::MAX, 1, b""), RefusedReason::Invalid);
-    assert_eq!(refused(2, 0, b""), RefusedReason::Invalid);
-    assert_eq!(refused(2, SLOT_BYTES + 1, b""), RefusedReason::Invalid);
-    assert_eq!(refused(2, 1, &[0; 17]), RefusedReason::Invalid);
+    assert_eq!(refused(2, 1, b""), Refusal::Full);
+    assert_eq!(refused(u32::MAX, 1, b""), Refusal::Invalid);
+    assert_eq!(refused(2, 0, b""), Refusal::Invalid);
+    assert_eq!(refused(2, SLOT_BYTES + 1, b""), Refusal::Invalid);
+    assert_eq!(refused(2, 1, &[0; 17]), Refusal::Invalid);
     assert_eq!(bench.memory.used_count(), 2, "the memory came back");
 }
 
@@ -119,7 +123,10 @@ fn a_flush_carries_all_records_and_syncs() {
     assert_eq!(bench.count("table_writes"), 0, "records wait for each other");
     assert!(bench.log.flush(7, true));
     let done = bench.run_until_idle();
-    assert!(matches!(done[..], [Done::Flushed { token: 7, failed_pages: 0, is_synced: true }]), "{done:?}");
+    assert!(
+        matches!(done[..], [DiskCompletion::Flushed { token: 7, failed_pages: 0, is_synced: true }]),
+        "{done:?}"
+    );
     assert_eq!(bench.count("table_writes"), u64::from(layout().pages.min(2)), "one write for many records");
     bench.disk.with(crate::testing::Disk::cut_power);
     assert_eq!(bench.reopen().1.len(), 60);

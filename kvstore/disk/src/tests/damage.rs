@@ -6,7 +6,7 @@ use super::{AREA, Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, config, layout, 
 use crate::format::{PAGE_BYTES, PageHeader, PageKind, seal_page};
 use crate::layout::PageCopy;
 use crate::testing::{Faults, Random, SharedDisk, pool};
-use crate::{Done, MissReason, ReadCheck, ReadOutcome, Recovered, Usage, inspect};
+use crate::{DiskCompletion, MissReason, ReadCheck, ReadOutcome, Recovered, Usage, inspect};
 
 #[test]
 fn damage_is_a_miss_once_and_the_block_is_gone() {
@@ -141,7 +141,12 @@ fn pages_made_in_bad_faith_neither_panic_nor_verify() {
             reads += 1;
         }
         for done in bench.run_until_idle() {
-            if let Done::Read { outcome: ReadOutcome::Verified { bytes }, memory: Some(memory), .. } = done {
+            if let DiskCompletion::Read {
+                outcome: ReadOutcome::Verified { bytes },
+                memory: Some(memory),
+                ..
+            } = done
+            {
                 let mut found = vec![0; bytes as usize];
                 memory.slab().read(memory.slot(), 0, &mut found);
                 assert_eq!(found, vec![1; 5000], "round {round}");

@@ -7,7 +7,7 @@ use kvstore_io::{IoErrorKind, Operation};
 use super::{AREA, Bench, DISK_BYTES, GOOD, TIMEOUT, block, config, identity, miss, open};
 use crate::testing::{Faults, SharedDisk};
 use crate::{
-    Area, DiskConfig, DiskError, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome,
+    Area, DiskCompletion, DiskConfig, DiskError, MissReason, ReadCheck, ReadOutcome, Refusal, WriteOutcome,
 };
 
 #[test]
@@ -19,10 +19,10 @@ fn a_lost_device_fails_at_once_and_comes_back() {
     assert!(!bench.log.is_available());
     let memory = bench.memory(1);
     let refused = bench.log.read(0, identity(1), memory, ReadCheck::Log, 0).expect_err("refused");
-    assert_eq!(refused.reason, RefusedReason::Unavailable);
+    assert_eq!(refused.reason, Refusal::Unavailable);
     assert!(bench.log.flush(4, true));
     let done = bench.poll(0);
-    assert!(matches!(done[..], [Done::Flushed { token: 4, is_synced: false, .. }]), "{done:?}");
+    assert!(matches!(done[..], [DiskCompletion::Flushed { token: 4, is_synced: false, .. }]), "{done:?}");
     (0..30).for_each(|_| assert!(bench.poll(100).is_empty()));
     assert!(!bench.log.is_available(), "probes fail");
     bench.disk.with(|disk| disk.is_gone = false);
@@ -49,7 +49,7 @@ fn a_device_that_fails_takes_a_log_over_several_devices_with_it() {
         let refused = |bench: &mut Bench, slot: u8| {
             let memory = bench.memory(1);
             let read = bench.log.read(slot.into(), identity(slot + 1), memory, ReadCheck::Log, 0);
-            assert_eq!(read.expect_err("refused").reason, RefusedReason::Unavailable, "slot {slot}");
+            assert_eq!(read.expect_err("refused").reason, Refusal::Unavailable, "slot {slot}");
         };
         for _ in 0..300 {
             (0..3).for_each(|slot| refused(&mut bench, slot));
@@ -73,18 +73,22 @@ fn a_device_that_does_not_answer_costs_a_bounded_time() {
     assert!(bench.poll(1_000).is_empty() && bench.poll(9_000).is_empty());
     let done = bench.poll(1_100);
     assert_eq!(done.len(), 2, "{done:?}");
-    let still_held = |done: &Done| {
+    let still_held = |done: &DiskCompletion| {
         matches!(
             done,
-            Done::Read { memory: None, outcome: ReadOutcome::Miss(MissReason::Device), .. }
-                | Done::Written { memory: None, outcome: WriteOutcome::Failed(IoErrorKind::Device), .. }
+            DiskCompletion::Read { memory: None, outcome: ReadOutcome::Miss(MissReason::Device), .. }
+                | DiskCompletion::Written {
+                    memory: None,
+                    outcome: WriteOutcome::Failed(IoErrorKind::Device),
+                    ..
+                }
         )
     };
     assert!(done.iter().all(still_held), "the device may write into it yet: {done:?}");
     assert_eq!(bench.memory.used_count(), 2);
     assert!(!bench.log.is_available());
     bench.disk.with(|disk| disk.is_silent = false);
-    let done: Vec<Done> = (0..400).flat_map(|_| bench.poll(100)).collect();
+    let done: Vec<DiskCompletion> = (0..400).flat_map(|_| bench.poll(100)).collect();
     assert!(done.is_empty(), "reported once: {done:?}");
     assert_eq!(bench.memory.used_count(), 0, "the late answer freed it");
     assert!(bench.log.is_available());
@@ -104,7 +108,7 @@ fn a_log_that_idled_does_not_take_its_own_sleep_for_the_device_s() {
     assert!(bench.poll(0).is_empty() && bench.poll(5_000).is_empty() && bench.log.is_available());
     bench.disk.with(|disk| disk.is_silent = false);
     let done = bench.run_until_idle();
-    assert!(matches!(done[..], [Done::Read { outcome: GOOD, .. }]), "{done:?}");
+    assert!(matches!(done[..], [DiskCompletion::Read { outcome: GOOD, .. }]), "{done:?}");
 }
 
 #[test]
@@ -116,17 +120,26 @@ fn table_writes_that_fail_are_tried_again_then_given_up() {
     bench.disk.with(|disk| disk.faults = Faults { media: 1000, ..Faults::default() });
     assert!(bench.log.flush(7, false) && !bench.log.flush(8, false), "one flush at a time");
     let done = bench.run_until_idle();
-    assert!(matches!(done[..], [Done::Flushed { token: 7, failed_pages: 1, is_synced: false }]), "{done:?}");
+    assert!(
+        matches!(done[..], [DiskCompletion::Flushed { token: 7, failed_pages: 1, is_synced: false }]),
+        "{done:?}"
+    );
     assert_eq!(bench.count("table_write_failures"), 1);
     assert!(!bench.log.tables.is_clean(0), "the disk has not got it");
     assert!(bench.log.flush(8, false));
     let done = bench.run_until_idle();
-    assert!(matches!(done[..], [Done::Flushed { failed_pages: 1, .. }]), "no flush forgets it: {done:?}");
+    assert!(
+        matches!(done[..], [DiskCompletion::Flushed { failed_pages: 1, .. }]),
+        "no flush forgets it: {done:?}"
+    );
     bench.disk.with(|disk| disk.faults = Faults::default());
     assert_eq!(bench.read(0, 1), GOOD);
     assert!(bench.log.flush(9, true));
     let done = bench.run_until_idle();
-    assert!(matches!(done[..], [Done::Flushed { failed_pages: 0, is_synced: true, .. }]), "{done:?}");
+    assert!(
+        matches!(done[..], [DiskCompletion::Flushed { failed_pages: 0, is_synced: true, .. }]),
+        "{done:?}"
+    );
     assert!(bench.log.tables.is_clean(0));
     bench.write(1, 2);
     assert_eq!(bench.reopen().1.len(), 2, "the next change of the page carried both");
@@ -188,7 +201,7 @@ fn a_device_that_only_reads_goes_on_reading() {
             let memory = bench.memory(2);
             match bench.log.write(1, block(2), memory, 5000, 2) {
                 Ok(()) => tried[round] += 1,
-                Err(refused) => assert_eq!(refused.reason, RefusedReason::Unavailable),
+                Err(refused) => assert_eq!(refused.reason, Refusal::Unavailable),
             }
             bench.poll(25);
             (0..8).for_each(|_| drop(bench.poll(0)));

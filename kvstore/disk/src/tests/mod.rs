@@ -14,8 +14,8 @@ use kvstore_block::BlockIdentity;
 use crate::layout::SegmentLayout;
 use crate::testing::{SharedDisk, pool};
 use crate::{
-    Area, Block, ClockReading, DiskConfig, DiskError, DiskLog, Done, MissReason, ReadCheck, ReadOutcome,
-    Recovered, Report, WriteOutcome,
+    Area, Block, ClockReading, DiskCompletion, DiskConfig, DiskError, DiskLog, MissReason, ReadCheck,
+    ReadOutcome, Recovered, RecoveryReport, WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 16 << 10;
@@ -53,7 +53,7 @@ fn open(
     disk: &SharedDisk,
     config: DiskConfig,
     store_id: u64,
-) -> Result<(DiskLog, Vec<Recovered>, Report), DiskError> {
+) -> Result<(DiskLog, Vec<Recovered>, RecoveryReport), DiskError> {
     open_areas(disk, config, &[AREA], store_id)
 }
 
@@ -62,7 +62,7 @@ fn open_areas(
     config: DiskConfig,
     areas: &[Area],
     store_id: u64,
-) -> Result<(DiskLog, Vec<Recovered>, Report), DiskError> {
+) -> Result<(DiskLog, Vec<Recovered>, RecoveryReport), DiskError> {
     let now = ClockReading { instant: Instant::now(), unix_s: 1_790_000_000 };
     DiskLog::open(config, areas, disk.engine(), store_id, now)
 }
@@ -92,7 +92,7 @@ impl Bench {
         slot
     }
 
-    fn poll(&mut self, ms: u64) -> Vec<Done> {
+    fn poll(&mut self, ms: u64) -> Vec<DiskCompletion> {
         self.ms += ms;
         let now = ClockReading {
             instant: self.start + Duration::from_millis(self.ms),
@@ -103,7 +103,7 @@ impl Bench {
         done
     }
 
-    fn run_until_idle(&mut self) -> Vec<Done> {
+    fn run_until_idle(&mut self) -> Vec<DiskCompletion> {
         (0..500).flat_map(|_| self.poll(1)).collect()
     }
 
@@ -112,7 +112,7 @@ impl Bench {
         self.log.write(slot, block(id), memory, 5000, id.into()).expect("accepted");
         let done = self.run_until_idle();
         assert!(
-            matches!(done[..], [Done::Written { outcome: WriteOutcome::Stored, .. }]),
+            matches!(done[..], [DiskCompletion::Written { outcome: WriteOutcome::Stored, .. }]),
             "slot {slot}: {done:?}"
         );
     }
@@ -121,7 +121,7 @@ impl Bench {
         let memory = self.memory(0xEE);
         self.log.read(slot, identity(id), memory, ReadCheck::Log, 99).expect("accepted");
         let done = self.run_until_idle();
-        let [Done::Read { outcome, memory: Some(memory), token: 99, .. }] = &done[..] else {
+        let [DiskCompletion::Read { outcome, memory: Some(memory), token: 99, .. }] = &done[..] else {
             panic!("one read: {done:?}")
         };
         if let ReadOutcome::Verified { bytes } = outcome {
@@ -132,7 +132,7 @@ impl Bench {
         *outcome
     }
 
-    fn reopen(self) -> (Self, Vec<Recovered>, Report) {
+    fn reopen(self) -> (Self, Vec<Recovered>, RecoveryReport) {
         let Self { disk, log, memory, start, ms } = self;
         drop(log);
         let (log, recovered, report) = open(&disk, config(), 2).expect("a store");

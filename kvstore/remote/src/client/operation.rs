@@ -27,7 +27,7 @@ pub enum Refusal {
 
 /// A refused operation, with the targets that were passed in.
 #[derive(Debug)]
-pub struct Refused {
+pub struct RefusedRequest {
     /// Reason of the refusal.
     pub reason: Refusal,
     /// The targets that were passed in.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane_fabric::wait::Bell;
+use dataplane_fabric::wait::Notifier;
 use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 
@@ -106,6 +106,6 @@ pub trait PoolBlocks {
     fn next_answer(&mut self) -> Option<Answer<Self::Reading>>;
     /// Whether a delayed answer is ready.
     fn has_answers(&self) -> bool;
-    /// Sets the bell that is rung when a delayed answer is ready.
-    fn set_bell(&mut self, bell: Arc<Bell>);
+    /// Sets what is notified when a delayed answer is ready.
+    fn set_notifier(&mut self, notifier: Arc<Notifier>);
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dataplane_fabric::wait::Bell;
+use dataplane_fabric::wait::Notifier;
 use dataplane_memory::{Slab, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PoolCatalog, PoolRegistered};
@@ -17,8 +17,8 @@ pub(crate) struct MemoryBlocks {
     /// Descriptions by slot; valid only for slots that the catalog names.
     described: Vec<Description>,
     evicted: u64,
-    /// State of the random generator; zero: no answer is delayed.
-    random: u64,
+    /// `None`: no answer is delayed.
+    random: Option<fastrand::Rng>,
     /// Delayed answers, each with the number of polls until it is given.
     delayed: VecDeque<(u64, Answer<()>)>,
     /// Every block of each `retain`, with its time.
@@ -41,7 +41,7 @@ impl MemoryBlocks {
             catalog,
             described,
             evicted: 0,
-            random: seed,
+            random: (seed != 0).then(|| fastrand::Rng::with_seed(seed)),
             delayed: VecDeque::new(),
             retained: Retained::default(),
         }
@@ -54,14 +54,8 @@ impl MemoryBlocks {
 
     /// Number of polls by which an answer is delayed; `None`: it is given at once.
     fn delay(&mut self) -> Option<u64> {
-        if self.random == 0 {
-            return None;
-        }
-        // xorshift64
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random.is_multiple_of(3).then_some(self.random / 3 % 12)
+        let random = self.random.as_mut()?;
+        (random.u64(..3) == 0).then(|| random.u64(..12))
     }
 }
 
@@ -153,5 +147,5 @@ impl PoolBlocks for MemoryBlocks {
         !self.delayed.is_empty()
     }
 
-    fn set_bell(&mut self, _bell: Arc<Bell>) {}
+    fn set_notifier(&mut self, _notifier: Arc<Notifier>) {}
 }

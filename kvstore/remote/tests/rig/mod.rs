@@ -41,15 +41,8 @@ pub(crate) fn block_bytes(identity: &BlockIdentity, most: usize) -> usize {
 
 /// Contents of the block.
 pub(crate) fn content(identity: &BlockIdentity, bytes: usize) -> Vec<u8> {
-    let mut random = identity.short() | 1;
-    let mut out = Vec::with_capacity(bytes + 8);
-    while out.len() < bytes {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        out.extend_from_slice(&random.to_le_bytes());
-    }
-    out.truncate(bytes);
+    let mut out = vec![0; bytes];
+    fastrand::Rng::with_seed(identity.short()).fill(&mut out);
     out
 }
 

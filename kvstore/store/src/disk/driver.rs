@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError};
 use dataplane_memory::SlotRef;
 use kvstore_catalog::TenantId;
-use kvstore_disk::{Block, ClockReading, DiskLog, Done, MissReason, ReadOutcome, WriteOutcome};
+use kvstore_disk::{Block, ClockReading, DiskCompletion, DiskLog, MissReason, ReadOutcome, WriteOutcome};
 
 use super::{DiskCommand, DiskResult, NO_PARENT, Read, Write};
 use crate::Description;
@@ -132,9 +132,9 @@ impl Driver {
         (self.report)(DiskResult::Written { write, is_written, usage });
     }
 
-    fn finished(&mut self, done: Done) {
+    fn finished(&mut self, done: DiskCompletion) {
         match done {
-            Done::Written { token, memory, outcome, .. } => {
+            DiskCompletion::Written { token, memory, outcome, .. } => {
                 let Some(InFlightOperation::Write(write)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
                     (self.report)(DiskResult::Stuck { identity: write.identity, is_write: true });
@@ -145,7 +145,7 @@ impl Driver {
                 drop(memory);
                 self.wrote(write, outcome == WriteOutcome::Stored);
             }
-            Done::Read { token, memory, outcome, .. } => {
+            DiskCompletion::Read { token, memory, outcome, .. } => {
                 let Some(InFlightOperation::Read(mut read)) = self.under_way.remove(&token) else { return };
                 if memory.is_none() {
                     (self.report)(DiskResult::Stuck { identity: read.identity, is_write: false });
@@ -172,7 +172,7 @@ impl Driver {
                 }
                 (self.report)(DiskResult::Read { read, bytes, is_gone });
             }
-            Done::Flushed { .. } => {}
+            DiskCompletion::Flushed { .. } => {}
         }
     }
 

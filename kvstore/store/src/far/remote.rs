@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::plan::Tier;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
+use dataplane_fabric::wait::{Notifier, ThreadPolicy, Waiter};
 use kvstore_block::BlockIdentity;
 use kvstore_remote::{
     MappedGroup, Outcome, PoolLease, PoolNode, RemoteConfig, RemoteCounters, RemotePool, StoreBlock,
@@ -84,7 +84,7 @@ impl RemoteTierConfig {
 /// Connection to the thread.
 pub struct RemoteTier {
     commands: Option<Sender<Command>>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     group: u32,
     patience: Duration,
     /// Number of blocks on their way out, and its limit. Each block stays in host memory until it has
@@ -126,7 +126,7 @@ impl RemoteTier {
         policy: ThreadPolicy,
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
-        let bell = Bell::new()?;
+        let notifier = Notifier::new()?;
         let RemoteTierConfig { group, fingerprint, deadline: patience, maps, .. } = *config;
         let (events, lease_events) = unbounded();
         let mut driver = Driver {
@@ -134,7 +134,7 @@ impl RemoteTier {
             receiver,
             inbox,
             fingerprint,
-            leases: maps.then(|| Leases { events, bell: Arc::clone(&bell) }),
+            leases: maps.then(|| Leases { events, notifier: Arc::clone(&notifier) }),
             lease_events,
             looking: HashMap::new(),
             found: HashMap::new(),
@@ -144,16 +144,24 @@ impl RemoteTier {
             usable_nodes: 0,
             sent: HashMap::new(),
         };
-        let thread = policy.spawn("kvasir-remote-tier", &bell, move |waiter| driver.run(waiter))?;
+        let thread = policy.spawn("kvasir-remote-tier", &notifier, move |waiter| driver.run(waiter))?;
         let offers_max = OFFERS_MAX.min(host_slots / OFFERS_SHARE).max(1);
         let offers = Arc::default();
-        Ok(Self { commands: Some(commands), bell, group, patience, offers, offers_max, thread: Some(thread) })
+        Ok(Self {
+            commands: Some(commands),
+            notifier,
+            group,
+            patience,
+            offers,
+            offers_max,
+            thread: Some(thread),
+        })
     }
 
     fn send(&self, command: Command) -> Result<(), Command> {
         let Some(commands) = &self.commands else { return Err(command) };
         commands.try_send(command).map_err(crossbeam_channel::TrySendError::into_inner)?;
-        self.bell.ring();
+        self.notifier.notify();
         Ok(())
     }
 }
@@ -210,7 +218,7 @@ impl SecondaryTier for RemoteTier {
 impl Drop for RemoteTier {
     fn drop(&mut self) {
         self.commands = None;
-        self.bell.ring();
+        self.notifier.notify();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has been printed already.
             let _panicked = thread.join();
@@ -246,17 +254,17 @@ struct Driver<F> {
 /// thread.
 struct Leases {
     events: Sender<(PoolLease, LeaseEvent)>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 impl Leases {
     fn blocks(&self, group: MappedGroup) -> impl Iterator<Item = MappedBlock> + use<> {
         let MappedGroup { lease, until, blocks } = group;
-        let (events, bell) = (self.events.clone(), Arc::clone(&self.bell));
+        let (events, notifier) = (self.events.clone(), Arc::clone(&self.notifier));
         let guard = Arc::new(LeaseGuard::new(move |event| {
             // When the thread has ended, its leases have.
             let _ended = events.send((lease, event));
-            bell.ring();
+            notifier.notify();
         }));
         blocks.into_iter().map(move |block| MappedBlock {
             slab: block.slab,

@@ -111,13 +111,8 @@ fn random_work_over_a_disk_full_of_faults_never_gives_a_wrong_block() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11_u64);
     println!("SEED={seed}");
     for (round, write) in [WriteMode::Through, WriteMode::Back].into_iter().enumerate() {
-        let mut state = seed + round as u64;
-        let mut draw = move |bound: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as usize % bound
-        };
+        let mut random = fastrand::Rng::with_seed(seed + round as u64);
+        let mut draw = move |bound: usize| random.usize(..bound);
         let faults = Faults {
             seed,
             torn_write: 0.03,

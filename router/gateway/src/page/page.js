@@ -777,7 +777,7 @@ const WORKER_COLUMNS = [
   ["Events", "w-events", "Whether the index follows its KV events"],
   ["Slowness", "w-slow number", "Learned: 1 is as fast as the fleet"],
   ["Ejections", "w-out number", "Times that its circuit breaker opened"],
-  ["Audit", "number", "Requests whose cached tokens were predicted to the token"],
+  ["Predicted", "number", "Requests whose cached tokens were predicted to the token"],
 ];
 const STATES = {
   "Ready": ["● Ready", "line is-good", "It takes requests."],
@@ -794,8 +794,8 @@ let pools = null;
 
 function workerRow() {
   const { element, cells } = makeRow(WORKER_COLUMNS);
-  const [name, state, role, requests, engine, kv, events, slowness, ejections, audit] = cells;
-  const lines = [name, requests, engine, audit].map((cell) => twoLines(cell));
+  const [name, state, role, requests, engine, kv, events, slowness, ejections, predictions] = cells;
+  const lines = [name, requests, engine, predictions].map((cell) => twoLines(cell));
   lines[0].upper.classList.add("strong");
   const [stateLine, roleLine, eventLine, slownessLine, ejectionLine] = [state, role, events, slowness, ejections].map((cell) => {
     const line = make("span", "line");
@@ -832,18 +832,18 @@ function workerRow() {
     const ejected = number(worker.ejections);
     put(ejectionLine, count(ejected));
     dress(ejectionLine, ejected ? "line strong" : "line");
-    showAudit(audit, lines[3], object(worker.audit));
+    showPredictions(predictions, lines[3], object(worker.predictions));
   };
   return { element, fill };
 }
 
-function showAudit(cell, { upper, lower }, audit) {
-  const [requests, exact] = [number(audit.requests), number(audit.exact)];
+function showPredictions(cell, { upper, lower }, predictions) {
+  const [requests, exact] = [number(predictions.requests), number(predictions.exact)];
   const share = requests ? (exact ?? 0) / requests : null;
   // Rounding must not turn nearly all into all.
   put(upper, share === null ? NONE : share === 1 ? `100${SPACE}%` : percent(Math.min(share, 0.9994)));
   put(lower, requests ? `of ${count(requests)}` : "");
-  const [predicted, reported] = [number(audit.predicted_tokens), number(audit.reported_tokens)];
+  const [predicted, reported] = [number(predictions.predicted_tokens), number(predictions.reported_tokens)];
   hint(cell, predicted === null ? "" : `Cached tokens: ${count(predicted)} predicted, ${count(reported)} reported by the engine.`);
 }
 

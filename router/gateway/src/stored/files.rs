@@ -299,7 +299,7 @@ pub(crate) async fn content(owner: Owner, Path(id): Path<String>) -> Response {
         Err(error) => return error.into_response(),
     };
     let bytes = record.bytes;
-    // The owner's place is held until the last part is read.
+    // The owner's permit is held until the last part is read.
     let parts = stream::unfold(0, move |part| {
         let (stored, key) =
             (Arc::clone(&owner.stored), FileRecord::part_key(&owner.tenant, &record.id, part));

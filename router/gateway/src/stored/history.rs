@@ -30,7 +30,7 @@ pub(crate) struct History {
     /// Bytes of working memory for parsing the documents.
     pub(crate) work_bytes: usize,
     /// Held until the documents are parsed and dropped.
-    place: Option<TenantPermit>,
+    permit: Option<TenantPermit>,
 }
 
 /// Documents that are read one after the other, and their size as trees.
@@ -53,14 +53,14 @@ impl Measured {
         if self.bytes > self.bytes_max {
             return Err(Problem::TooLong);
         }
-        let shape = JsonCounts::of(document, &limits).map_err(|_| Problem::TooLong)?;
-        self.nodes += shape.nodes + shape.numbers;
-        self.work_bytes += shape.work_bytes(document.len());
+        let counts = JsonCounts::of(document, &limits).map_err(|_| Problem::TooLong)?;
+        self.nodes += counts.nodes + counts.numbers;
+        self.work_bytes += counts.work_bytes(document.len());
         if self.nodes > limits.nodes { Err(Problem::TooLong) } else { Ok(()) }
     }
 
     fn history(self, documents: Vec<Vec<u8>>, is_conversation: bool) -> History {
-        History { documents, is_conversation, bytes: self.bytes, work_bytes: self.work_bytes, place: None }
+        History { documents, is_conversation, bytes: self.bytes, work_bytes: self.work_bytes, permit: None }
     }
 }
 
@@ -80,7 +80,7 @@ enum Problem {
 
 impl History {
     /// Reads the documents from which a tenant's request continues, at most `bytes_max` bytes. Waits for a
-    /// place.
+    /// permit.
     pub(crate) async fn read(
         gateway: &Gateway,
         stored: &Stored,
@@ -91,9 +91,9 @@ impl History {
         if fields.previous_response_id.is_none() && fields.conversation.is_none() {
             return Ok(Self::default());
         }
-        let place = gateway.in_line(stored.histories.take(tenant)).await?;
+        let permit = gateway.in_line(stored.histories.take(tenant)).await?;
         let mut history = Self::documents(stored, tenant, fields, bytes_max).await?;
-        history.place = place;
+        history.permit = permit;
         Ok(history)
     }
 
@@ -140,19 +140,19 @@ impl History {
         })
     }
 
-    /// Returns the items, and the place that is held until they are translated.
+    /// Returns the items, and the permit that is held until they are translated.
     pub(crate) fn into_items(self) -> Result<(Vec<Value>, Option<TenantPermit>), ApiError> {
         let broken = |error| refusal(&error);
         if self.is_conversation {
             let conversation = self.documents.first().map(|document| from_document::<Conversation>(document));
             let items = conversation.transpose().map_err(broken)?.map(|conversation| conversation.items);
-            return Ok((items.unwrap_or_default(), self.place));
+            return Ok((items.unwrap_or_default(), self.permit));
         }
         let mut items = Vec::new();
         for document in self.documents.iter().rev() {
             items.extend(from_document::<StoredResponse>(document).map_err(broken)?.into_items());
         }
-        Ok((items, self.place))
+        Ok((items, self.permit))
     }
 }
 

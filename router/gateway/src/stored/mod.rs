@@ -96,7 +96,7 @@ impl Stored {
     ) -> Result<(Self, mpsc::UnboundedReceiver<BatchName>), String> {
         let database = Database::open(config).map_err(|error| error.to_string())?;
         let (begun, receiver) = mpsc::unbounded_channel();
-        // A tenant leaves a quarter of the places to other tenants.
+        // A tenant leaves a quarter of the permits to other tenants.
         let batch_lines_max = (batch_requests_max - batch_requests_max / 4).max(1);
         let stored = Self {
             database,
@@ -210,7 +210,7 @@ struct TenantSemaphore {
     of_tenants: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
-/// A place that is taken; freed on drop.
+/// A permit that a request holds; given back on drop.
 #[derive(Debug)]
 pub(crate) struct TenantPermit {
     _of_all: OwnedSemaphorePermit,
@@ -222,14 +222,14 @@ impl TenantSemaphore {
         Self { all: Arc::new(Semaphore::new(all)), of_tenant_max, of_tenants: Mutex::default() }
     }
 
-    /// Returns the semaphore of a tenant. Those of tenants without a taken place are removed.
+    /// Returns the semaphore of a tenant. Those of tenants without a permit in use are removed.
     fn of_tenant(&self, tenant: &Arc<str>) -> Arc<Semaphore> {
         let mut of_tenants = self.of_tenants.lock().unwrap_or_else(PoisonError::into_inner);
-        of_tenants.retain(|_, places| Arc::strong_count(places) > 1);
-        let places = of_tenants
+        of_tenants.retain(|_, permits| Arc::strong_count(permits) > 1);
+        let permits = of_tenants
             .entry(Arc::clone(tenant))
             .or_insert_with(|| Arc::new(Semaphore::new(self.of_tenant_max)));
-        Arc::clone(places)
+        Arc::clone(permits)
     }
 
     fn try_take(&self, tenant: &Arc<str>) -> Option<TenantPermit> {
@@ -238,7 +238,7 @@ impl TenantSemaphore {
         Some(TenantPermit { _of_all: of_all, _of_tenant: of_tenant })
     }
 
-    /// Waits for a place: first for one of the tenant's own, then for one of all tenants.
+    /// Waits for a permit: first for one of the tenant's own, then for one of all tenants.
     async fn take(&self, tenant: &Arc<str>) -> Option<TenantPermit> {
         let of_tenant = self.of_tenant(tenant).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
@@ -274,14 +274,14 @@ async fn name_answer(request: Request, next: Next) -> Response {
     named(&headers, next.run(request).await)
 }
 
-/// Tenant whose documents a request is about, with the request's charge and place.
+/// Tenant whose documents a request is about, with the request's charge and permit.
 pub(crate) struct Owner {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) stored: Arc<Stored>,
     pub(crate) tenant: Arc<str>,
     pub(crate) grant: Arc<Grant>,
     _charge: Charge,
-    _place: TenantPermit,
+    _permit: TenantPermit,
 }
 
 /// A client that may access its documents.
@@ -309,12 +309,12 @@ impl Client {
         Ok(Self { gateway: Arc::clone(gateway), stored, grant, charge })
     }
 
-    fn enter(self, places: impl FnOnce(&Stored) -> &TenantSemaphore) -> Result<Owner, ApiError> {
+    fn enter(self, permits: impl FnOnce(&Stored) -> &TenantSemaphore) -> Result<Owner, ApiError> {
         let Self { gateway, stored, grant, charge } = self;
-        let place = places(&stored).try_take(&grant.tenant);
-        let place = place.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
+        let permit = permits(&stored).try_take(&grant.tenant);
+        let permit = permit.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
         let tenant = Arc::clone(&grant.tenant);
-        Ok(Owner { gateway, stored, tenant, grant, _charge: charge, _place: place })
+        Ok(Owner { gateway, stored, tenant, grant, _charge: charge, _permit: permit })
     }
 }
 
@@ -337,8 +337,8 @@ impl FromRequestParts<Arc<Gateway>> for Uploader {
     }
 }
 
-/// A client's JSON object. The owner takes its place once the object has arrived: slow senders hold no
-/// place.
+/// A client's JSON object. The owner takes its permit once the object has arrived: slow senders hold no
+/// permit.
 pub(crate) struct ObjectBody {
     pub(crate) owner: Owner,
     pub(crate) object: Map<String, Value>,
@@ -482,7 +482,7 @@ fn not_found(what: &str, id: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, format!("{what} with id {id:?} not found."), "not_found")
 }
 
-/// Returns the response. The owner's place and the answer's memory are held until the client has read it.
+/// Returns the response. The owner's permit and the answer's memory are held until the client has read it.
 fn answered(owner: Owner, answer: Result<Value, ApiError>) -> Response {
     let held = answer.and_then(|answer| {
         let answer = json_answer(StatusCode::OK, answer.to_string());
@@ -539,21 +539,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_tenant_leaves_places_for_others() {
-        let places = TenantSemaphore::new(3, 2);
+    async fn one_tenant_leaves_permits_for_others() {
+        let permits = TenantSemaphore::new(3, 2);
         let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
-        let taken = [places.try_take(&one).expect("a place"), places.try_take(&one).expect("a place")];
-        assert!(places.try_take(&one).is_none());
-        let last = places.try_take(&other).expect("the last place");
-        assert!(places.try_take(&other).is_none() && places.try_take(&"third".into()).is_none());
+        let taken = [permits.try_take(&one).expect("a permit"), permits.try_take(&one).expect("a permit")];
+        assert!(permits.try_take(&one).is_none());
+        let last = permits.try_take(&other).expect("the last permit");
+        assert!(permits.try_take(&other).is_none() && permits.try_take(&"third".into()).is_none());
         drop(last);
-        // A tenant that waits for a place of its own does not block other tenants.
-        let mut waits = std::pin::pin!(places.take(&one));
+        // A tenant that waits for a permit of its own does not block other tenants.
+        let mut waits = std::pin::pin!(permits.take(&one));
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
-        assert!(places.try_take(&other).is_some());
+        assert!(permits.try_take(&other).is_some());
         drop(taken);
         assert!(waits.await.is_some());
-        assert!(places.of_tenant(&other).available_permits() == 2 && places.all.available_permits() == 3);
+        assert!(permits.of_tenant(&other).available_permits() == 2 && permits.all.available_permits() == 3);
     }
 
     #[test]

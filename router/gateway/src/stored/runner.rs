@@ -27,7 +27,7 @@ use crate::service::{Gateway, fresh_id, unix_time};
 const REQUESTS_MAX: u64 = 50_000;
 /// Number of a file's errors that are reported.
 const ERRORS_TOLD: usize = 20;
-/// Largest request in bytes; one per place may wait in memory.
+/// Largest request in bytes; one per permit may wait in memory.
 const LINE_BYTES_MAX: usize = 1 << 20;
 /// Interval at which answers are written. An answer behind an unfinished earlier one waits for that one.
 const WRITTEN_EVERY: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Number and bytes of answers at which they are written.
 const TOGETHER_MAX: usize = 64;
 const TOGETHER_BYTES: usize = 1 << 20;
-/// First and longest pause before a retry, of a request that found no place or of a database that was busy.
+/// First and longest pause before a retry, of a request that got no permit or of a database that was busy.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Longest client's id of a request, in bytes.
@@ -124,8 +124,8 @@ const NO_ROOM: End = End::Failed("There is no room for its answers.");
 struct Answered {
     is_good: bool,
     line: Vec<u8>,
-    /// Held until the answer is written: so no more answers than places wait for an earlier one.
-    _place: TenantPermit,
+    /// Held until the answer is written: so no more answers than permits wait for an earlier one.
+    _permit: TenantPermit,
 }
 
 /// Answers that are not written yet.
@@ -158,12 +158,12 @@ impl Run {
     /// Runs the batch to its end. A busy database is retried; an answer that cannot be written ends the
     /// batch.
     async fn run_to_end(&self) {
-        // A batch that is cancelled or expired needs no place: it only ends.
-        let _place = tokio::select! {
+        // A batch that is cancelled or expired needs no permit: it only ends.
+        let _permit = tokio::select! {
             biased;
             () = self.stopped_or_expired() => None,
-            place = self.stored.runs.take(&self.tenant) => match place {
-                Some(place) => Some(place),
+            permit = self.stored.runs.take(&self.tenant) => match permit {
+                Some(permit) => Some(permit),
                 None => return,
             },
         };
@@ -305,26 +305,26 @@ impl Run {
                 Err(LineError::TooLong | LineError::Gone) => return Ok(NO_FILE),
             }
         }
-        // A line is read when there is a place for its request.
+        // A line is read when there is a permit for its request.
         let (stored, tenant) = (Arc::clone(&self.stored), Arc::clone(&self.tenant));
         let lines = stream::unfold(Some((lines, stored, tenant)), |state| async move {
             let (mut lines, stored, tenant) = state?;
-            let place = stored.lines.take(&tenant).await?;
+            let permit = stored.lines.take(&tenant).await?;
             match lines.next().await {
-                Ok(Some(line)) => Some((Ok((line, place)), Some((lines, stored, tenant)))),
+                Ok(Some(line)) => Some((Ok((line, permit)), Some((lines, stored, tenant)))),
                 Ok(None) => None,
                 // Reading stops after an error.
                 Err(error) => Some((Err(error), None)),
             }
         });
-        let places = self.stored.batch_lines_max;
+        let permits = self.stored.batch_lines_max;
         let answers = lines.map(|line| async {
             match line {
-                Ok((line, place)) => self.answer(batch, line.into(), place).await.map(Ok),
+                Ok((line, permit)) => self.answer(batch, line.into(), permit).await.map(Ok),
                 Err(error) => Some(Err(error)),
             }
         });
-        let mut answers = std::pin::pin!(answers.buffered(places));
+        let mut answers = std::pin::pin!(answers.buffered(permits));
         let mut stopped = self.stopped.clone();
         let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
         let mut over = std::pin::pin!(tokio::time::sleep(left));
@@ -430,12 +430,12 @@ impl Run {
     }
 
     /// Runs the request of one line; `None` when the batch's key no longer exists.
-    async fn answer(&self, batch: &Batch, line: Bytes, place: TenantPermit) -> Option<Answered> {
+    async fn answer(&self, batch: &Batch, line: Bytes, permit: TenantPermit) -> Option<Answered> {
         let line = match BatchLine::parse(line, &batch.endpoint) {
             Ok(line) => line,
             Err((code, message)) => {
                 let error = json!({ "custom_id": null, "response": null, "error": { "code": code, "message": message } });
-                return Some(Answered { is_good: false, line: to_document(&error), _place: place });
+                return Some(Answered { is_good: false, line: to_document(&error), _permit: permit });
             }
         };
         let surface = surface_of(&batch.endpoint)?;
@@ -460,7 +460,7 @@ impl Run {
                     (false, to_document(&answer))
                 }
             };
-            return Some(Answered { is_good, line, _place: place });
+            return Some(Answered { is_good, line, _permit: permit });
         }
     }
 

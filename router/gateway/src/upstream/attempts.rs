@@ -68,7 +68,8 @@ impl Attempts {
         let gateway = &generation.gateway;
         let wanted = self.wanted(generation, request, &self.avoid);
         // A proxy can reach only the listed workers; it asks again when others appear.
-        let wait = if wanted.among.is_some() { Duration::ZERO } else { gateway.tuning().worker_wait };
+        let wait =
+            if wanted.allowed_workers.is_some() { Duration::ZERO } else { gateway.tuning().worker_wait };
         let deadline = self.deadline.unwrap_or_else(|| Instant::now() + wait);
         let pool = &generation.target.model.pool;
         let routed = gateway.wait_for_route(pool, &wanted, generation.traced.as_deref(), deadline).await;
@@ -89,9 +90,9 @@ impl Attempts {
             session: generation.session,
             adapter: generation.target.adapter.as_deref(),
             without_prefill: self.without_prefill || !generation.can_split,
-            audited: request.tokens_are_exact,
+            tokens_are_exact: request.tokens_are_exact,
             avoid,
-            among: generation.proxy_dispatch.as_ref().and_then(ProxyDispatch::among),
+            allowed_workers: generation.proxy_dispatch.as_ref().and_then(ProxyDispatch::allowed_workers),
         }
     }
 
@@ -254,7 +255,7 @@ pub(crate) async fn attempt_unseen(
         Ok(asked) => asked,
         Err(failure) => return Err((route, failure)),
     };
-    asked.audit(&mut booking);
+    asked.report_cached_tokens(&mut booking);
     booking.prompt_done();
     booking.decode_succeeded();
     let LegReply { reply, prefill: _prefill, mut span, .. } = asked;
@@ -306,7 +307,7 @@ async fn read_buffered_reply(
     mut booking: Booking,
     route: &Route,
 ) -> Result<(Bytes, HeaderValue, Option<Usage>), Failure> {
-    asked.audit(&mut booking);
+    asked.report_cached_tokens(&mut booking);
     let LegReply { sent, reply, prefill_usage, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.given_up(sent);

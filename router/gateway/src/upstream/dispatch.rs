@@ -43,11 +43,11 @@ pub(super) struct PrefillUsage {
 impl PrefillUsage {
     /// Compares the decode worker's token count with the prefill worker's.
     pub(super) fn check(&self, usage: &Usage) -> Result<(), String> {
-        if let Some(prefill_usage) = self.prompt_tokens
-            && usage.prompt != prefill_usage
+        if let Some(prefill_tokens) = self.prompt_tokens
+            && usage.prompt != prefill_tokens
         {
             return Err(format!(
-                "it decoded a prompt of {} tokens, prefill had {prefill_usage}",
+                "it decoded a prompt of {} tokens, prefill had {prefill_tokens}",
                 usage.prompt
             ));
         }
@@ -104,7 +104,7 @@ impl LegReply {
 
     /// Compares the cached tokens that the prefill worker reported with the prediction. Nothing is learned from the answer of
     /// another endpoint than the picked one.
-    pub(super) fn audit(&self, booking: &mut Booking) {
+    pub(super) fn report_cached_tokens(&self, booking: &mut Booking) {
         if self.is_served_elsewhere() {
             booking.served_elsewhere();
         }

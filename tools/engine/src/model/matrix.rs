@@ -114,15 +114,8 @@ mod tests {
     use super::*;
 
     fn noise(seed: u32, len: usize) -> Vec<f32> {
-        let mut state = seed | 1;
-        (0..len)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 17;
-                state ^= state << 5;
-                state as f32 / u32::MAX as f32 - 0.5
-            })
-            .collect()
+        let mut random = fastrand::Rng::with_seed(seed.into());
+        (0..len).map(|_| random.f32() - 0.5).collect()
     }
 
     #[test]

@@ -45,8 +45,12 @@ impl futures_util::Stream for Stream {
     }
 }
 
-pub(super) async fn respond(job: Job) -> Response {
-    if job.stream { streamed(job).into_response() } else { whole(job).await }
+pub(super) async fn respond(started: Result<Job, ApiError>) -> Response {
+    match started {
+        Ok(job) if job.stream => streamed(job).into_response(),
+        Ok(job) => whole(job).await,
+        Err(error) => error_response(&error),
+    }
 }
 
 impl Job {

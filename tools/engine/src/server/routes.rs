@@ -206,10 +206,7 @@ async fn completions(
         Ok(request) => start_completion(&state, &headers, request).await,
         Err(error) => Err(error),
     };
-    match started {
-        Ok(job) => respond(job).await,
-        Err(error) => error_response(&error),
-    }
+    respond(started).await
 }
 
 async fn chat(
@@ -223,10 +220,7 @@ async fn chat(
         Ok(request) => start_chat(&state, &headers, request).await,
         Err(error) => Err(error),
     };
-    match started {
-        Ok(job) => respond(job).await,
-        Err(error) => error_response(&error),
-    }
+    respond(started).await
 }
 
 async fn receive(intake: &Intake, request: HttpRequest) -> Result<ReceivedBody, ApiError> {

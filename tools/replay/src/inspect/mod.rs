@@ -1,11 +1,11 @@
 //! Looks into captures of engines.
 //!
 //! * [`events`]: each line of a capture of KV events, as it is understood.
-//! * [`audit`]: events and requests of live engines replayed in time order: the cached tokens that the index would
+//! * [`predictions`]: events and requests of live engines replayed in time order: the cached tokens that the index would
 //!   have predicted, against those that the engine reported.
 //!
 //! Captures are lines of JSON, plain or compressed with gzip.
 
-pub mod audit;
 mod capture;
 pub mod events;
+pub mod predictions;

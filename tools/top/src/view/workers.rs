@@ -37,7 +37,7 @@ const COLUMNS: [Column; 13] = [
     Column { title: "", cells: 10, rank: 11, text: |worker| units::bar(worker.kv_usage.unwrap_or(0.0), 10) },
     Column { title: "slow", cells: 5, rank: 5, text: slowness },
     Column { title: "index", cells: 6, rank: 6, text: events },
-    Column { title: "audit", cells: 5, rank: 7, text: audit },
+    Column { title: "exact", cells: 5, rank: 7, text: exactly_predicted },
     Column { title: "ejec", cells: 4, rank: 8, text: |worker| units::count(worker.ejections) },
     Column { title: "engine", cells: 18, rank: 10, text: engine },
 ];
@@ -117,8 +117,8 @@ fn events(worker: &Worker) -> String {
     }
 }
 
-fn audit(worker: &Worker) -> String {
-    units::percent(worker.audit.and_then(|audit| share(audit.exact, audit.requests)))
+fn exactly_predicted(worker: &Worker) -> String {
+    units::percent(worker.predictions.and_then(|all| share(all.exact, all.requests)))
 }
 
 fn engine(worker: &Worker) -> String {
@@ -182,6 +182,6 @@ mod tests {
         }
         assert_eq!(most, COLUMNS.len());
         let at_80: Vec<&str> = fitting(80).iter().map(|column| column.title).collect();
-        assert_eq!(at_80, ["state", "role", "req", "run", "wait", "KV", "slow", "index", "audit", "ejec"]);
+        assert_eq!(at_80, ["state", "role", "req", "run", "wait", "KV", "slow", "index", "exact", "ejec"]);
     }
 }

@@ -28,7 +28,7 @@ struct RawRequest {
 
 /// Predicted and reported cached tokens of one request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Compared {
+pub struct ComparedRequest {
     /// Number of the request in the capture.
     pub request: u64,
     /// Time of sending.
@@ -45,16 +45,16 @@ pub struct Compared {
 
 /// Result of a replay.
 #[derive(Debug, Default)]
-pub struct Audit {
+pub struct Comparison {
     /// Every request in the order of sending.
-    pub requests: Vec<Compared>,
+    pub requests: Vec<ComparedRequest>,
     /// Event batches applied.
     pub batches: usize,
     /// Gaps in the sequence numbers.
     pub gaps: usize,
 }
 
-impl Audit {
+impl Comparison {
     /// Number of requests whose prediction was exact.
     #[must_use]
     pub fn exact(&self) -> usize {
@@ -75,7 +75,7 @@ enum Entry {
 }
 
 /// Replays a capture of events and one of requests.
-pub fn audit(events: &Path, requests: &Path) -> Result<Audit> {
+pub fn compare(events: &Path, requests: &Path) -> Result<Comparison> {
     let mut entries: Vec<(f64, Entry)> = Vec::new();
     let mut block_sizes = BTreeMap::new();
     for (number, line) in text(events)?.lines().enumerate() {
@@ -102,7 +102,7 @@ pub fn audit(events: &Path, requests: &Path) -> Result<Audit> {
     replay(entries, &block_sizes)
 }
 
-fn replay(entries: Vec<(f64, Entry)>, block_sizes: &BTreeMap<u64, usize>) -> Result<Audit> {
+fn replay(entries: Vec<(f64, Entry)>, block_sizes: &BTreeMap<u64, usize>) -> Result<Comparison> {
     let index = Index::new(IndexConfig::default());
     let mut reader = index.reader().context("a reader")?;
     let mut engines = BTreeMap::new();
@@ -111,37 +111,37 @@ fn replay(entries: Vec<(f64, Entry)>, block_sizes: &BTreeMap<u64, usize>) -> Res
         let follower = Follower::new(Tracker::new(member, block_tokens));
         engines.insert(engine, Engine { member, follower, block_tokens });
     }
-    let mut audit = Audit::default();
+    let mut comparison = Comparison::default();
     for (time, entry) in entries {
         match entry {
             Entry::Batch { engine, sequence, payload } => {
                 let Some(engine) = engines.get_mut(&engine) else { continue };
                 let step = engine.follower.live(&mut index.write(), sequence, &payload);
                 if let Step::Replay { .. } = step {
-                    audit.gaps += 1;
+                    comparison.gaps += 1;
                     engine.follower.after_replay(&mut index.write(), sequence, &payload);
                 }
-                audit.batches += 1;
+                comparison.batches += 1;
             }
             Entry::Request(request) => {
                 let Some(engine) = engines.get(&request.port) else {
                     bail!("request {}: no events of an engine at port {}", request.i, request.port);
                 };
-                audit.requests.push(predict(engine, &mut reader, request, time));
+                comparison.requests.push(predict(engine, &mut reader, request, time));
             }
         }
     }
-    Ok(audit)
+    Ok(comparison)
 }
 
-fn predict(engine: &Engine, reader: &mut Reader, request: RawRequest, sent: f64) -> Compared {
+fn predict(engine: &Engine, reader: &mut Reader, request: RawRequest, sent: f64) -> ComparedRequest {
     let (tokens, block_tokens) = (&request.prompt_token_ids, engine.block_tokens);
     let mut hashes = Vec::new();
     block_hashes(tokens, block_tokens, &PromptExtras::default(), &mut hashes);
     let leading = reader.overlaps(&hashes).device(engine.member) as usize;
     // The engine computes the last token in any case.
     let most = tokens.len().saturating_sub(1) / block_tokens;
-    Compared {
+    ComparedRequest {
         request: request.i,
         sent,
         engine: request.port,
@@ -186,11 +186,11 @@ mod tests {
         );
         let file = |kind: &str| folder.join(format!("vllm-0.32.0-two-engines.{kind}.jsonl.gz"));
         if !file("events").exists() {
-            println!("SKIPPED the audit of two live engines: no capture in {}", folder.display());
+            println!("SKIPPED the predictions for two live engines: no capture in {}", folder.display());
             return;
         }
-        let audit = audit(&file("events"), &file("requests")).expect("a capture");
-        assert_eq!((audit.requests.len(), audit.gaps), (400, 0));
-        assert!(audit.exact() >= 398, "{} of 400 exact", audit.exact());
+        let comparison = compare(&file("events"), &file("requests")).expect("a capture");
+        assert_eq!((comparison.requests.len(), comparison.gaps), (400, 0));
+        assert!(comparison.exact() >= 398, "{} of 400 exact", comparison.exact());
     }
 }

@@ -22,16 +22,16 @@ pub struct Block<'a> {
 
 /// A refused operation, with the memory that was passed in.
 #[derive(Debug)]
-pub struct Refused {
+pub struct RefusedOperation {
     /// Reason of the refusal.
-    pub reason: RefusedReason,
+    pub reason: Refusal,
     /// The memory that was passed in.
     pub memory: SlotRef,
 }
 
 /// Reason why an operation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefusedReason {
+pub enum Refusal {
     /// The maximum number of operations is in flight: poll, then try again.
     Full,
     /// An earlier write to this slot is in flight.
@@ -95,7 +95,7 @@ pub enum WriteOutcome {
 
 /// A completed operation.
 #[derive(Debug)]
-pub enum Done {
+pub enum DiskCompletion {
     /// A write.
     Written {
         /// The caller's number.
@@ -135,5 +135,5 @@ pub struct Closed {
     /// Whether every record is on stable storage.
     pub is_clean: bool,
     /// Operations that completed before the log was closed.
-    pub done: Vec<Done>,
+    pub done: Vec<DiskCompletion>,
 }
