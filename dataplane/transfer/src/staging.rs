@@ -234,7 +234,8 @@ impl<C: Copier> Staging<C> {
             node.handle(told, now);
             outgoing.push(first_block, slots, layers, node.layout(), piece_blocks);
         }
-        if node.blocks_wanted(transfer).is_some() {
+        if let Some(wanted) = node.blocks_wanted(transfer) {
+            outgoing.want(wanted);
             self.active.insert(transfer);
         }
     }
@@ -311,15 +312,21 @@ impl<C: Copier> Staging<C> {
         own.drain(..).for_each(|notice| notices.extend(self.digest(notice)));
         self.notices = own;
         self.take_returned(node, now);
-        let reserved = node.reserved_now().iter().filter(|transfer| self.outgoing.contains_key(transfer));
-        self.active.extend(reserved);
+        for &transfer in node.reserved_now() {
+            if let (Some(outgoing), Some(wanted)) =
+                (self.outgoing.get_mut(&transfer), node.blocks_wanted(transfer))
+            {
+                outgoing.want(wanted);
+                self.active.insert(transfer);
+            }
+        }
         if moved > 0 {
             let mut transfers = std::mem::take(&mut self.transfers_scratch);
             transfers.extend(self.incoming.keys());
             transfers.drain(..).for_each(|transfer| self.look_at(node, transfer));
             self.transfers_scratch = transfers;
         }
-        let impossible = self.start_copies(node);
+        let impossible = self.start_copies();
         self.copies.copier.flush();
         impossible.iter().for_each(|&purpose| self.copy_failed(purpose, node, now));
         self.tell(notices);

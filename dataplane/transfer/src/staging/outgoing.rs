@@ -113,9 +113,11 @@ impl Outgoing {
         self.wanted.is_some() && (!self.parts.is_empty() || is_end_due)
     }
 
-    /// Records the blocks that the receiver has reserved, once it has: other blocks need not be copied.
-    pub(super) fn want(&mut self, blocks: Option<Range<u32>>) {
-        let Some(wanted) = blocks.filter(|_| self.wanted.is_none()) else { return };
+    /// Records the blocks that the receiver has reserved: other blocks need not be copied. A second reservation changes nothing.
+    pub(super) fn want(&mut self, wanted: Range<u32>) {
+        if self.wanted.is_some() {
+            return;
+        }
         // Parts get their slots in order: only leading parts have copies in flight, and their numbers do
         // not change.
         let staged = self.parts.iter().take_while(|part| !part.staged.is_empty()).count();

@@ -1,6 +1,5 @@
 //! Order of copies, and the handling of completed copies.
 
-use std::ops::Range;
 use std::time::Instant;
 
 use dataplane_fabric::Fabric;
@@ -63,7 +62,7 @@ impl<C: Copier> Staging<C> {
     /// Starts copies until the copier is full: first those of received blocks, since they free staging
     /// slots, then those to be sent, round robin over transfers. Returns the purposes of copies that the
     /// copier can never do; without an error there are none.
-    pub(super) fn start_copies<F: Fabric>(&mut self, node: &TransferNode<F>) -> Vec<Purpose> {
+    pub(super) fn start_copies(&mut self) -> Vec<Purpose> {
         let mut impossible = Vec::new();
         for (&transfer, incoming) in &mut self.incoming {
             while let Some((copy, purpose)) = incoming.next(transfer) {
@@ -81,7 +80,7 @@ impl<C: Copier> Staging<C> {
         order.extend(self.active.range(self.turn..));
         order.extend(self.active.range(..self.turn));
         for transfer in order.drain(..) {
-            if !self.start_outgoing(transfer, node.blocks_wanted(transfer), &mut impossible) {
+            if !self.start_outgoing(transfer, &mut impossible) {
                 break;
             }
         }
@@ -90,16 +89,9 @@ impl<C: Copier> Staging<C> {
     }
 
     /// Starts the copies of one transfer. Returns false when the copier is full or staging slots are short:
-    /// no later transfer may overtake this one. `wanted` are the blocks that the transfer's receiver has
-    /// reserved.
-    fn start_outgoing(
-        &mut self,
-        transfer: TransferId,
-        wanted: Option<Range<u32>>,
-        impossible: &mut Vec<Purpose>,
-    ) -> bool {
+    /// no later transfer may overtake this one.
+    fn start_outgoing(&mut self, transfer: TransferId, impossible: &mut Vec<Purpose>) -> bool {
         let Some(outgoing) = self.outgoing.get_mut(&transfer) else { return true };
-        outgoing.want(wanted);
         loop {
             if let Some((copy, purpose)) = outgoing.next(transfer) {
                 match self.copies.start(copy, purpose) {

@@ -93,6 +93,28 @@ fn cancelled_transfers_wait_for_their_copies() {
     }
 }
 
+/// Receivers that reserve at the same time, while the copier is full with copies of the first of them, are all served.
+#[test]
+fn transfers_that_are_reserved_while_the_copier_is_full_are_sent() {
+    let copies = CopyFaults { polls_max: 6, fail_one_in: 0 };
+    let shape = Shape { device_slots: 256, staging_slots: 256, ..Shape::new(12, copies) };
+    let (mut world, _) = simulated(&shape, Faults::default());
+    world.patience = shape.lease / 2;
+    let transfers = 1..=8;
+    for transfer in transfers.clone() {
+        world.push_whole(transfer, 9);
+    }
+    for transfer in transfers.clone() {
+        let targets = world.sides[RECEIVER].slots(9);
+        world.expect(transfer, 0, targets);
+    }
+    for _ in transfers {
+        let (slots, outcome) = world.wait();
+        assert_eq!((slots.len(), outcome), (9, Outcome::Complete));
+    }
+    world.run_until_idle();
+}
+
 /// Prompts whose receivers never come hold no staging slots, so they do not delay transfers that are
 /// reserved. Their own slots return with their leases.
 #[test]
