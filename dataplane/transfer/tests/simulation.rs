@@ -31,6 +31,11 @@ const RECEIVER: usize = 1;
 
 impl World {
     fn new(seed: u64, faults: Faults) -> Self {
+        Self::patient(seed, faults, Duration::from_millis(400), Duration::from_millis(300))
+    }
+
+    /// A world with this lease, and this time from an expectation to its deadline.
+    fn patient(seed: u64, faults: Faults, lease: Duration, patience: Duration) -> Self {
         let network = SimNetwork::new(seed, faults);
         let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 256 };
         let pools = [(); 2].map(|()| {
@@ -39,14 +44,11 @@ impl World {
         let counters = [(); 2].map(|()| Arc::new(TransferCounters::default()));
         // Every other world checksums one block in a round.
         let round_bytes = if seed.is_multiple_of(2) { 1 } else { Limits::default().round_bytes };
-        let limits = Limits { lease: Duration::from_millis(400), round_bytes, ..Limits::default() };
+        let limits = Limits { lease, round_bytes, ..Limits::default() };
         let nodes = [0, 1].map(|index| {
             let fabric = network.add_node(Arc::clone(pools[index].slab()));
             Some(TransferNode::new(fabric, LAYOUT, limits, Arc::clone(&counters[index])))
         });
-        // In a calm network only a backlog takes time.
-        let is_calm = faults.lose_one_in + faults.corrupt_one_in == 0 && !faults.reorder;
-        let patience = if is_calm { Duration::from_secs(2) } else { Duration::from_millis(300) };
         let notices = [Vec::new(), Vec::new()];
         Self { network, pools, nodes, counters, now: Instant::now(), notices, patience }
     }
@@ -130,8 +132,7 @@ fn check(slots: &[SlotRef], transfer: TransferId, first_block: usize) {
 }
 
 /// Runs `count` transfers with random sizes, timing and cancellations; returns how many arrived whole.
-fn run(seed: u64, faults: Faults, count: u64, cancel_one_in: u64) -> (World, u64) {
-    let mut world = World::new(seed, faults);
+fn run(mut world: World, seed: u64, count: u64, cancel_one_in: u64) -> (World, u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut complete = 0;
     for transfer in 1..=count {
@@ -202,8 +203,11 @@ fn assert_nothing_is_held(world: &World, seed: u64) {
 
 #[test]
 fn a_calm_network_brings_everything() {
-    for seed in 1..=5 {
-        let (world, complete) = run(seed, Faults { delay_ticks_max: 6, ..Faults::default() }, 60, 0);
+    // Long enough for the backlog of worlds that checksum one block in a round.
+    let long = Duration::from_secs(5);
+    for seed in 1..=20 {
+        let faults = Faults { delay_ticks_max: 6, ..Faults::default() };
+        let (world, complete) = run(World::patient(seed, faults, long, long), seed, 60, 0);
         assert_eq!(complete, 60, "seed {seed}");
         assert_nothing_is_held(&world, seed);
         assert_eq!(world.counter(RECEIVER, "checksum_failures"), 0);
@@ -246,7 +250,7 @@ fn corrupted_and_reordered_bytes_never_arrive() {
     for (reorder, corrupt_one_in) in [(false, 9), (true, 0), (true, 20)] {
         for seed in 1..=5 {
             let faults = Faults { delay_ticks_max: 4, corrupt_one_in, reorder, ..Faults::default() };
-            let (world, complete) = run(seed, faults, 60, 0);
+            let (world, complete) = run(World::new(seed, faults), seed, 60, 0);
             assert!(complete < 60, "seed {seed}: the faults must bite");
             if !reorder {
                 assert!(world.counter(RECEIVER, "checksum_failures") > 0);
@@ -260,7 +264,7 @@ fn corrupted_and_reordered_bytes_never_arrive() {
 fn losses_and_cancellations_leave_nothing_behind() {
     for seed in 1..=8 {
         let faults = Faults { delay_ticks_max: 5, lose_one_in: 40, ..Faults::default() };
-        let (mut world, complete) = run(seed, faults, 80, 4);
+        let (mut world, complete) = run(World::new(seed, faults), seed, 80, 4);
         assert!(complete > 0 && complete < 80, "seed {seed}: {complete} complete");
         // A lost acknowledgement keeps slots in quarantine as long as the connection lives, by design.
         world.network.kill(SENDER);
@@ -445,7 +449,7 @@ fn a_peer_that_never_greets_has_a_deadline_that_wakes_the_node() {
 #[test]
 #[should_panic(expected = "slots leaked")]
 fn a_planted_leak_is_found() {
-    let (world, _) = run(1, Faults::default(), 5, 0);
+    let (world, _) = run(World::new(1, Faults::default()), 1, 5, 0);
     std::mem::forget(world.pools[SENDER].acquire());
     assert_nothing_is_held(&world, 1);
 }
