@@ -261,7 +261,7 @@ class Check:
         self.client_gone()
         if not self.options.direct:
             for line in get(self.options.url, "/metrics").splitlines():
-                if re.match(r"kvasir_gateway_(prediction|retries|prefill)", line):
+                if re.match(r"kvasir_gateway_(cache_prediction|retries|prefill)", line):
                     print(line)
         sys.exit(1 if self.failed else 0)
 

@@ -219,7 +219,7 @@ def main():
     good = run.report()
     if not run.options.direct:
         for line in get(run.options.urls[0], "/metrics").splitlines():
-            if line.startswith("kvasir_gateway_prediction_"):
+            if line.startswith("kvasir_gateway_cache_prediction_"):
                 print(line)
     loaded = 0
     for engine in run.options.stores:

@@ -2,7 +2,7 @@
 """Plants the bugs of canaries.toml in a copy of the tree, all in one build, and has the simulator find each of them.
 
 Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then by the oracle that
-canaries.toml names, with its own seed or, since any change of the product moves packets and turns, with another one: up to --variants
+canaries.toml names, with its own seed or, since any change of the product changes the times of packets and the order of threads, with another one: up to --variants
 are tried. What fails must pass without the bug. Where there is no plan, seeds are tried in turn. --record saves the variant, or the
 plan of the first seed that fails, shrunk. Each oracle must have a canary.
 """
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIST = HERE / "canaries.toml"
 PLANS = HERE / "plans"
-# Those of src/oracle.rs, but for the simulator itself.
+# The oracles of src/oracle.rs, without `simulator`.
 ORACLES = (
     "tokens", "one end", "service", "drain", "tenants", "scaling", "progress", "rest", "index", "bounds", "alive"
 )

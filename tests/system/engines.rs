@@ -35,13 +35,13 @@ fn vllm_engines_are_routed_by_their_events() {
     let sum = |name: &str| sum_over_workers(&site, name);
     println!(
         "{} of {} requests exactly as predicted, {} tokens cached",
-        sum("kvasir_gateway_prediction_exact_total"),
-        sum("kvasir_gateway_prediction_requests_total"),
-        sum("kvasir_gateway_prediction_reported_tokens_total"),
+        sum("kvasir_gateway_cache_prediction_exact_total"),
+        sum("kvasir_gateway_cache_prediction_requests_total"),
+        sum("kvasir_gateway_cache_prediction_reported_tokens_total"),
     );
-    assert_eq!(sum("kvasir_gateway_prediction_requests_total"), 48.0);
-    assert_eq!(sum("kvasir_gateway_prediction_exact_total"), 48.0);
-    assert!(sum("kvasir_gateway_prediction_reported_tokens_total") > 2000.0);
+    assert_eq!(sum("kvasir_gateway_cache_prediction_requests_total"), 48.0);
+    assert_eq!(sum("kvasir_gateway_cache_prediction_exact_total"), 48.0);
+    assert!(sum("kvasir_gateway_cache_prediction_reported_tokens_total") > 2000.0);
 }
 
 /// The sum of a metric of the gateway over its labels.
@@ -99,8 +99,9 @@ fn adapters_are_routed_by_name_and_have_blocks_of_their_own() {
         assert_eq!(cached_tokens(&answer) > 64, turn > 1, "turn {turn}: {answer}");
     }
     assert_eq!(requests(), [8, 2]);
-    let compared = ["kvasir_gateway_prediction_requests_total", "kvasir_gateway_prediction_exact_total"]
-        .map(|name| sum_over_workers(&site, name));
+    let compared =
+        ["kvasir_gateway_cache_prediction_requests_total", "kvasir_gateway_cache_prediction_exact_total"]
+            .map(|name| sum_over_workers(&site, name));
     assert_eq!(compared, [10.0, 10.0], "what was predicted is what the engines reported");
     let (status, answer) = ask("unknown");
     assert_eq!(status, 404, "{answer}");

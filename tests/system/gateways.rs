@@ -159,8 +159,10 @@ fn a_gateway_that_starts_again_is_warm_before_it_is_ready() {
         let lines = all.lines().filter(|line| line.starts_with(name));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     };
-    let (compared, exact) =
-        (sum("kvasir_gateway_prediction_requests_total{"), sum("kvasir_gateway_prediction_exact_total{"));
+    let (compared, exact) = (
+        sum("kvasir_gateway_cache_prediction_requests_total{"),
+        sum("kvasir_gateway_cache_prediction_exact_total{"),
+    );
     assert!(compared >= 16.0, "{compared} compared");
     assert_eq!(exact, compared, "{all:?}");
     println!("{exact} of {compared} requests exactly as predicted");

@@ -133,7 +133,7 @@ impl Shape {
     }
 }
 
-/// Returns bytes that depend on the seed, the piece and the position.
+/// Returns the bytes of piece `index` under this seed.
 pub(super) fn pattern(seed: u64, index: u32, bytes: u32) -> Vec<u8> {
     let mut out = vec![0; bytes as usize];
     fastrand::Rng::with_seed(seed ^ u64::from(index) << 32).fill(&mut out);

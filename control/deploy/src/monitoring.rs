@@ -279,7 +279,7 @@ fn group_of(name: &str) -> &'static str {
         _ if name.starts_with("kvasir_discovery_") => "Discovery",
         _ if name.starts_with("kvasir_planner_") => "Planner",
         _ if name.starts_with("process_") || name == "kvasir_build_info" => "Process",
-        _ if has(&["_index_", "_kv_event_", "_prediction_", "_shared_store_"]) => "Index and KV events",
+        _ if has(&["_index_", "_kv_event_", "_cache_prediction_", "_shared_store_"]) => "Index and KV events",
         _ if has(&["_worker", "_learned_", "_prediction_", "_ejections"]) => "Workers",
         _ => "Gateway",
     }
@@ -349,9 +349,9 @@ fn rules(level: &Level) -> Result<Value, String> {
             "KvasirIndexDrifts",
             format!(
                 "{} / {} < 0.5 and {} > 0.1",
-                rate("kvasir_gateway_prediction_exact"),
-                rate("kvasir_gateway_prediction_requests"),
-                rate("kvasir_gateway_prediction_requests")
+                rate("kvasir_gateway_cache_prediction_exact"),
+                rate("kvasir_gateway_cache_prediction_requests"),
+                rate("kvasir_gateway_cache_prediction_requests")
             ),
             "15m",
             "warning",

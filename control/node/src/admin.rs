@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_an_address_or_a_socket() {
+    fn an_address_is_of_tcp_or_of_a_socket_file() {
         let address_of = |text: &str| {
             let parsed = control_config::parse(&format!("[gateway]\nadmin_listen = {text:?}\n"));
             address(&parsed.expect("settings"))

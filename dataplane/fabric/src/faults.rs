@@ -24,7 +24,7 @@ pub struct CorruptingFabric<F> {
 impl<F: Fabric> CorruptingFabric<F> {
     /// Corrupts about one in `one_in` writes (at least 1: every write), chosen by `seed`.
     pub fn new(inner: F, one_in: u64, seed: u64) -> Self {
-        Self { inner, one_in: one_in.max(1), random: fastrand::Rng::with_seed(seed) }
+        Self { inner, one_in: one_in.max(1), random: fastrand::Rng::with_seed(seed ^ 0xC0AA) }
     }
 
     fn chosen(&mut self) -> bool {

@@ -402,7 +402,7 @@ impl Handshakes {
 
     /// Handles the timer: fails the handshakes whose deadline has passed and ends the pause in accepting.
     fn expire(&mut self, events: &mut Vec<HandshakeEvent>) {
-        self.poller.rung();
+        self.poller.timer_expired();
         let now = Instant::now();
         let is_late = |socket: &Socket| socket.deadline.is_some_and(|deadline| deadline <= now);
         let late: Vec<SocketId> = self

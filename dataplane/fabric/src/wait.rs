@@ -4,7 +4,7 @@
 //! Polling does not yield: `sched_yield` gives the rest of a time slice away, and a thread that yields in each wait runs later at each
 //! wake-up when something else computes on its processor (measured on Linux 6.18: 3.6 ms instead of 16 us).
 //!
-//! Costs: an idle poll reads the clock once; a sleep allocates two short lists. A ring is a fence and an exchange, and a system call
+//! Costs: an idle poll reads the clock once; a sleep allocates two short lists. A notification costs a fence and an exchange, and a system call
 //! only when the thread sleeps or is about to.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -78,7 +78,7 @@ impl ThreadPolicy {
     }
 }
 
-/// Wakes a waiting thread. Any thread may ring it.
+/// Wakes a waiting thread. Any thread may call [`Notifier::notify`].
 #[derive(Debug)]
 pub struct Notifier {
     descriptor: OwnedFd,
@@ -216,33 +216,34 @@ mod tests {
     }
 
     /// Work is seen wherever the ring falls: while the waiter works, between polls, before a sleep, during
-    /// it. The ringer leaves work only after the previous one was taken, so that no later ring hides a lost
+    /// it. The notifying leaves work only after the previous one was taken, so that no later ring hides a lost
     /// one.
     #[test]
-    fn no_ring_is_lost() {
+    fn no_notification_is_lost() {
         let network = SimNetwork::new(1, Faults::default());
         let fabric = network.add_node(Arc::clone(pool("notifier").slab()));
         let left = Arc::new(AtomicU64::new(0));
-        // Number of rings, and the time of the last one in microseconds from here.
-        let (rung, rung_at, origin) =
+        // Number of notifies, and the time of the last one in microseconds from here.
+        let (notified, notified_at, origin) =
             (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Instant::now());
         let micros = move || origin.elapsed().as_micros() as u64;
         let mut waiter = waiter(WaitPolicy::Sleep(Duration::from_micros(20)));
         let notifier = Arc::clone(&waiter.notifier);
-        let (leaves, rings, rings_at) = (Arc::clone(&left), Arc::clone(&rung), Arc::clone(&rung_at));
+        let (leaves, notifies, notifies_at) =
+            (Arc::clone(&left), Arc::clone(&notified), Arc::clone(&notified_at));
         let rounds = 2000;
-        let ringer = std::thread::spawn(move || {
+        let notifying = std::thread::spawn(move || {
             for round in 0..rounds {
                 while leaves.load(Ordering::Acquire) > 0 {
                     std::thread::yield_now();
                 }
-                // Pauses of 0 to 147 us, so that rings fall into every part of the wait.
+                // Pauses of 0 to 147 us, so that notifies fall into every part of the wait.
                 let pause = Instant::now() + Duration::from_micros(round % 50 * 3);
                 while Instant::now() < pause {}
                 leaves.store(1, Ordering::Release);
                 notifier.notify();
-                rings_at.store(micros(), Ordering::Relaxed);
-                rings.store(round + 1, Ordering::Release);
+                notifies_at.store(micros(), Ordering::Relaxed);
+                notifies.store(round + 1, Ordering::Release);
             }
         });
         let mut taken = 0;
@@ -255,17 +256,17 @@ mod tests {
                 if left.load(Ordering::Acquire) == 0 {
                     let begun = micros();
                     waiter.sleep(&fabric, None);
-                    let (ended, was_rung) = (micros(), rung.load(Ordering::Acquire) > taken);
+                    let (ended, was_notified) = (micros(), notified.load(Ordering::Acquire) > taken);
                     // At least half of the longest sleep passed after the ring for the work that is still
                     // there.
-                    let since = begun.max(rung_at.load(Ordering::Relaxed));
+                    let since = begun.max(notified_at.load(Ordering::Relaxed));
                     let is_long = ended.saturating_sub(since) > SLEEP_MAX.as_micros() as u64 / 2;
-                    assert!(!(was_rung && is_long), "ring {taken} was lost");
+                    assert!(!(was_notified && is_long), "notification {taken} was lost");
                 }
                 waiter.retract();
             }
         }
-        ringer.join().expect("ringer");
+        notifying.join().expect("notifying");
     }
 
     /// Median wake-up time of a thread that shares its processor with one that computes.
@@ -274,8 +275,8 @@ mod tests {
         let core = rustix::thread::sched_getcpu().to_string();
         let cores: Cores = core.parse().expect("a core");
         let notifier = Notifier::new().expect("an eventfd");
-        // Time of the ring in microseconds from `origin`; 0: not rung.
-        let (rung_at, ended, origin) = (AtomicU64::new(0), AtomicBool::new(false), Instant::now());
+        // Time of the notification in microseconds from `origin`; 0: none yet.
+        let (notified_at, ended, origin) = (AtomicU64::new(0), AtomicBool::new(false), Instant::now());
         let micros = || origin.elapsed().as_micros() as u64;
         // Created before its thread is bound to one processor, as in `ThreadPolicy::spawn`.
         let mut waiter = Waiter::new(Arc::clone(&notifier), WaitPolicy::Sleep(spin));
@@ -292,13 +293,13 @@ mod tests {
                 let fabric = network.add_node(Arc::clone(pool("wake").slab()));
                 let mut taken = Vec::new();
                 while taken.len() < ROUNDS {
-                    let rung = rung_at.swap(0, Ordering::AcqRel);
-                    if rung > 0 {
-                        taken.push(micros() - rung);
+                    let notified = notified_at.swap(0, Ordering::AcqRel);
+                    if notified > 0 {
+                        taken.push(micros() - notified);
                         waiter.worked();
                     } else if !waiter.should_poll() {
                         waiter.announce();
-                        if rung_at.load(Ordering::Acquire) == 0 {
+                        if notified_at.load(Ordering::Acquire) == 0 {
                             waiter.sleep(&fabric, None);
                         }
                         waiter.retract();
@@ -308,8 +309,8 @@ mod tests {
             });
             while !waits.is_finished() {
                 std::thread::sleep(Duration::from_micros(500));
-                if rung_at.load(Ordering::Acquire) == 0 {
-                    rung_at.store(micros(), Ordering::Release);
+                if notified_at.load(Ordering::Acquire) == 0 {
+                    notified_at.store(micros(), Ordering::Release);
                     notifier.notify();
                 }
             }

@@ -197,7 +197,8 @@ impl<F: Fabric> Bond<F> {
             in_flight: HashMap::new(),
             next_peer: 1,
             next_slice: SLICE_BIT,
-            random: fastrand::Rng::with_seed(config.seed),
+            // Retries show these numbers, and the seed is the key of sessions' names.
+            random: fastrand::Rng::with_seed(keyed_sequence(config.seed, u64::MAX)),
             counters,
             paces,
             out: VecDeque::new(),

@@ -203,11 +203,15 @@ fn assert_nothing_is_held(world: &World, seed: u64) {
 
 #[test]
 fn a_calm_network_brings_everything() {
-    // Long enough for the backlog of worlds that checksum one block in a round.
-    let long = Duration::from_secs(5);
-    for seed in 1..=20 {
+    for seed in 1..=20_u64 {
         let faults = Faults { delay_ticks_max: 6, ..Faults::default() };
-        let (world, complete) = run(World::patient(seed, faults, long, long), seed, 60, 0);
+        // Worlds that checksum one block in a round have a backlog.
+        let long = Duration::from_secs(5);
+        let world = match seed.is_multiple_of(2) {
+            true => World::patient(seed, faults, long, long),
+            false => World::new(seed, faults),
+        };
+        let (world, complete) = run(world, seed, 60, 0);
         assert_eq!(complete, 60, "seed {seed}");
         assert_nothing_is_held(&world, seed);
         assert_eq!(world.counter(RECEIVER, "checksum_failures"), 0);
@@ -248,7 +252,8 @@ fn stages_are_counted_once_for_each_transfer_or_part() {
 #[test]
 fn corrupted_and_reordered_bytes_never_arrive() {
     for (reorder, corrupt_one_in) in [(false, 9), (true, 0), (true, 20)] {
-        for seed in 1..=5 {
+        // Without a backlog, so that nothing but the faults ends a transfer.
+        for seed in [1, 3, 5, 7, 9] {
             let faults = Faults { delay_ticks_max: 4, corrupt_one_in, reorder, ..Faults::default() };
             let (world, complete) = run(World::new(seed, faults), seed, 60, 0);
             assert!(complete < 60, "seed {seed}: the faults must bite");
@@ -457,18 +462,18 @@ fn a_planted_leak_is_found() {
 /// The number of connects is limited by the backoff, not by the number of transfers that need the same dead peer.
 #[test]
 fn many_expectations_make_few_connects() {
-    let mut world = World::new(13, Faults { delay_ticks_max: 2, ..Faults::default() });
+    let mut world = World::new(13, Faults { delay_ticks_max: 8, ..Faults::default() });
     world.network.kill(SENDER);
     let mut waits = Vec::new();
     let mut down_since = world.now;
     for transfer in 0..4000 {
         world.expect(transfer, 0, 1);
         world.step();
-        // A refusal within one step means that no connect was made; otherwise one was.
+        // A refusal takes longer than one step only if a connect was made. One connect in eight is that fast.
         if world.notices[RECEIVER].is_empty() {
             waits.push(world.now - down_since);
             down_since = world.now;
-            world.run(4);
+            world.run(8);
         }
         let told = std::mem::take(&mut world.notices[RECEIVER]);
         let is_down = matches!(told[..], [Notice::Arrived { outcome: Outcome::PeerDown, .. }]);

@@ -27,7 +27,7 @@ use crate::teardown::forget_pair;
 use crate::watch::{ASYNC, COMMANDS, HANDSHAKES};
 use crate::wire::{Handshake, Hello, Refusal};
 
-/// Peers' packet numbers have 24 bits.
+/// Largest packet sequence number: it has 24 bits.
 const PSN_MAX: u32 = 0xFF_FFFF;
 
 /// Most polls of the completion queue before a pair is destroyed.
@@ -128,7 +128,7 @@ impl VerbsFabric {
     }
 
     fn psns(&mut self) -> [u32; 2] {
-        [(); 2].map(|()| fastrand::u32(..=PSN_MAX))
+        [(); 2].map(|()| self.random.u32(..=PSN_MAX))
     }
 
     /// Submits a command for a connection's pairs to the command thread.

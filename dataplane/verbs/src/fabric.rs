@@ -8,6 +8,7 @@
 //! The end of connections is in `teardown.rs`, connections and their handshake in `control.rs`.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -67,6 +68,7 @@ pub struct VerbsFabric {
     /// Peers whose lanes have something to post.
     pub(crate) busy: Vec<u64>,
     pub(crate) metrics: Metrics,
+    pub(crate) random: fastrand::Rng,
     counters: Arc<VerbsCounters>,
     /// Number of connections that are not established: only these have deadlines to check.
     pub(crate) establishing: usize,
@@ -125,6 +127,8 @@ impl VerbsFabric {
             events: VecDeque::with_capacity(2 * PENDING_EVENTS_MAX),
             busy: Vec::with_capacity(connections_max),
             metrics: Metrics::default(),
+            // A seed that nobody outside can guess: fastrand's own comes from the time.
+            random: fastrand::Rng::with_seed(RandomState::new().hash_one(1)),
             counters: Arc::default(),
             establishing: 0,
             fatal: None,

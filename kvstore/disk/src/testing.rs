@@ -233,13 +233,13 @@ impl Disk {
 
 #[derive(Default)]
 struct CompletionWaker {
-    rung: Mutex<bool>,
+    is_woken: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Waker for CompletionWaker {
     fn wake(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }
 }
@@ -318,8 +318,8 @@ impl IoEngine for MemoryEngine {
         }
         let most = Duration::from_millis(5);
         let sleep = until.map_or(most, |until| until.saturating_duration_since(Instant::now()).min(most));
-        let rung = self.waker.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.waker.changed.wait_timeout_while(rung, sleep, |rung| !*rung);
+        let is_woken = self.waker.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.waker.changed.wait_timeout_while(is_woken, sleep, |is_woken| !*is_woken);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         Ok(())
     }

@@ -37,7 +37,7 @@ pub use mapped::{MappedBlock, MappedGroup, PoolLease};
 use node::Node;
 pub use node::PoolNode;
 use operation::{Operation, Request};
-pub use operation::{Outcome, Refusal, RefusedRequest, StoreBlock, StoreResult, Ticket, Verified};
+pub use operation::{Outcome, Refusal, RefusedFetch, StoreBlock, StoreResult, Ticket, Verified};
 use replicate::{Replicated, Replication, one_second_of};
 use storing::Store;
 use transfer::{Check, Transfer};
@@ -139,15 +139,15 @@ impl<F: Fabric> RemotePool<F> {
         targets: Vec<SlotRef>,
         deadline: Instant,
         now: Instant,
-    ) -> Result<(), RefusedRequest> {
+    ) -> Result<(), RefusedFetch> {
         let Some(Operation::Fetch(fetch)) = self.operations.get_mut(&found.0) else {
-            return Err(RefusedRequest { reason: Refusal::Gone, targets });
+            return Err(RefusedFetch { reason: Refusal::Gone, targets });
         };
         if !matches!(fetch.stage, Stage::Held { .. })
             || targets.is_empty()
             || targets.len() > fetch.usable - fetch.mapped
         {
-            return Err(RefusedRequest { reason: Refusal::Gone, targets });
+            return Err(RefusedFetch { reason: Refusal::Gone, targets });
         }
         fetch.attach(targets, deadline);
         self.queue_found(found.0, 0, usize::MAX);
@@ -166,7 +166,7 @@ impl<F: Fabric> RemotePool<F> {
         targets: Vec<SlotRef>,
         deadline: Instant,
         now: Instant,
-    ) -> Result<Ticket, RefusedRequest> {
+    ) -> Result<Ticket, RefusedFetch> {
         let count = targets.len().min(chain.len().saturating_sub(first));
         let room = self.check_room(targets.len().max(1));
         let reason = match room {
@@ -175,7 +175,7 @@ impl<F: Fabric> RemotePool<F> {
             Err(reason) => Some(reason),
         };
         if let Some(reason) = reason {
-            return Err(RefusedRequest { reason, targets });
+            return Err(RefusedFetch { reason, targets });
         }
         let mut fetch = Fetch::new(chain, first, count, self.config.group_blocks, deadline);
         fetch.attach(targets, deadline);

@@ -35,7 +35,7 @@ mod wire;
 pub use breaker::BreakerState;
 pub use checksum::{checksum, with_identity};
 pub use client::{
-    MappedBlock, MappedGroup, Outcome, PoolLease, PoolNode, Refusal, RefusedRequest, RemotePool, StoreBlock,
+    MappedBlock, MappedGroup, Outcome, PoolLease, PoolNode, Refusal, RefusedFetch, RemotePool, StoreBlock,
     StoreResult, Ticket, Verified,
 };
 pub use config::{PoolConfig, RemoteConfig};

@@ -148,7 +148,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         &mut self.fabric
     }
 
-    /// Sets what is notified when the blocks have an answer ([`PoolServer::has_answers`]).
+    /// Sets the notifier to call when the blocks have an answer ([`PoolServer::has_answers`]).
     pub fn set_notifier(&mut self, notifier: Arc<Notifier>) {
         self.blocks.set_notifier(notifier);
     }

@@ -1,5 +1,5 @@
 //! The thread that runs a pool node: when idle it polls for a short time, then sleeps on the fabric's
-//! descriptors until an event arrives, the blocks notify it or a lease expires ([`dataplane_fabric::wait`]).
+//! descriptors until an event arrives, the blocks call its notifier or a lease expires ([`dataplane_fabric::wait`]).
 //! The only fixed interval is for messages that did not fit into a client's queue: they are tried again after
 //! [`RETRY_FULL_AFTER`].
 
@@ -79,7 +79,7 @@ fn run<F: Fabric, B: PoolBlocks>(server: &mut PoolServer<F, B>, stop: &Stop, mut
             waiter.announce();
             let may_sleep = !stop.asked.load(Ordering::Acquire) && !server.has_answers();
             if may_sleep && server.fabric_mut().prepare_wait() {
-                // A peer that makes room in a full queue notifies nobody: retry soon.
+                // A peer that makes room in a full queue sends no notification: retry soon.
                 let retry = server.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
                 let until = server.next_deadline().into_iter().chain(retry).min();
                 waiter.sleep(server.fabric(), until);

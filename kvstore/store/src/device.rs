@@ -92,9 +92,9 @@ impl DeviceCopies {
         to: SlotRef,
         len: usize,
         purpose: Purpose,
-    ) -> Result<(), RefusedCopy> {
+    ) -> Result<(), UnstartedCopy> {
         let (Some(copier), Ok(len)) = (&mut self.copier, u32::try_from(len)) else {
-            return Err(RefusedCopy { purpose, is_full: false });
+            return Err(UnstartedCopy { purpose, is_full: false });
         };
         let token = self.next_token;
         let copy = SlotCopy { token, from, from_offset: 0, to, to_offset: 0, len };
@@ -109,9 +109,9 @@ impl DeviceCopies {
                 self.is_due = true;
                 Ok(())
             }
-            Err(CopyRefused::Full(_)) => Err(RefusedCopy { purpose, is_full: true }),
+            Err(CopyRefused::Full(_)) => Err(UnstartedCopy { purpose, is_full: true }),
             Err(CopyRefused::Outside(_) | CopyRefused::Unreachable(_)) => {
-                Err(RefusedCopy { purpose, is_full: false })
+                Err(UnstartedCopy { purpose, is_full: false })
             }
         }
     }
@@ -150,7 +150,7 @@ pub(crate) struct Ended {
 }
 
 /// A copy that was not started.
-pub(crate) struct RefusedCopy {
+pub(crate) struct UnstartedCopy {
     pub(crate) purpose: Purpose,
     /// Whether the copier is full now.
     pub(crate) is_full: bool,

@@ -8,7 +8,7 @@ use dataplane_memory::SlotRef;
 use kvstore_catalog::Filling;
 
 use crate::config::WriteMode;
-use crate::device::{Ended, Purpose, RefusedCopy};
+use crate::device::{Ended, Purpose, UnstartedCopy};
 use crate::job::{NewBlock, Source, StoreEvent};
 use crate::metrics::StoreCounters;
 use crate::shared::HOST;
@@ -104,7 +104,7 @@ impl StoreThread {
         }
         let target = shared.memory.slot(filling.slot()).clone();
         let refused = self.device.start(source, target, bytes, Purpose::In { block, filling, bytes });
-        let Err(RefusedCopy { purpose: Purpose::In { block, filling, .. }, is_full }) = refused else {
+        let Err(UnstartedCopy { purpose: Purpose::In { block, filling, .. }, is_full }) = refused else {
             return;
         };
         if is_full {

@@ -132,7 +132,7 @@ impl Booking {
         self.prefill.as_ref().unwrap_or(&self.decode)
     }
 
-    /// Records that a proxy had another endpoint serve the request: its answer is not evidence of this worker's cache or speed.
+    /// Records that a proxy had another endpoint serve the request: its answer is not evidence of this worker's cache or times.
     pub fn served_elsewhere(&mut self) {
         self.is_served_elsewhere = true;
         self.expected = None;
@@ -191,7 +191,7 @@ impl Booking {
         }
     }
 
-    /// Records the first token: the prompt is no longer queued, and the worker's speed is learned from.
+    /// Records the first token: the prompt is no longer queued, and its time is learned from.
     pub fn first_token(&mut self) {
         if !std::mem::replace(&mut self.is_prefilling, false) {
             return;
@@ -208,7 +208,7 @@ impl Booking {
             self.decode.run.load.learn_transfer((seconds - without).max(0.0) / f64::from(self.moved_blocks));
         }
         computing.learn(
-            &self.decode.worker.pool.learned_times,
+            &self.decode.worker.pool.learned_coefficients,
             self.features,
             (seconds - transfer).max(seconds * 0.1),
         );

@@ -47,7 +47,7 @@ pub use changes::{AddedWorker, Changes, DesiredState};
 pub use config::{FleetConfig, PoolConfig, RoutingPolicy};
 pub use decisions::Decisions;
 pub use fleet::{Discovered, Fleet, RosterDelta, Workers};
-pub use load::{Counts, LearnedTimes, Load, PredictionAccuracy};
+pub use load::{Counts, LearnedCoefficients, Load, PredictionAccuracy};
 pub use peers::{PeerMessageSource, SharedState};
 pub use pool::Pool;
 pub use roster::Roster;

@@ -1,4 +1,4 @@
-//! Outstanding work of a worker, and its learned times, as far as this gateway and its peers know.
+//! Outstanding work of a worker, and its learned factor, as far as this gateway and its peers know.
 //!
 //! Counters are plain atomics: a decision reads them without lock, and books its choice in them before the next
 //! decision is made. Learned times are copied into atomics too; the pool's learner itself is behind a lock that only
@@ -44,7 +44,7 @@ impl Counts {
 
 /// Coefficients of the time to the first token in a pool, learned from all its workers.
 #[derive(Debug)]
-pub struct LearnedTimes {
+pub struct LearnedCoefficients {
     learner: Mutex<Learner>,
     /// A copy for decisions.
     coefficients: [AtomicU64; FEATURES],
@@ -52,7 +52,7 @@ pub struct LearnedTimes {
     learned_onboard: AtomicU64,
 }
 
-impl Default for LearnedTimes {
+impl Default for LearnedCoefficients {
     fn default() -> Self {
         let learner = Learner::default();
         let coefficients = learner.coefficients().to_array().map(|value| AtomicU64::new(value.to_bits()));
@@ -61,7 +61,7 @@ impl Default for LearnedTimes {
     }
 }
 
-impl LearnedTimes {
+impl LearnedCoefficients {
     /// The learned coefficients.
     fn learned(&self) -> TimeCoefficients {
         let per_onboard = f64::from_bits(self.learned_onboard.load(Ordering::Relaxed));
@@ -136,7 +136,7 @@ impl Load {
         f64::from_bits(self.factor.load(Ordering::Relaxed))
     }
 
-    /// Whether the worker has served fewer first tokens than its speed can be judged by.
+    /// Whether the worker has served fewer first tokens than its factor can be judged by.
     pub fn is_cold(&self) -> bool {
         self.observations.load(Ordering::Relaxed) < WARM_AFTER
     }
@@ -147,13 +147,13 @@ impl Load {
     }
 
     /// Learns from a first token that came `seconds` after a request with these features.
-    pub fn learn(&self, learned_times: &LearnedTimes, features: [f64; FEATURES], seconds: f64) {
+    pub fn learn(&self, learned_coefficients: &LearnedCoefficients, features: [f64; FEATURES], seconds: f64) {
         // A lost race loses one observation.
         let mut factor = Factor::from_parts(self.factor(), self.observations.load(Ordering::Relaxed));
-        factor.observe(learned_times.learned().seconds(features), seconds);
+        factor.observe(learned_coefficients.learned().seconds(features), seconds);
         self.factor.store(factor.value().to_bits(), Ordering::Relaxed);
         self.observations.store(factor.observations(), Ordering::Relaxed);
-        learned_times.learn(features, seconds / factor.value());
+        learned_coefficients.learn(features, seconds / factor.value());
     }
 
     /// Learns from a transfer to this worker that took this time per block.

@@ -12,7 +12,7 @@ use router_engines::dialect::{Description, Engine, Role};
 use router_policy::{Policy, Strategy};
 
 use crate::config::{PoolConfig, RoutingPolicy};
-use crate::load::LearnedTimes;
+use crate::load::LearnedCoefficients;
 use crate::roster::Roster;
 use crate::served_model::{ModelMatch, ServedModel};
 use crate::worker::{RankRef, Worker, able_to_decode};
@@ -37,7 +37,7 @@ pub struct Pool {
     /// Held while the list of ranks is rebuilt.
     pub(crate) remaking: Mutex<()>,
     /// Coefficients of the time to the first token, learned from all workers.
-    pub learned_times: LearnedTimes,
+    pub learned_coefficients: LearnedCoefficients,
 }
 
 fn with_strategy(routing: RoutingPolicy, strategy: Option<Strategy>) -> RoutingPolicy {
@@ -58,7 +58,7 @@ impl Pool {
             model: ServedModel::new(config.model.clone()),
             roster: ArcSwap::default(),
             remaking: Mutex::new(()),
-            learned_times: LearnedTimes::default(),
+            learned_coefficients: LearnedCoefficients::default(),
         })
     }
 

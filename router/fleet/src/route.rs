@@ -239,7 +239,7 @@ impl Chooser {
         };
         let is_able = able_to_decode(&roster, wanted.adapter);
         let can_decode = |rank: &RankRef| is_able(rank) && wanted.allows(rank);
-        let coefficients = pool.learned_times.get();
+        let coefficients = pool.learned_coefficients.get();
         let mut pick = |phase: Phase, fits: &dyn Fn(&RankRef) -> bool, transfer_seconds: f64| {
             let turn = self.turns[usize::from(phase == Phase::Prefill)].fetch_add(1, Ordering::Relaxed);
             let look =
@@ -280,7 +280,7 @@ impl Chooser {
             (runner.run.identity, runner.run.leading_any(overlaps), seconds as f32 * 1e3)
         });
         let holds = computing.rank.run.leading_any(overlaps);
-        let considered = computing.candidates;
+        let considered = computing.candidate_count;
         let mut route = Route {
             blocks: request.blocks(),
             overlap_blocks: holds,
@@ -346,7 +346,7 @@ impl Chooser {
             session: wanted.session,
         };
         let fits = able_to_decode(&roster, wanted.adapter);
-        let coefficients = pool.learned_times.get();
+        let coefficients = pool.learned_coefficients.get();
         let look = CandidateSearch {
             roster: &roster,
             overlaps,
@@ -397,7 +397,7 @@ fn choose<'a>(
         candidate,
         is_warm_up: choice.is_warm_up,
         runner_up: choice.runner_up.map(at),
-        candidates: candidates.len(),
+        candidate_count: candidates.len(),
     })
 }
 
@@ -408,7 +408,7 @@ struct Chosen<'a> {
     is_warm_up: bool,
     runner_up: Option<(&'a RankRef, Candidate)>,
     /// Candidates that were compared.
-    candidates: usize,
+    candidate_count: usize,
 }
 
 /// Inputs of the search for candidates.
@@ -545,7 +545,7 @@ impl CandidateSearch<'_> {
             requests,
             transfer_seconds: self.transfer_seconds,
             is_cold: run.load.is_cold(),
-            coefficients: self.coefficients.times(run.load.factor()),
+            coefficients: self.coefficients.scaled_by(run.load.factor()),
         }
     }
 }

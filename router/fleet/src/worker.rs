@@ -50,7 +50,7 @@ pub struct WorkerRun {
     pub identity: u64,
     /// The engine's description of itself.
     pub description: Arc<Description>,
-    /// Outstanding work and learned speed.
+    /// Outstanding work and learned factor.
     pub load: Load,
     /// The worker's name, with the rank behind it when there are several.
     pub name: String,

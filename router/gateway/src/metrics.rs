@@ -73,11 +73,11 @@ pub(crate) struct Metrics {
     pub(crate) certificate_expires: Gauge,
     pub(crate) handshakes: Counter,
     pub(crate) handshakes_failed: Counter,
-    prediction_requests: CountByWorker,
-    prediction_exact: CountByWorker,
-    prediction_predicted: CountByWorker,
-    prediction_reported: CountByWorker,
-    prediction_resets: CountByWorker,
+    cache_prediction_requests: CountByWorker,
+    cache_prediction_exact: CountByWorker,
+    cache_prediction_predicted: CountByWorker,
+    cache_prediction_reported: CountByWorker,
+    cache_prediction_resets: CountByWorker,
     ejections: CountByWorker,
     worker_requests: ByWorker,
     prediction_error: RatioByPool,
@@ -140,11 +140,11 @@ impl Metrics {
             certificate_expires: Gauge::default(),
             handshakes: Counter::default(),
             handshakes_failed: Counter::default(),
-            prediction_requests: CountByWorker::default(),
-            prediction_exact: CountByWorker::default(),
-            prediction_predicted: CountByWorker::default(),
-            prediction_reported: CountByWorker::default(),
-            prediction_resets: CountByWorker::default(),
+            cache_prediction_requests: CountByWorker::default(),
+            cache_prediction_exact: CountByWorker::default(),
+            cache_prediction_predicted: CountByWorker::default(),
+            cache_prediction_reported: CountByWorker::default(),
+            cache_prediction_resets: CountByWorker::default(),
             ejections: CountByWorker::default(),
             worker_requests: ByWorker::default(),
             prediction_error: Family::default(),
@@ -268,18 +268,30 @@ impl Metrics {
         registry.register("config_waiting", "Keys that wait for the next start", this.config_waiting.clone());
         let by_worker = [
             ("ejections", "Times that a worker was taken out for its failures", &this.ejections),
-            ("prediction_requests", "Requests whose cached tokens were compared", &this.prediction_requests),
-            ("prediction_exact", "Requests whose cached tokens were as predicted", &this.prediction_exact),
-            ("prediction_predicted_tokens", "Cached tokens that were predicted", &this.prediction_predicted),
             (
-                "prediction_reported_tokens",
-                "Cached tokens that the engine reported",
-                &this.prediction_reported,
+                "cache_prediction_requests",
+                "Requests whose cached tokens were compared",
+                &this.cache_prediction_requests,
             ),
             (
-                "prediction_resets",
+                "cache_prediction_exact",
+                "Requests whose cached tokens were as predicted",
+                &this.cache_prediction_exact,
+            ),
+            (
+                "cache_prediction_predicted_tokens",
+                "Cached tokens that were predicted",
+                &this.cache_prediction_predicted,
+            ),
+            (
+                "cache_prediction_reported_tokens",
+                "Cached tokens that the engine reported",
+                &this.cache_prediction_reported,
+            ),
+            (
+                "cache_prediction_resets",
                 "Times that a worker's blocks were indexed anew because predictions had drifted",
-                &this.prediction_resets,
+                &this.cache_prediction_resets,
             ),
         ];
         for (name, help, family) in by_worker {
@@ -318,11 +330,11 @@ impl Metrics {
     pub(crate) fn forget_workers(&self) {
         for family in [
             &self.ejections,
-            &self.prediction_requests,
-            &self.prediction_exact,
-            &self.prediction_predicted,
-            &self.prediction_reported,
-            &self.prediction_resets,
+            &self.cache_prediction_requests,
+            &self.cache_prediction_exact,
+            &self.cache_prediction_predicted,
+            &self.cache_prediction_reported,
+            &self.cache_prediction_resets,
         ] {
             family.clear();
         }
@@ -332,13 +344,13 @@ impl Metrics {
         self.seconds_per_token.clear();
     }
 
-    /// Sets the series of a pool from the learned speeds of its workers.
+    /// Sets the series of a pool from its learned coefficients.
     pub(crate) fn of_pool(&self, pool: &Pool) {
         let labels = vec![("pool", pool.name.clone())];
-        if let Some(error) = pool.learned_times.prediction_error() {
+        if let Some(error) = pool.learned_coefficients.prediction_error() {
             self.prediction_error.get_or_create(&labels).set(error);
         }
-        self.seconds_per_token.get_or_create(&labels).set(pool.learned_times.get().per_token);
+        self.seconds_per_token.get_or_create(&labels).set(pool.learned_coefficients.get().per_token);
     }
 
     /// Sets the series of a store.
@@ -355,11 +367,11 @@ impl Metrics {
         self.worker_requests.get_or_create(&labels).set(i64::from(load.own.get()[0]));
         let predictions = &load.predictions;
         for (family, value) in [
-            (&self.prediction_requests, &predictions.requests),
-            (&self.prediction_exact, &predictions.exact),
-            (&self.prediction_predicted, &predictions.predicted_tokens),
-            (&self.prediction_reported, &predictions.reported_tokens),
-            (&self.prediction_resets, &predictions.resets),
+            (&self.cache_prediction_requests, &predictions.requests),
+            (&self.cache_prediction_exact, &predictions.exact),
+            (&self.cache_prediction_predicted, &predictions.predicted_tokens),
+            (&self.cache_prediction_reported, &predictions.reported_tokens),
+            (&self.cache_prediction_resets, &predictions.resets),
         ] {
             family.get_or_create(&labels).inner().store(value.load(Ordering::Relaxed), Ordering::Relaxed);
         }

@@ -35,7 +35,7 @@ impl Default for TimeCoefficients {
 }
 
 impl TimeCoefficients {
-    /// Returns them as a vector, in the order of [`crate::features`].
+    /// Returns the coefficients as an array, in the order of [`crate::features`].
     #[must_use]
     pub fn to_array(self) -> [f64; FEATURES] {
         [self.base, self.per_token, self.per_square, self.per_decode, self.per_onboard]
@@ -46,12 +46,10 @@ impl TimeCoefficients {
     pub fn from_array([base, per_token, per_square, per_decode, per_onboard]: [f64; FEATURES]) -> Self {
         Self { base, per_token, per_square, per_decode, per_onboard }
     }
-}
 
-impl TimeCoefficients {
-    /// Multiplies all of them by `factor`.
+    /// Multiplies each coefficient by `factor`.
     #[must_use]
-    pub fn times(self, factor: f64) -> Self {
+    pub fn scaled_by(self, factor: f64) -> Self {
         Self::from_array(self.to_array().map(|value| value * factor))
     }
 
@@ -307,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_of_known_speed_is_learned() {
+    fn known_coefficients_are_learned() {
         let truth = TimeCoefficients {
             base: 0.02,
             per_token: 4e-5,
@@ -316,11 +314,8 @@ mod tests {
             per_onboard: 3e-4,
         };
         let mut learner = Learner::default();
-        let mut random = 3_u64;
-        let mut unit = move || {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 40) as f64 / (1_u64 << 24) as f64
-        };
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut unit = move || random.f64();
         for _ in 0..600 {
             let (own, queued) = (unit() * 8000.0, if unit() < 0.5 { 0.0 } else { unit() * 20_000.0 });
             let features =
@@ -366,7 +361,7 @@ mod tests {
         }
         let features = [1.0, 8000.0, 64.0, 5.0, 0.0];
         for (worker, slow) in [(0, 1.0), (3, 3.0)] {
-            let predicted = learner.coefficients().times(factors[worker].value()).seconds(features);
+            let predicted = learner.coefficients().scaled_by(factors[worker].value()).seconds(features);
             let real = truth.seconds(features) * slow;
             assert!((predicted / real - 1.0).abs() < 0.15, "worker {worker}: {predicted} s, not {real}");
         }

@@ -1,4 +1,4 @@
-//! Choice of the worker for a request. Pure functions: load, overlap, speed and randomness arrive as arguments, so a
+//! Choice of the worker for a request. Pure functions: load, overlap, time coefficients and randomness arrive as arguments, so a
 //! decision can be replayed and explained.
 //!
 //! * [`Policy::choose`]: from a request and candidates to a choice, by one of several strategies.

@@ -169,7 +169,7 @@ pub fn simulate(setup: &Setup, trace: &[TraceRequest], mut progress: impl FnMut(
             requests: fleet.booked[worker].requests,
             transfer_seconds: 0.0,
             is_cold: false,
-            coefficients: fleet.learner.coefficients().times(fleet.factors[worker].value()),
+            coefficients: fleet.learner.coefficients().scaled_by(fleet.factors[worker].value()),
         }));
         let choice = setup.policy.choose(&wanted, &candidates, number as u64, random.bits());
         let worker = choice.context("no workers")?.index;

@@ -124,7 +124,7 @@ impl Poller {
     }
 
     /// Handles the timer's expiry.
-    pub(super) fn rung(&mut self) {
+    pub(super) fn timer_expired(&mut self) {
         self.armed = None;
         // A timer that was set again in the meantime reads as EAGAIN.
         let _empty = rustix::io::read(&self.timer, &mut [0_u8; 8]);

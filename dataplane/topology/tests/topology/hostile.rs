@@ -78,13 +78,12 @@ fn random_bytes_in_any_file() {
 }
 
 fn damage(random: &mut fastrand::Rng, old: &[u8]) -> Vec<u8> {
-    let byte = |random: &mut fastrand::Rng| random.u8(..);
     match random.usize(..5) {
-        0 => (0..random.usize(..200)).map(|_| byte(random)).collect(),
+        0 => (0..random.usize(..200)).map(|_| random.u8(..)).collect(),
         1 => Vec::new(),
         2 => b"-9223372036854775808\n".to_vec(),
         3 => b"18446744073709551615 4294967295 1e308 0-4294967295\n".to_vec(),
-        _ => old.iter().map(|&old| if random.usize(..8) == 0 { byte(random) } else { old }).collect(),
+        _ => old.iter().map(|&old| if random.usize(..8) == 0 { random.u8(..) } else { old }).collect(),
     }
 }
 

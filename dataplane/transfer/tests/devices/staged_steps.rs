@@ -93,11 +93,11 @@ fn cancelled_transfers_wait_for_their_copies() {
     }
 }
 
-/// Receivers that reserve at the same time, while the copier is full with copies of the first of them, are all served.
+/// Receivers that reserve at the same time, while the copier is full (16 copies) with those of the first of them, are all served.
 #[test]
 fn transfers_that_are_reserved_while_the_copier_is_full_are_sent() {
     let copies = CopyFaults { polls_max: 6, fail_one_in: 0 };
-    let shape = Shape { device_slots: 256, staging_slots: 256, ..Shape::new(12, copies) };
+    let shape = Shape { staging_slots: 256, ..Shape::new(12, copies) };
     let (mut world, _) = simulated(&shape, Faults::default());
     world.patience = shape.lease / 2;
     let transfers = 1..=8;
@@ -108,10 +108,17 @@ fn transfers_that_are_reserved_while_the_copier_is_full_are_sent() {
         let targets = world.sides[RECEIVER].slots(9);
         world.expect(transfer, 0, targets);
     }
-    for _ in transfers {
-        let (slots, outcome) = world.wait();
-        assert_eq!((slots.len(), outcome), (9, Outcome::Complete));
-    }
+    world.run_until(|world| world.sides[SENDER].staging.in_flight() == 16);
+    let mut arrived = 0;
+    world.run_until(|world| {
+        for notice in std::mem::take(&mut world.sides[RECEIVER].notices) {
+            let Notice::Arrived { transfer, slots, outcome } = notice else { panic!("{notice:?}") };
+            assert_eq!((slots.len(), outcome), (9, Outcome::Complete));
+            world.check(&slots, transfer, 0);
+            arrived += 1;
+        }
+        arrived == transfers.clone().count()
+    });
     world.run_until_idle();
 }
 
@@ -119,7 +126,7 @@ fn transfers_that_are_reserved_while_the_copier_is_full_are_sent() {
 /// reserved. Their own slots return with their leases.
 #[test]
 fn transfers_that_nobody_asks_for_keep_nobody_waiting() {
-    let shape = Shape { device_slots: 256, ..Shape::new(9, CopyFaults::default()) };
+    let shape = Shape::new(9, CopyFaults::default());
     let (mut world, _) = simulated(&shape, Faults::default());
     for transfer in 1..=30 {
         let slots = world.sides[SENDER].slots(6);

@@ -39,7 +39,7 @@ pub(crate) struct Cost {
     candidates: Vec<u32>,
     /// The cheapest last.
     pool: Vec<Sampled>,
-    random: u64,
+    random: fastrand::Rng,
     evictions: u32,
 }
 
@@ -51,7 +51,7 @@ impl Cost {
         Self {
             candidates,
             pool: Vec::with_capacity(POOL + 1),
-            random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: fastrand::Rng::with_seed(seed),
             evictions: 0,
         }
     }
@@ -85,11 +85,7 @@ impl Cost {
     }
 
     fn draw(&mut self) -> u32 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let at = ((self.random >> 32) * self.candidates.len() as u64) >> 32;
-        self.candidates[at as usize]
+        self.candidates[self.random.usize(..self.candidates.len())]
     }
 
     fn fill(&mut self, field: &PolicyContext<'_>) {

@@ -25,9 +25,9 @@ pub enum Refusal {
     Gone,
 }
 
-/// A refused operation, with the targets that were passed in.
+/// A refused fetch, with the targets that were passed in.
 #[derive(Debug)]
-pub struct RefusedRequest {
+pub struct RefusedFetch {
     /// Reason of the refusal.
     pub reason: Refusal,
     /// The targets that were passed in.

@@ -106,6 +106,6 @@ pub trait PoolBlocks {
     fn next_answer(&mut self) -> Option<Answer<Self::Reading>>;
     /// Whether a delayed answer is ready.
     fn has_answers(&self) -> bool;
-    /// Sets what is notified when a delayed answer is ready.
+    /// Sets the notifier to call when a delayed answer is ready.
     fn set_notifier(&mut self, notifier: Arc<Notifier>);
 }

@@ -9,7 +9,7 @@ use kvstore_catalog::Lease;
 
 use super::Loads;
 use super::state::{Load, State};
-use crate::device::{DeviceCopies, Purpose, RefusedCopy};
+use crate::device::{DeviceCopies, Purpose, UnstartedCopy};
 use crate::job::Destination;
 use crate::metrics::StoreCounters;
 use crate::shared::MAPPED;
@@ -159,7 +159,7 @@ impl Load {
                 self.moving_since.get_or_insert_with(Instant::now);
                 true
             }
-            Err(RefusedCopy { purpose: Purpose::Out { lease, .. }, is_full: true }) => {
+            Err(UnstartedCopy { purpose: Purpose::Out { lease, .. }, is_full: true }) => {
                 self.states[index] = State::Resident(lease);
                 false
             }

@@ -777,7 +777,7 @@ const WORKER_COLUMNS = [
   ["Events", "w-events", "Whether the index follows its KV events"],
   ["Slowness", "w-slow number", "Learned: 1 is as fast as the fleet"],
   ["Ejections", "w-out number", "Times that its circuit breaker opened"],
-  ["Predicted", "number", "Requests whose cached tokens were predicted to the token"],
+  ["Exact", "number", "Requests whose cached tokens were predicted to the token"],
 ];
 const STATES = {
   "Ready": ["● Ready", "line is-good", "It takes requests."],

@@ -78,7 +78,7 @@ pub(crate) struct Stored {
     uploads: TenantSemaphore,
     histories: TenantSemaphore,
     runs: TenantSemaphore,
-    /// Places for requests of batches.
+    /// Permits for requests of batches.
     lines: TenantSemaphore,
     /// Largest number of requests of one batch in flight.
     batch_lines_max: usize,
@@ -210,7 +210,7 @@ struct TenantSemaphore {
     of_tenants: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
 }
 
-/// A permit that a request holds; given back on drop.
+/// A permit of a request, a history or a batch; given back on drop.
 #[derive(Debug)]
 pub(crate) struct TenantPermit {
     _of_all: OwnedSemaphorePermit,
@@ -222,7 +222,7 @@ impl TenantSemaphore {
         Self { all: Arc::new(Semaphore::new(all)), of_tenant_max, of_tenants: Mutex::default() }
     }
 
-    /// Returns the semaphore of a tenant. Those of tenants without a permit in use are removed.
+    /// Returns the semaphore of a tenant. Removes the semaphores of tenants that hold no permit.
     fn of_tenant(&self, tenant: &Arc<str>) -> Arc<Semaphore> {
         let mut of_tenants = self.of_tenants.lock().unwrap_or_else(PoisonError::into_inner);
         of_tenants.retain(|_, permits| Arc::strong_count(permits) > 1);
@@ -309,9 +309,9 @@ impl Client {
         Ok(Self { gateway: Arc::clone(gateway), stored, grant, charge })
     }
 
-    fn enter(self, permits: impl FnOnce(&Stored) -> &TenantSemaphore) -> Result<Owner, ApiError> {
+    fn enter(self, semaphore: impl FnOnce(&Stored) -> &TenantSemaphore) -> Result<Owner, ApiError> {
         let Self { gateway, stored, grant, charge } = self;
-        let permit = permits(&stored).try_take(&grant.tenant);
+        let permit = semaphore(&stored).try_take(&grant.tenant);
         let permit = permit.ok_or_else(|| ApiError::unavailable("Too many requests are being served."))?;
         let tenant = Arc::clone(&grant.tenant);
         Ok(Owner { gateway, stored, tenant, grant, _charge: charge, _permit: permit })

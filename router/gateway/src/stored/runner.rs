@@ -124,7 +124,7 @@ const NO_ROOM: End = End::Failed("There is no room for its answers.");
 struct Answered {
     is_good: bool,
     line: Vec<u8>,
-    /// Held until the answer is written: so no more answers than permits wait for an earlier one.
+    /// Held until the answer is written: it bounds the answers that wait for an earlier one.
     _permit: TenantPermit,
 }
 
@@ -317,14 +317,13 @@ impl Run {
                 Err(error) => Some((Err(error), None)),
             }
         });
-        let permits = self.stored.batch_lines_max;
         let answers = lines.map(|line| async {
             match line {
                 Ok((line, permit)) => self.answer(batch, line.into(), permit).await.map(Ok),
                 Err(error) => Some(Err(error)),
             }
         });
-        let mut answers = std::pin::pin!(answers.buffered(permits));
+        let mut answers = std::pin::pin!(answers.buffered(self.stored.batch_lines_max));
         let mut stopped = self.stopped.clone();
         let left = Duration::from_secs(batch.expires_at.saturating_sub(unix_time()));
         let mut over = std::pin::pin!(tokio::time::sleep(left));

@@ -255,7 +255,7 @@ pub(crate) async fn attempt_unseen(
         Ok(asked) => asked,
         Err(failure) => return Err((route, failure)),
     };
-    asked.report_cached_tokens(&mut booking);
+    asked.compare_cached_tokens(&mut booking);
     booking.prompt_done();
     booking.decode_succeeded();
     let LegReply { reply, prefill: _prefill, mut span, .. } = asked;
@@ -307,7 +307,7 @@ async fn read_buffered_reply(
     mut booking: Booking,
     route: &Route,
 ) -> Result<(Bytes, HeaderValue, Option<Usage>), Failure> {
-    asked.report_cached_tokens(&mut booking);
+    asked.compare_cached_tokens(&mut booking);
     let LegReply { sent, reply, prefill_usage, prefill: _prefill, mut span, .. } = asked;
     let (head, body) = reply.into_parts();
     let down = route.decode.worker.given_up(sent);

@@ -104,7 +104,7 @@ impl LegReply {
 
     /// Compares the cached tokens that the prefill worker reported with the prediction. Nothing is learned from the answer of
     /// another endpoint than the picked one.
-    pub(super) fn report_cached_tokens(&self, booking: &mut Booking) {
+    pub(super) fn compare_cached_tokens(&self, booking: &mut Booking) {
         if self.is_served_elsewhere() {
             booking.served_elsewhere();
         }

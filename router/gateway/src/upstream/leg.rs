@@ -102,7 +102,7 @@ impl Leg {
         mut booking: Booking,
         route: Route,
     ) -> Self {
-        asked.report_cached_tokens(&mut booking);
+        asked.compare_cached_tokens(&mut booking);
         let (stall, answer_within) = {
             let tuning = generation.gateway.tuning();
             (tuning.stall, tuning.answer_within)

@@ -118,7 +118,7 @@ fn events(worker: &Worker) -> String {
 }
 
 fn exactly_predicted(worker: &Worker) -> String {
-    units::percent(worker.predictions.and_then(|all| share(all.exact, all.requests)))
+    units::percent(worker.predictions.and_then(|predictions| share(predictions.exact, predictions.requests)))
 }
 
 fn engine(worker: &Worker) -> String {
