@@ -54,7 +54,7 @@ struct FioComparison {
 pub(super) struct Row {
     point: Point,
     ours: Measured,
-    beside: Option<FioComparison>,
+    comparison: Option<FioComparison>,
 }
 
 impl Row {
@@ -63,7 +63,7 @@ impl Row {
         let ratio = |of: fn(&Measured) -> f64| {
             median(ours.iter().zip(fios).map(|(ours, fio)| of(ours) / of(fio)).collect())
         };
-        let beside = (!fios.is_empty()).then(|| FioComparison {
+        let comparison = (!fios.is_empty()).then(|| FioComparison {
             fio: Measured::median(fios),
             throughput: ratio(|m| m.bytes_per_s),
             throughput_range: range(
@@ -72,7 +72,7 @@ impl Row {
             cpu: ratio(|m| m.cpu_s_per_gib),
             p99: ratio(|m| m.p99_us),
         });
-        Self { point, ours: Measured::median(ours), beside }
+        Self { point, ours: Measured::median(ours), comparison }
     }
 
     fn name(&self) -> String {
@@ -81,7 +81,8 @@ impl Row {
 
     pub(super) fn line(&self) -> String {
         let mut line = format!("{} {}: {}", self.name(), self.point.depth, self.ours.render());
-        if let Some(FioComparison { fio, throughput, throughput_range: (low, high), cpu, p99 }) = &self.beside
+        if let Some(FioComparison { fio, throughput, throughput_range: (low, high), cpu, p99 }) =
+            &self.comparison
         {
             line +=
                 &format!(" | {} | {throughput:.3} ({low:.2} to {high:.2}) {cpu:.3} {p99:.3}", fio.render());
@@ -123,8 +124,8 @@ pub(super) fn render(rows: &[Row]) -> String {
                     | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
             .to_owned();
     for row in rows {
-        let (ours, Some(beside)) = (&row.ours, &row.beside) else { continue };
-        let FioComparison { fio, throughput, throughput_range: (low, high), cpu, p99 } = beside;
+        let (ours, Some(comparison)) = (&row.ours, &row.comparison) else { continue };
+        let FioComparison { fio, throughput, throughput_range: (low, high), cpu, p99 } = comparison;
         text += &format!(
             "\n| {} | {} | {:.3}, {:.3} | {throughput:.2} ({low:.2} to {high:.2}) | {:.3}, {:.3} | {cpu:.2} | {} | {} | {p99:.2} |",
             row.name(),

@@ -1,4 +1,4 @@
-//! Memory behind the interface of a disk, with a given latency and bandwidth, one request after the other.
+//! An I/O engine that delays another engine's completions to a given latency and bandwidth.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub(super) struct SlowEngine<E> {
     /// Time at which the device has finished all requests submitted so far.
     busy_until: Instant,
     /// Completions not reported yet, in order of their times.
-    done: std::collections::VecDeque<(Instant, Completion)>,
+    completed: std::collections::VecDeque<(Instant, Completion)>,
     /// Completion time of each request in flight.
     due: std::collections::HashMap<u64, Instant>,
 }
@@ -25,7 +25,7 @@ impl<E: IoEngine> SlowEngine<E> {
             latency,
             bytes_per_s,
             busy_until: Instant::now(),
-            done: std::collections::VecDeque::new(),
+            completed: std::collections::VecDeque::new(),
             due: std::collections::HashMap::new(),
         }
     }
@@ -35,7 +35,7 @@ impl<E: IoEngine> SlowEngine<E> {
         self.inner.poll(usize::MAX, &mut completions);
         for completion in completions {
             let due = self.due.remove(&completion.id).unwrap_or_else(Instant::now);
-            self.done.push_back((due, completion));
+            self.completed.push_back((due, completion));
         }
     }
 }
@@ -72,8 +72,8 @@ impl<E: IoEngine> IoEngine for SlowEngine<E> {
         self.collect();
         let now = Instant::now();
         let mut given = 0;
-        while given < budget && self.done.front().is_some_and(|(due, _)| *due <= now) {
-            completions.extend(self.done.pop_front().map(|(_, completion)| completion));
+        while given < budget && self.completed.front().is_some_and(|(due, _)| *due <= now) {
+            completions.extend(self.completed.pop_front().map(|(_, completion)| completion));
             given += 1;
         }
         given
@@ -81,7 +81,7 @@ impl<E: IoEngine> IoEngine for SlowEngine<E> {
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
         self.collect();
-        let next = self.done.front().map(|(due, _)| *due);
+        let next = self.completed.front().map(|(due, _)| *due);
         let until = [until, next].into_iter().flatten().min();
         if until.is_some_and(|until| until <= Instant::now()) {
             return Ok(());
@@ -94,7 +94,7 @@ impl<E: IoEngine> IoEngine for SlowEngine<E> {
     }
 
     fn in_flight(&self) -> usize {
-        self.inner.in_flight() + self.done.len()
+        self.inner.in_flight() + self.completed.len()
     }
 
     fn sync(&mut self, file: u32) -> Result<(), IoError> {

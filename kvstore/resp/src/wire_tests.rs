@@ -104,7 +104,7 @@ fn a_declared_length_alone_reserves_little() {
 }
 
 #[test]
-fn what_is_not_a_request_is_an_error() {
+fn malformed_requests_are_errors() {
     let too_long = vec![b'x'; LINE_MAX];
     let cases: &[(&[u8], WireError)] = &[
         (b"*x\r\n", WireError::ArgumentCount),
@@ -152,7 +152,7 @@ fn numbers() {
 }
 
 #[test]
-fn what_is_abandoned_is_let_pass_and_the_next_command_is_whole() {
+fn an_abandoned_command_is_skipped_and_the_next_one_is_parsed() {
     let long = vec![b'v'; 300_000];
     let mut bytes = b"*4\r\n$4\r\nMSET\r\n$1\r\na\r\n$300000\r\n".to_vec();
     bytes.extend(&long);

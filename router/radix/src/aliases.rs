@@ -39,35 +39,35 @@ impl Names {
 
 #[derive(Debug, Default)]
 pub(crate) struct Aliases {
-    /// Names by place, valid at `splits` splits of the index.
-    places: HashMap<(NodeId, usize), Names>,
+    /// Names by position (node, index in its run), valid at `splits` splits of the index.
+    positions: HashMap<(NodeId, usize), Names>,
     splits: u64,
 }
 
 impl Aliases {
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.positions.is_empty()
     }
 
     /// Approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.places.capacity() * 128
+        self.positions.capacity() * 128
     }
 
-    pub(crate) fn names(&self, place: (NodeId, usize)) -> Option<&Names> {
-        self.places.get(&place)
+    pub(crate) fn names(&self, position: (NodeId, usize)) -> Option<&Names> {
+        self.positions.get(&position)
     }
 
-    pub(crate) fn names_mut(&mut self, place: (NodeId, usize)) -> Option<&mut Names> {
-        self.places.get_mut(&place)
+    pub(crate) fn names_mut(&mut self, position: (NodeId, usize)) -> Option<&mut Names> {
+        self.positions.get_mut(&position)
     }
 
     /// Adds a name for a block that is held in the tiers `held`. False when there is no room.
-    pub(crate) fn add(&mut self, place: (NodeId, usize), key: EngineHash, tier: Tier, held: u8) -> bool {
-        if self.places.len() >= BLOCKS_MAX && !self.places.contains_key(&place) {
+    pub(crate) fn add(&mut self, position: (NodeId, usize), key: EngineHash, tier: Tier, held: u8) -> bool {
+        if self.positions.len() >= BLOCKS_MAX && !self.positions.contains_key(&position) {
             return false;
         }
-        let names = self.places.entry(place).or_insert(Names { first: held, others: Vec::new() });
+        let names = self.positions.entry(position).or_insert(Names { first: held, others: Vec::new() });
         if names.others.len() >= NAMES_MAX {
             return false;
         }
@@ -76,27 +76,27 @@ impl Aliases {
     }
 
     /// Removes names without tiers, and a block that has one name again.
-    pub(crate) fn tidy(&mut self, place: (NodeId, usize)) {
-        let Some(names) = self.places.get_mut(&place) else { return };
+    pub(crate) fn remove_unused(&mut self, position: (NodeId, usize)) {
+        let Some(names) = self.positions.get_mut(&position) else { return };
         names.others.retain(|other| other.1 != 0);
         let count = names.others.len() + usize::from(names.first != 0);
         if count <= 1 {
-            self.places.remove(&place);
+            self.positions.remove(&position);
         }
     }
 
-    /// Updates the places after splits.
+    /// Updates the positions after splits.
     pub(crate) fn refresh(
         &mut self,
         splits: u64,
         resolve: impl Fn(NodeId, usize) -> Option<(NodeId, usize)>,
     ) {
-        if std::mem::replace(&mut self.splits, splits) == splits || self.places.is_empty() {
+        if std::mem::replace(&mut self.splits, splits) == splits || self.positions.is_empty() {
             return;
         }
-        let before = std::mem::take(&mut self.places);
+        let before = std::mem::take(&mut self.positions);
         let moved =
             before.into_iter().filter_map(|((node, slot), names)| Some((resolve(node, slot)?, names)));
-        self.places.extend(moved);
+        self.positions.extend(moved);
     }
 }

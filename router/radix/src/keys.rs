@@ -1,8 +1,8 @@
-//! One member's blocks by the engine's own hash: the place of each in the tree. Used by the writer only.
+//! One member's blocks by the engine's own hash: the position of each in the tree. Used by the writer only.
 //!
 //! An extendible hash table: a directory of pieces of fixed size, so that it grows a piece at a time, its
 //! memory follows its contents, and no change pauses for a whole table. A piece has 64 buckets of one cache
-//! line: five keys, their places, and the number of keys that passed by because it was full. A look-up touches one line
+//! line: five keys, their positions, and the number of keys that passed by because it was full. A look-up touches one line
 //! almost always; a removal shifts nothing.
 //!
 //! Rejected alternative: linear probing over twelve-byte entries on the heap, which has to shift on a removal: 52 to 115 ns a
@@ -42,7 +42,7 @@ const REACH: usize = 10;
 pub(crate) struct Bucket {
     keys: [EngineHash; BUCKET_KEYS],
     /// Places of the keys; 0: free.
-    places: [u32; BUCKET_KEYS],
+    positions: [u32; BUCKET_KEYS],
     /// Number of keys whose home is this bucket or one before, and which are placed in a later one.
     passed: u16,
     /// Number of hash bits that all keys of the piece share; valid in its first bucket.
@@ -58,7 +58,7 @@ pub(crate) struct Found {
     page: PageId,
     bucket: u8,
     entry: u8,
-    pub(crate) place: NodeSlot,
+    pub(crate) position: NodeSlot,
 }
 
 #[derive(Debug)]
@@ -114,8 +114,8 @@ impl Keys {
         for _ in 0..PAGE_BUCKETS {
             let bucket = &page[at];
             if let Some(entry) = bucket.entry_of(key) {
-                let place = NodeSlot(bucket.places[entry]);
-                return Some(Found { spread, page: id, bucket: at as u8, entry: entry as u8, place });
+                let position = NodeSlot(bucket.positions[entry]);
+                return Some(Found { spread, page: id, bucket: at as u8, entry: entry as u8, position });
             }
             if bucket.passed == 0 {
                 return None;
@@ -126,7 +126,7 @@ impl Keys {
     }
 
     pub(crate) fn find(&self, pool: &Pool, key: EngineHash) -> Option<NodeSlot> {
-        self.locate(pool, key).map(|found| found.place)
+        self.locate(pool, key).map(|found| found.position)
     }
 
     /// Prefetches the memory of a look-up of this key.
@@ -146,9 +146,14 @@ impl Keys {
         let _ = (pool, key);
     }
 
-    /// Stores a key's place; returns its previous one.
+    /// Stores a key's position; returns its previous one.
     #[inline]
-    pub(crate) fn insert(&mut self, pool: &mut Pool, key: EngineHash, place: NodeSlot) -> Option<NodeSlot> {
+    pub(crate) fn insert(
+        &mut self,
+        pool: &mut Pool,
+        key: EngineHash,
+        position: NodeSlot,
+    ) -> Option<NodeSlot> {
         let spread = spread(self.seed, key);
         loop {
             let Some(id) = self.piece_of(spread) else {
@@ -162,7 +167,7 @@ impl Keys {
                 let at = (home(spread) + step) % PAGE_BUCKETS;
                 let bucket = &mut page[at];
                 if let Some(entry) = bucket.entry_of(key) {
-                    return Some(NodeSlot(std::mem::replace(&mut bucket.places[entry], place.0)));
+                    return Some(NodeSlot(std::mem::replace(&mut bucket.positions[entry], position.0)));
                 }
                 if free.is_none() {
                     free = bucket.free_entry().map(|entry| (step, at, entry));
@@ -175,7 +180,7 @@ impl Keys {
             match free {
                 Some((step, at, entry)) if step < REACH => {
                     page[at].keys[entry] = key;
-                    page[at].places[entry] = place.0;
+                    page[at].positions[entry] = position.0;
                     (0..step).for_each(|passed| page[(home(spread) + passed) % PAGE_BUCKETS].passed += 1);
                     self.len += 1;
                     return None;
@@ -188,7 +193,7 @@ impl Keys {
     pub(crate) fn remove(&mut self, pool: &mut Pool, found: Found) {
         let page = pool.piece_mut(found.page);
         let at = usize::from(found.bucket);
-        page[at].places[usize::from(found.entry)] = 0;
+        page[at].positions[usize::from(found.entry)] = 0;
         let mut passed = home(found.spread);
         while passed != at {
             page[passed].passed -= 1;
@@ -197,7 +202,7 @@ impl Keys {
         self.len -= 1;
         if self.len == 0 {
             self.clear(pool);
-        } else if found.spread >> 32 & 31 == 0 && page[at].places == [0; BUCKET_KEYS] {
+        } else if found.spread >> 32 & 31 == 0 && page[at].positions == [0; BUCKET_KEYS] {
             // Only for an empty bucket, and not each time: the piece may be nearly empty.
             self.merge(pool, found.page, found.spread);
         }
@@ -225,10 +230,10 @@ impl Keys {
         for index in ((shared | 1 << depth)..self.directory.len()).step_by(2 << depth) {
             self.directory[index] = new;
         }
-        for (key, place) in entries(&contents) {
+        for (key, position) in entries(&contents) {
             let spread = spread(self.seed, key);
             let id = if spread >> depth & 1 == 1 { new } else { old };
-            let is_put = put(pool, id, spread, key, place);
+            let is_put = put(pool, id, spread, key, position);
             assert!(is_put, "a part of a piece fits a piece");
         }
     }
@@ -249,8 +254,8 @@ impl Keys {
             return;
         }
         let contents = *pool.page(id);
-        for (key, place) in entries(&contents) {
-            let is_put = put(pool, sibling, spread(self.seed, key), key, place);
+        for (key, position) in entries(&contents) {
+            let is_put = put(pool, sibling, spread(self.seed, key), key, position);
             assert!(is_put, "half a piece fits a piece");
         }
         pool.piece_mut(sibling)[0].depth = depth as u16 - 1;
@@ -286,7 +291,7 @@ impl Keys {
         Some(contents)
     }
 
-    /// Every key and its place.
+    /// Every key and its position.
     pub(crate) fn iter(&self, pool: &Pool) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
         let mut pages = self.directory.clone();
         pages.sort_unstable();
@@ -297,8 +302,8 @@ impl Keys {
 
 fn entries(page: &[Bucket; PAGE_BUCKETS]) -> impl Iterator<Item = (EngineHash, NodeSlot)> {
     page.iter().flat_map(|bucket| {
-        let used = bucket.keys.iter().zip(bucket.places).filter(|&(_, place)| place != 0);
-        used.map(|(&key, place)| (key, NodeSlot(place)))
+        let used = bucket.keys.iter().zip(bucket.positions).filter(|&(_, position)| position != 0);
+        used.map(|(&key, position)| (key, NodeSlot(position)))
     })
 }
 
@@ -307,13 +312,13 @@ fn first_key(page: &[Bucket; PAGE_BUCKETS]) -> Option<EngineHash> {
 }
 
 /// Puts an absent key into a piece; false when the piece is full.
-fn put(pool: &mut Pool, id: PageId, spread: u64, key: EngineHash, place: NodeSlot) -> bool {
+fn put(pool: &mut Pool, id: PageId, spread: u64, key: EngineHash, position: NodeSlot) -> bool {
     let page = pool.piece_mut(id);
     for step in 0..PAGE_BUCKETS {
         let at = (home(spread) + step) % PAGE_BUCKETS;
         let Some(entry) = page[at].free_entry() else { continue };
         page[at].keys[entry] = key;
-        page[at].places[entry] = place.0;
+        page[at].positions[entry] = position.0;
         for passed in 0..step {
             page[(home(spread) + passed) % PAGE_BUCKETS].passed += 1;
         }
@@ -326,14 +331,14 @@ impl Bucket {
     /// Branch-free, since the matching entry is unpredictable.
     #[inline]
     fn entry_of(&self, key: EngineHash) -> Option<usize> {
-        let matches = |at: usize| u32::from(self.keys[at] == key && self.places[at] != 0) << at;
+        let matches = |at: usize| u32::from(self.keys[at] == key && self.positions[at] != 0) << at;
         let found = matches(0) | matches(1) | matches(2) | matches(3) | matches(4);
         (found != 0).then_some(found.trailing_zeros() as usize)
     }
 
     #[inline]
     fn free_entry(&self) -> Option<usize> {
-        let is_free = |at: usize| u32::from(self.places[at] == 0) << at;
+        let is_free = |at: usize| u32::from(self.positions[at] == 0) << at;
         let found = is_free(0) | is_free(1) | is_free(2) | is_free(3) | is_free(4);
         (found != 0).then_some(found.trailing_zeros() as usize)
     }
@@ -360,25 +365,25 @@ mod tests {
             let grows = (step / 100_000) % 2 == 0;
             let key = next() % 60_000;
             if next() % 10 < if grows { 8 } else { 1 } {
-                let place = NodeSlot((next() as u32).max(1));
+                let position = NodeSlot((next() as u32).max(1));
                 assert_eq!(
-                    keys.insert(&mut pool, key, place).map(|place| place.0),
-                    model.insert(key, place.0)
+                    keys.insert(&mut pool, key, position).map(|position| position.0),
+                    model.insert(key, position.0)
                 );
             } else {
                 let found = keys.locate(&pool, key);
-                assert_eq!(found.map(|found| found.place.0), model.remove(&key));
+                assert_eq!(found.map(|found| found.position.0), model.remove(&key));
                 if let Some(found) = found {
                     keys.remove(&mut pool, found);
                 }
             }
             assert_eq!(keys.len(), model.len());
             let key = next() % 60_000;
-            assert_eq!(keys.find(&pool, key).map(|place| place.0), model.get(&key).copied());
+            assert_eq!(keys.find(&pool, key).map(|position| position.0), model.get(&key).copied());
             largest = largest.max(keys.pages);
         }
-        let mut listed: Vec<(u64, u32)> = keys.iter(&pool).map(|(key, place)| (key, place.0)).collect();
-        let mut expected: Vec<(u64, u32)> = model.iter().map(|(&key, &place)| (key, place)).collect();
+        let mut listed: Vec<(u64, u32)> = keys.iter(&pool).map(|(key, position)| (key, position.0)).collect();
+        let mut expected: Vec<(u64, u32)> = model.iter().map(|(&key, &position)| (key, position)).collect();
         listed.sort_unstable();
         expected.sort_unstable();
         assert_eq!(listed, expected);

@@ -3,7 +3,7 @@
 //! *Structure.* A compressed prefix tree over block hashes. A node is a run of up to 28 blocks in 256 bytes, with its
 //! holders: up to four members in one word, else a bit per member, and masks for those that hold part of
 //! it or hold it in lower tiers. Children of a fork are in one table, the only child of a node is in the node.
-//! Beside the tree, one table per member has the place of each block by the engine's hash.
+//! Beside the tree, one table per member has the position of each block by the engine's hash.
 //!
 //! *Readers* ([`Reader`]) walk down the tree: no lock, no allocation, no waiting; the cost is that of the nodes passed and
 //! nearly flat in the number of members. *One writer at a time* ([`IndexWriter`]) changes the tree concurrently. Safety

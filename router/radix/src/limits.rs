@@ -26,7 +26,7 @@ pub(crate) const SEGMENT_NODES: usize = 8192;
 #[cfg(loom)]
 pub(crate) const SEGMENT_NODES: usize = 8;
 
-/// Segments at most. Node numbers have 27 bits, so that a place (node and offset) fits 32.
+/// Segments at most. Node numbers have 27 bits, so that a position (node and offset) fits 32.
 #[cfg(not(loom))]
 pub(crate) const SEGMENTS_MAX: usize = (1 << 27) / SEGMENT_NODES;
 #[cfg(loom)]

@@ -3,7 +3,7 @@
 //! One writer changes nodes while readers walk through them, so values that must be seen together are in one word. The
 //! *shape* has the slots in use and the children of the last one; it carries a version, so that a reader notices a change
 //! between two loads. A block's slot number never changes: a split leaves the first blocks in the node and moves the rest to
-//! a new node *at the same numbers*, so that places and masks stay valid.
+//! a new node *at the same numbers*, so that positions and masks stay valid.
 
 use crate::holders::HolderSets;
 use crate::limits::NODE_BLOCKS;

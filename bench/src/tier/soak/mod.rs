@@ -8,8 +8,8 @@
 //! ones. A smoke run has no fixed time: it continues until its data has passed, within a limit.
 
 mod content;
+mod folder;
 mod judge;
-mod place;
 mod rig;
 mod watch;
 mod work;
@@ -134,9 +134,9 @@ pub(crate) fn run(smoke: bool, args: &SoakArgs) -> Result<()> {
         (args.data, args.host, args.disk, args.block) = (24 << 20, 4 << 20, 12 << 20, 32 << 10);
     }
     args.check()?;
-    let parent = place::choose(args.folder.as_deref())?;
+    let parent = folder::choose(args.folder.as_deref())?;
     let slab_bytes: u64 = rig::slab_bytes(&args)?.iter().sum();
-    place::require_room(&parent, args.disk, slab_bytes)?;
+    folder::require_room(&parent, args.disk, slab_bytes)?;
     println!(
         "# tier soak: {} through {} of host memory and {} of disk in {}, blocks of {}, \
          {:.1} minutes, {} threads, seed {}",

@@ -284,12 +284,12 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::super::super::files::Scratch;
-    use super::super::place;
+    use super::super::folder;
     use super::*;
 
     #[test]
     fn the_slots_of_answers_that_nobody_waits_for_come_back() {
-        let parent = place::choose(None).expect("a folder on a disk");
+        let parent = folder::choose(None).expect("a folder on a disk");
         let folder = Scratch::new(&parent).expect("a folder");
         let (host, disk, block) = (4 << 20, 12 << 20, 32 << 10);
         let args = SoakArgs { host, disk, block, threads: 1, ..SoakArgs::default() };

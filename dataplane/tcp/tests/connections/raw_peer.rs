@@ -76,7 +76,7 @@ fn connection_0_waits_at_a_fence_for_its_siblings() {
 }
 
 #[test]
-fn order_is_not_for_siblings() {
+fn ordered_frames_on_a_sibling_connection_end_the_peer() {
     for kind in [MESSAGE, FENCE, 4] {
         let mut node = listening(&pool(4096, 1), TcpConfig::default());
         let mut streams = join(&mut node, 2);
@@ -145,7 +145,7 @@ fn a_reset_in_mid_frame_is_noticed() {
 /// An incomplete write is counted on its slot until it completes or the connection ends. Once the generation
 /// is stale, no further byte of it is written to the slot.
 #[test]
-fn a_write_under_way_is_counted_and_ends_with_the_name() {
+fn a_write_under_way_is_counted_and_ends_with_its_generation() {
     let pool = pool(4096, 2);
     let (slot, other) = (pool.acquire().expect("slot"), pool.acquire().expect("slot"));
     let mut node = listening(&pool, TcpConfig::default());

@@ -5,7 +5,7 @@ use kvstore_io::{Buffer, IoErrorKind, Operation, PageBuffer};
 use kvstore_nvme::NvmeConfig;
 use kvstore_nvme::testing::{Faults, SoftwareDevice};
 
-use crate::rig::{Rig, SLOT_BYTES, impatient};
+use crate::rig::{Rig, SLOT_BYTES, short_timeouts};
 
 const PLACES: u64 = 40;
 /// One request in this many takes memory of its own, through a bounce buffer.
@@ -37,7 +37,7 @@ fn contents(buffer: &Buffer) -> Vec<u8> {
 /// failed write.
 fn run(seed: u64, faults: Faults) -> (u64, u64) {
     eprintln!("chaos: seed {seed}");
-    let config = NvmeConfig { queue_pairs: 2, queue_entries: 12, bounce_buffers: 3, ..impatient() };
+    let config = NvmeConfig { queue_pairs: 2, queue_entries: 12, bounce_buffers: 3, ..short_timeouts() };
     let config = NvmeConfig { command_timeout: std::time::Duration::from_millis(60), ..config };
     let device = SoftwareDevice {
         transfer_exponent: 2,
@@ -106,7 +106,7 @@ fn run(seed: u64, faults: Faults) -> (u64, u64) {
             assert!(contents(&buffer) == *bytes, "place {place} at the end (seed {seed})");
         }
     }
-    rig.works();
+    rig.check_write_and_read();
     rig.close();
     (errors, resets)
 }

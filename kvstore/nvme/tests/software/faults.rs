@@ -6,7 +6,7 @@ use kvstore_io::{Buffer, IoEngine, IoErrorKind, Operation, PageBuffer, Request};
 use kvstore_nvme::testing::{Faults, SoftwareController, SoftwareDevice};
 use kvstore_nvme::{NvmeConfig, NvmeEngine, NvmeError};
 
-use crate::rig::{Rig, SLOT_BYTES, impatient, slots};
+use crate::rig::{Rig, SLOT_BYTES, short_timeouts, slots};
 
 /// Submits eight reads and returns their results.
 fn eight_reads(rig: &mut Rig) -> Vec<Option<IoErrorKind>> {
@@ -35,7 +35,7 @@ fn bad_blocks_are_media_errors_and_the_rest_is_not_touched() {
     let text =
         "nvme_user: read 1048576 bytes at 0x0 of file 0: unrecovered read error (status type 2, code 0x81)";
     assert_eq!(error.to_string(), text);
-    rig.works();
+    rig.check_write_and_read();
     assert_eq!(rig.engine.counters().resets, 0);
     rig.close();
 }
@@ -46,29 +46,29 @@ fn internal_errors_are_device_errors() {
     let mut rig = Rig::new(SoftwareDevice::default(), faults, &NvmeConfig::default());
     assert_eq!(eight_reads(&mut rig), [Some(IoErrorKind::Device); 8]);
     rig.controller.set_faults(Faults::default());
-    rig.works();
+    rig.check_write_and_read();
     rig.close();
 }
 
 #[test]
 fn lost_commands_are_aborted_one_by_one() {
     let faults = Faults { seed: 3, lost_per_mille: 1000, ..Faults::default() };
-    let mut rig = Rig::new(SoftwareDevice::default(), faults, &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), faults, &short_timeouts());
     assert_eq!(eight_reads(&mut rig), [Some(IoErrorKind::Device); 8]);
     let counters = rig.engine.counters();
     assert_eq!((counters.aborts, counters.resets), (8, 0));
     rig.controller.set_faults(Faults::default());
-    rig.works();
+    rig.check_write_and_read();
     rig.close();
 }
 
 #[test]
 fn a_lost_command_that_cannot_be_aborted_ends_in_a_reset() {
     let faults = Faults { seed: 3, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
-    let mut rig = Rig::new(SoftwareDevice::default(), faults, &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), faults, &short_timeouts());
     assert_eq!(eight_reads(&mut rig), [Some(IoErrorKind::Device); 8]);
     rig.controller.set_faults(Faults::default());
-    rig.works();
+    rig.check_write_and_read();
     assert_eq!(rig.engine.counters().resets, 1);
     assert_eq!(rig.close().counters().enables, 2);
 }
@@ -79,10 +79,10 @@ fn wrong_completions_end_in_a_reset() {
     for faults in
         [Faults { wrong_phase_per_mille: 1000, ..base.clone() }, Faults { wrong_id_per_mille: 1000, ..base }]
     {
-        let mut rig = Rig::new(SoftwareDevice::default(), faults, &impatient());
+        let mut rig = Rig::new(SoftwareDevice::default(), faults, &short_timeouts());
         assert_eq!(eight_reads(&mut rig), [Some(IoErrorKind::Device); 8]);
         rig.controller.set_faults(Faults::default());
-        rig.works();
+        rig.check_write_and_read();
         assert_eq!(rig.engine.counters().resets, 1);
         rig.close();
     }
@@ -91,7 +91,7 @@ fn wrong_completions_end_in_a_reset() {
 #[test]
 fn a_fatal_status_ends_in_a_reset_and_pending_requests_go_on() {
     let faults = Faults { fatal_after: Some(20), ..Faults::default() };
-    let config = NvmeConfig { queue_entries: 9, ..impatient() };
+    let config = NvmeConfig { queue_entries: 9, ..short_timeouts() };
     let mut rig = Rig::new(SoftwareDevice::default(), faults, &config);
     for id in 0..60 {
         let buffer = rig.buffer(4096);
@@ -105,7 +105,7 @@ fn a_fatal_status_ends_in_a_reset_and_pending_requests_go_on() {
     assert!(failed.iter().all(|error| error.kind == IoErrorKind::Device), "{failed:?}");
     assert!(failed[0].to_string().contains("fatal status"), "{}", failed[0]);
     drop(completions);
-    rig.works();
+    rig.check_write_and_read();
     rig.close();
 }
 
@@ -138,8 +138,8 @@ fn a_reset_that_was_asked_for_fails_what_is_in_flight_and_nothing_else() {
 
 #[test]
 fn after_a_reset_one_sync_says_that_writes_may_be_lost() {
-    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
-    rig.works();
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &short_timeouts());
+    rig.check_write_and_read();
     rig.controller.set_faults(Faults { fatal_after: Some(0), ..Faults::default() });
     eight_reads(&mut rig);
     let error = rig.engine.sync(0).expect_err("a reset came between");
@@ -155,8 +155,8 @@ fn after_a_reset_one_sync_says_that_writes_may_be_lost() {
 
 #[test]
 fn a_flush_that_a_reset_ends_says_once_more_that_writes_may_be_lost() {
-    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
-    rig.works();
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &short_timeouts());
+    rig.check_write_and_read();
     let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
     rig.controller.set_faults(lost);
     assert_eq!(rig.engine.sync(0).expect_err("lost").kind, IoErrorKind::Device);
@@ -169,8 +169,8 @@ fn a_flush_that_a_reset_ends_says_once_more_that_writes_may_be_lost() {
 
 #[test]
 fn a_flush_after_a_reset_that_sync_waited_for_is_no_success() {
-    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
-    rig.works();
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &short_timeouts());
+    rig.check_write_and_read();
     let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
     rig.controller.set_faults(lost);
     let buffer = rig.buffer(4096);
@@ -192,7 +192,7 @@ fn a_flush_after_a_reset_that_sync_waited_for_is_no_success() {
 
 #[test]
 fn a_blocking_command_survives_or_reports_a_reset() {
-    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &short_timeouts());
     let lost = Faults { seed: 1, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
     rig.controller.set_faults(lost);
     assert_eq!(rig.engine.sync(0).expect_err("lost").kind, IoErrorKind::Device);
@@ -211,10 +211,10 @@ fn a_controller_that_cannot_be_disabled_is_reset_from_outside() {
         cannot_be_disabled: true,
         ..Faults::default()
     };
-    let mut rig = Rig::new(SoftwareDevice::default(), faults, &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), faults, &short_timeouts());
     assert_eq!(eight_reads(&mut rig), [Some(IoErrorKind::Device); 8]);
     rig.controller.set_faults(Faults::default());
-    rig.works();
+    rig.check_write_and_read();
     assert_eq!(rig.close().counters().resets, 1);
 }
 
@@ -240,7 +240,7 @@ fn a_controller_that_stays_dead_fails_everything() {
         Faults { cannot_be_disabled: true, has_no_reset: true, ..dead.clone() },
         Faults { cannot_be_enabled: true, ..dead },
     ] {
-        let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
+        let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &short_timeouts());
         rig.controller.set_faults(faults);
         is_dead(&mut rig);
         rig.close();
@@ -250,7 +250,7 @@ fn a_controller_that_stays_dead_fails_everything() {
 #[test]
 fn a_device_that_is_pulled_out_fails_everything() {
     let faults = Faults { removed_after: Some(3), ..Faults::default() };
-    let mut rig = Rig::new(SoftwareDevice::default(), faults, &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), faults, &short_timeouts());
     let kinds = eight_reads(&mut rig);
     assert_eq!(kinds.iter().filter(|kind| kind.is_some()).count(), 5, "{kinds:?}");
     is_dead(&mut rig);
@@ -265,7 +265,7 @@ fn a_device_that_is_pulled_out_fails_everything() {
 #[test]
 fn dropping_an_engine_with_a_command_that_never_ends_gives_the_buffer_back() {
     let faults = Faults { seed: 4, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
-    let mut rig = Rig::new(SoftwareDevice::default(), faults, &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), faults, &short_timeouts());
     let buffer = rig.buffer(SLOT_BYTES);
     rig.submit(1, Operation::Read, 0, buffer);
     rig.engine.flush().expect("flush");
@@ -298,19 +298,19 @@ fn devices_that_cannot_be_used_are_refused_and_unmapped() {
         NvmeEngine::attach(controller.bus(), config).map(drop).expect_err("refused")
     };
     let controller = SoftwareController::start(SoftwareDevice::default(), Faults::default());
-    let config = NvmeConfig { namespace: 2, ..impatient() };
+    let config = NvmeConfig { namespace: 2, ..short_timeouts() };
     assert!(
         matches!(attach(&controller, &config), NvmeError::Unsupported { .. }),
         "namespace 2 is not active"
     );
-    let config = NvmeConfig { queue_pairs: 0, ..impatient() };
+    let config = NvmeConfig { queue_pairs: 0, ..short_timeouts() };
     assert!(matches!(attach(&controller, &config), NvmeError::Config { key: "queue_pairs", .. }));
     controller.set_faults(Faults { cannot_be_enabled: true, ..Faults::default() });
-    let error = attach(&controller, &impatient());
+    let error = attach(&controller, &short_timeouts());
     assert_eq!(error.to_string(), "software: enable: no answer in 500 ms");
     assert_eq!(controller.mapping_count(), 0);
     controller.remove();
-    assert!(matches!(attach(&controller, &impatient()), NvmeError::Removed { .. }));
+    assert!(matches!(attach(&controller, &short_timeouts()), NvmeError::Removed { .. }));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_batch_is_one_doorbell() {
 #[test]
 fn a_full_engine_hands_the_request_back_also_while_the_controller_is_reset() {
     let faults = Faults { seed: 3, lost_per_mille: 1000, ignores_aborts: true, ..Faults::default() };
-    let config = NvmeConfig { requests_max: 4, ..impatient() };
+    let config = NvmeConfig { requests_max: 4, ..short_timeouts() };
     let mut rig = Rig::new(SoftwareDevice::default(), faults, &config);
     for round in 0..3 {
         for id in 0..4 {

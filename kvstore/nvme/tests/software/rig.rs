@@ -17,7 +17,7 @@ pub(crate) struct Rig {
 }
 
 /// Timeouts that a test can wait for.
-pub(crate) fn impatient() -> NvmeConfig {
+pub(crate) fn short_timeouts() -> NvmeConfig {
     NvmeConfig {
         command_timeout: Duration::from_millis(200),
         admin_timeout: Duration::from_millis(300),
@@ -76,7 +76,7 @@ impl Rig {
     }
 
     /// Writes and reads back, to check that the engine works.
-    pub(crate) fn works(&mut self) {
+    pub(crate) fn check_write_and_read(&mut self) {
         let buffer = self.buffer(SLOT_BYTES);
         let Buffer::Slot { slot, .. } = &buffer else { panic!("a slot") };
         slot.slab().write(slot.slot(), 0, &[0xA5; SLOT_BYTES]);

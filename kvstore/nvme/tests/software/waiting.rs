@@ -7,7 +7,7 @@ use kvstore_io::{IoEngine, Operation};
 use kvstore_nvme::NvmeConfig;
 use kvstore_nvme::testing::{Faults, SoftwareDevice};
 
-use crate::rig::{Rig, impatient};
+use crate::rig::{Rig, short_timeouts};
 
 #[test]
 fn what_is_queued_is_handed_over_before_the_sleep() {
@@ -41,7 +41,7 @@ fn sleeps(rig: &mut Rig, length: Duration) {
 
 #[test]
 fn completions_that_nobody_will_take_do_not_keep_it_awake() {
-    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &impatient());
+    let mut rig = Rig::new(SoftwareDevice::default(), Faults::default(), &short_timeouts());
     for id in 0..8 {
         let buffer = rig.buffer(4096);
         rig.submit(id, Operation::Read, 0, buffer);

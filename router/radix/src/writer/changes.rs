@@ -40,7 +40,7 @@ impl Writer {
         let bytes_before = state.bytes();
         let at = match parent {
             None => Some((ROOT, 0)),
-            Some(parent) => self.place_of(&state, parent).map(|(node, slot)| (node, slot + 1)),
+            Some(parent) => self.position_of(&state, parent).map(|(node, slot)| (node, slot + 1)),
         };
         match (at, parent) {
             _ if !self.has_room(blocks.len()) => self.count_known(&mut state, tier, keys, &mut outcome),
@@ -84,22 +84,22 @@ impl Writer {
             if !has_room {
                 self.count_known(&mut state, tier, &[key], &mut outcome);
             } else {
-                let place = match source == member {
-                    true => self.place_of(&state, key),
-                    false => self.member(source).and_then(|source| self.place_of(source, key)),
+                let position = match source == member {
+                    true => self.position_of(&state, key),
+                    false => self.member(source).and_then(|source| self.position_of(source, key)),
                 };
-                let Some(place) = place else {
+                let Some(position) = position else {
                     outcome.unknown += 1;
                     unplaced.push(key);
                     continue;
                 };
-                self.place_again(&mut state, tier, place, key, &mut outcome);
-                // A key either has a place or waits for its parent.
+                self.add_copy(&mut state, tier, position, key, &mut outcome);
+                // A key either has a position or waits for its parent.
                 for (tier, copies) in zip(Tier::ALL, state.parked.forget(key)) {
                     for _ in 0..copies {
                         // The previous copy may have split the node.
-                        let Some(place) = self.place_of(&state, key) else { break };
-                        self.place_again(&mut state, tier, place, key, &mut outcome);
+                        let Some(position) = self.position_of(&state, key) else { break };
+                        self.add_copy(&mut state, tier, position, key, &mut outcome);
                     }
                 }
             }
@@ -118,16 +118,16 @@ impl Writer {
     }
 
     /// Adds one copy of a block that is in the tree already.
-    fn place_again(
+    fn add_copy(
         &mut self,
         state: &mut MemberState,
         tier: Tier,
-        place: (NodeId, usize),
+        position: (NodeId, usize),
         key: EngineHash,
         outcome: &mut Outcome,
     ) {
-        let block = self.node(place.0).hash(place.1);
-        let after = self.before(place).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
+        let block = self.node(position.0).hash(position.1);
+        let after = self.before(position).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
         self.place_run(state, tier, after, &[key], &[block], outcome);
     }
 
@@ -141,8 +141,9 @@ impl Writer {
         outcome: &mut Outcome,
     ) {
         for &key in keys {
-            let place = self.place_of(state, key);
-            let is_held = place.is_some_and(|(node, slot)| self.mask(node, state.id, tier) >> slot & 1 == 1);
+            let position = self.position_of(state, key);
+            let is_held =
+                position.is_some_and(|(node, slot)| self.mask(node, state.id, tier) >> slot & 1 == 1);
             if is_held {
                 *state.extra_copies.entry((key, tier)).or_default() += 1;
                 outcome.copies += 1;
@@ -179,26 +180,26 @@ impl Writer {
                 if let Some(&ahead) = keys.get(done + offset + AHEAD) {
                     state.keys.prefetch(&self.pool, ahead);
                 }
-                let (slot, place) = (from + offset, NodeSlot::new(at, from + offset));
+                let (slot, position) = (from + offset, NodeSlot::new(at, from + offset));
                 let tiers = Tier::ALL.into_iter().filter(|&tier| before[tier as usize] >> slot & 1 == 1);
                 let held = tiers.fold(0_u8, |held, tier| held | 1 << tier as u8);
-                match state.keys.insert(&mut self.pool, key, place) {
-                    Some(old) if old != place && self.resolved(old) != self.resolved(place) => {
+                match state.keys.insert(&mut self.pool, key, position) {
+                    Some(old) if old != position && self.resolved(old) != self.resolved(position) => {
                         // The engine now uses the name for another block: the newer one counts.
                         renamed.push((key, old));
-                        self.add_name(state, place, key, tier, held, outcome);
+                        self.add_name(state, position, key, tier, held, outcome);
                     }
-                    Some(_) => self.store_name(state, place, key, tier, held, outcome),
+                    Some(_) => self.store_name(state, position, key, tier, held, outcome),
                     None if held == 0 => outcome.changed += 1,
-                    None => self.add_name(state, place, key, tier, held, outcome),
+                    None => self.add_name(state, position, key, tier, held, outcome),
                 }
             }
             for (key, old) in renamed {
                 Tier::ALL.iter().for_each(|&tier| {
                     state.extra_copies.remove(&(key, tier));
                 });
-                if let Some(place) = self.resolved(old) {
-                    self.drop_name(state, place, key);
+                if let Some(position) = self.resolved(old) {
+                    self.drop_name(state, position, key);
                 }
             }
             if state.parked.len() > 0 {
@@ -228,9 +229,9 @@ impl Writer {
         outcome: &mut Outcome,
     ) {
         // The block's own parent may be known, or the block itself: then placing continues from there.
-        let before = match self.place_of(state, parent) {
-            Some(place) => Some(place),
-            None => self.place_of(state, key).and_then(|place| self.before(place)),
+        let before = match self.position_of(state, parent) {
+            Some(position) => Some(position),
+            None => self.position_of(state, key).and_then(|position| self.before(position)),
         };
         if let Some((node, slot)) = before {
             self.place_run(state, tier, (node, slot + 1), &[key], &[block], outcome);
@@ -251,7 +252,7 @@ impl Writer {
         for (key, block, copies) in state.parked.take(parent) {
             for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
                 for _ in 0..copies {
-                    let Some((node, slot)) = self.place_of(state, parent) else {
+                    let Some((node, slot)) = self.position_of(state, parent) else {
                         outcome.refused += 1;
                         continue;
                     };
@@ -277,15 +278,16 @@ impl Writer {
             let is_single = state.extra_copies.is_empty() || !state.extra_copies.contains_key(&(key, tier));
             let is_plain = tier == Tier::Device && is_single && state.aliases.is_empty();
             let found = state.keys.locate(&self.pool, key).filter(|_| is_plain);
-            let place = found.and_then(|found| self.resolved(found.place));
-            let (node, slot) = place.unwrap_or((ROOT, 0));
+            let position = found.and_then(|found| self.resolved(found.position));
+            let (node, slot) = position.unwrap_or((ROOT, 0));
             if node != gathered.0 && gathered.1 != 0 {
                 self.clear_bits(gathered.0, state.id, tier, gathered.1);
                 gathered.1 = 0;
             }
             match found {
                 Some(found)
-                    if place.is_some() && self.node(node).holder_sets.load(Ordering::Relaxed).is_null() =>
+                    if position.is_some()
+                        && self.node(node).holder_sets.load(Ordering::Relaxed).is_null() =>
                 {
                     state.keys.remove(&mut self.pool, found);
                     gathered = (node, gathered.1 | 1 << slot);
@@ -311,9 +313,10 @@ impl Writer {
             return outcome;
         }
         for &key in keys {
-            let place = self.member(member).and_then(|state| Some((state.id, self.place_of(state, key)?)));
+            let position =
+                self.member(member).and_then(|state| Some((state.id, self.position_of(state, key)?)));
             let Some((id, (node, slot))) =
-                place.filter(|&(id, (node, slot))| self.mask(node, id, from) >> slot & 1 == 1)
+                position.filter(|&(id, (node, slot))| self.mask(node, id, from) >> slot & 1 == 1)
             else {
                 outcome.unknown += 1;
                 continue;
@@ -366,7 +369,7 @@ impl Writer {
             *(if waited { &mut outcome.parked } else { &mut outcome.unknown }) += 1;
             return;
         };
-        let Some((node, slot)) = self.resolved(found.place) else {
+        let Some((node, slot)) = self.resolved(found.position) else {
             state.keys.remove(&mut self.pool, found);
             outcome.unknown += 1;
             return;

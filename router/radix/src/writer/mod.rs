@@ -276,9 +276,9 @@ impl Writer {
             match taken {
                 Some(blocks) => {
                     done += blocks.len();
-                    for (_, place) in blocks {
+                    for (_, position) in blocks {
                         // For a block with several names the first one removed it.
-                        if let Some((node, _)) = self.resolved(place) {
+                        if let Some((node, _)) = self.resolved(position) {
                             self.forget_node(node, id);
                         }
                     }

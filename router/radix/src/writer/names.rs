@@ -3,7 +3,7 @@
 use super::*;
 
 impl Writer {
-    /// Updates the places after splits.
+    /// Updates the positions after splits.
     pub(super) fn refresh_aliases(&self, state: &mut MemberState) {
         state.aliases.refresh(self.splits, |node, slot| self.resolved(NodeSlot::new(node, slot)));
     }
@@ -12,7 +12,7 @@ impl Writer {
     pub(super) fn add_name(
         &mut self,
         state: &mut MemberState,
-        place: NodeSlot,
+        position: NodeSlot,
         key: EngineHash,
         tier: Tier,
         held: u8,
@@ -23,8 +23,8 @@ impl Writer {
             return;
         }
         self.refresh_aliases(state);
-        let Some(place) = self.resolved(place) else { return };
-        if state.aliases.add(place, key, tier, held) {
+        let Some(position) = self.resolved(position) else { return };
+        if state.aliases.add(position, key, tier, held) {
             *(if held >> tier as u8 & 1 == 1 { &mut outcome.copies } else { &mut outcome.changed }) += 1;
             return;
         }
@@ -39,15 +39,15 @@ impl Writer {
     pub(super) fn store_name(
         &mut self,
         state: &mut MemberState,
-        place: NodeSlot,
+        position: NodeSlot,
         key: EngineHash,
         tier: Tier,
         held: u8,
         outcome: &mut Outcome,
     ) {
         self.refresh_aliases(state);
-        let place = self.resolved(place);
-        let names = place.and_then(|place| state.aliases.names_mut(place));
+        let position = self.resolved(position);
+        let names = position.and_then(|position| state.aliases.names_mut(position));
         let had = match names {
             Some(names) => {
                 let own = names.of(key);
@@ -69,18 +69,18 @@ impl Writer {
     pub(super) fn remove_name(
         &mut self,
         state: &mut MemberState,
-        place: (NodeId, usize),
+        position: (NodeId, usize),
         key: EngineHash,
         tier: Tier,
         outcome: &mut Outcome,
     ) {
-        let Some(names) = state.aliases.names_mut(place) else { return };
+        let Some(names) = state.aliases.names_mut(position) else { return };
         let own = names.of(key);
         let had = *own >> tier as u8 & 1 == 1;
         *own &= !(1 << tier as u8);
         let is_gone = *own == 0;
         let is_last = had && names.all() >> tier as u8 & 1 == 0;
-        state.aliases.tidy(place);
+        state.aliases.remove_unused(position);
         if is_gone && let Some(found) = state.keys.locate(&self.pool, key) {
             state.keys.remove(&mut self.pool, found);
         }
@@ -88,22 +88,22 @@ impl Writer {
             (false, _) => outcome.unknown += 1,
             (true, false) => outcome.copies += 1,
             (true, true) => {
-                self.clear_bits(place.0, state.id, tier, 1 << place.1);
+                self.clear_bits(position.0, state.id, tier, 1 << position.1);
                 outcome.changed += 1;
             }
         }
     }
 
     /// Removes a name that no longer stands for a block in any tier.
-    pub(super) fn drop_name(&mut self, state: &mut MemberState, place: (NodeId, usize), key: EngineHash) {
+    pub(super) fn drop_name(&mut self, state: &mut MemberState, position: (NodeId, usize), key: EngineHash) {
         self.refresh_aliases(state);
-        let left = state.aliases.names_mut(place).map_or(0, |names| {
+        let left = state.aliases.names_mut(position).map_or(0, |names| {
             *names.of(key) = 0;
             names.all()
         });
-        state.aliases.tidy(place);
+        state.aliases.remove_unused(position);
         for tier in Tier::ALL {
-            let Some((node, slot)) = self.resolved(NodeSlot::new(place.0, place.1)) else { return };
+            let Some((node, slot)) = self.resolved(NodeSlot::new(position.0, position.1)) else { return };
             if left >> tier as u8 & 1 == 0 && self.mask(node, state.id, tier) >> slot & 1 == 1 {
                 self.clear_bits(node, state.id, tier, 1 << slot);
             }
@@ -114,7 +114,7 @@ impl Writer {
     pub(super) fn move_name(
         &mut self,
         state: &mut MemberState,
-        place: (NodeId, usize),
+        position: (NodeId, usize),
         key: EngineHash,
         from: Tier,
         to: Tier,
@@ -123,7 +123,7 @@ impl Writer {
             return true;
         }
         self.refresh_aliases(state);
-        let Some(names) = state.aliases.names_mut(place) else { return true };
+        let Some(names) = state.aliases.names_mut(position) else { return true };
         let own = names.of(key);
         *own = *own & !(1 << from as u8) | 1 << to as u8;
         names.all() >> from as u8 & 1 == 0

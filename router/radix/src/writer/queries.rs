@@ -21,39 +21,42 @@ impl Writer {
 
     pub(crate) fn held(&self, member: Member) -> Vec<Held> {
         let Some(state) = self.member(member) else { return Vec::new() };
-        let by_place: HashMap<(NodeId, usize), EngineHash> = state
+        let by_position: HashMap<(NodeId, usize), EngineHash> = state
             .keys
             .iter(&self.pool)
-            .filter_map(|(key, place)| Some((self.resolved(place)?, key)))
+            .filter_map(|(key, position)| Some((self.resolved(position)?, key)))
             .collect();
-        let mut out = Vec::with_capacity(by_place.len());
-        let mut is_out = std::collections::HashSet::with_capacity(by_place.len());
+        let mut out = Vec::with_capacity(by_position.len());
+        let mut is_out = std::collections::HashSet::with_capacity(by_position.len());
         let mut is_broken = std::collections::HashSet::new();
         let mut chain = Vec::new();
-        for &start in by_place.keys() {
+        for &start in by_position.keys() {
             // Walks up to a block that was written already, or to the root, and down again from there.
             let mut at = Some(start);
-            while let Some(place) = at {
-                if is_out.contains(&place) || is_broken.contains(&place) || !by_place.contains_key(&place) {
+            while let Some(position) = at {
+                if is_out.contains(&position)
+                    || is_broken.contains(&position)
+                    || !by_position.contains_key(&position)
+                {
                     break;
                 }
-                chain.push(place);
-                at = self.before(place);
+                chain.push(position);
+                at = self.before(position);
             }
-            let is_whole = at.is_none_or(|place| is_out.contains(&place));
-            while let Some(place) = chain.pop() {
-                let (Some(&key), true) = (by_place.get(&place), is_whole) else {
-                    is_broken.insert(place);
+            let is_whole = at.is_none_or(|position| is_out.contains(&position));
+            while let Some(position) = chain.pop() {
+                let (Some(&key), true) = (by_position.get(&position), is_whole) else {
+                    is_broken.insert(position);
                     continue;
                 };
-                let (node, slot) = place;
+                let (node, slot) = position;
                 let copies = Tier::ALL.map(|tier| {
                     let first = self.mask(node, state.id, tier) >> slot & 1;
                     first + state.extra_copies.get(&(key, tier)).copied().unwrap_or(0)
                 });
-                let parent = self.before(place).and_then(|before| by_place.get(&before)).copied();
+                let parent = self.before(position).and_then(|before| by_position.get(&before)).copied();
                 out.push(Held { key, parent, block: self.node(node).hash(slot), copies });
-                is_out.insert(place);
+                is_out.insert(position);
             }
         }
         out

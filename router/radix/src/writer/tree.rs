@@ -1,11 +1,11 @@
-//! The tree itself: finding places, adding, splitting.
+//! The tree itself: finding positions, adding, splitting.
 
 use super::*;
 
 impl Writer {
-    /// Current position of a place: splits may have moved the slot. `None` when the block is gone.
-    pub(super) fn resolved(&self, place: NodeSlot) -> Option<(NodeId, usize)> {
-        let (mut node, slot) = (place.node(), place.slot());
+    /// Current node and slot of a position: splits may have moved it. `None` when the block is gone.
+    pub(super) fn resolved(&self, position: NodeSlot) -> Option<(NodeId, usize)> {
+        let (mut node, slot) = (position.node(), position.slot());
         loop {
             let at = self.shared.arena.get(node)?;
             let shape = at.shape();
@@ -20,7 +20,7 @@ impl Writer {
     }
 
     /// Position of the block with this name.
-    pub(super) fn place_of(&self, state: &MemberState, key: EngineHash) -> Option<(NodeId, usize)> {
+    pub(super) fn position_of(&self, state: &MemberState, key: EngineHash) -> Option<(NodeId, usize)> {
         self.resolved(state.keys.find(&self.pool, key)?)
     }
 
@@ -217,7 +217,7 @@ impl Writer {
             Children::Many(fork) => self.forks[fork as usize].owner = lower_id,
         }
         let kept = shape.with(shape.base(), at - shape.base(), Children::One(lower_id));
-        // From here on the rest belongs to the new node, for readers and for places.
+        // From here on the rest belongs to the new node, for readers and for positions.
         upper.publish(kept);
         upper.next_part.store(lower_id, Ordering::Relaxed);
         self.splits += 1;

@@ -1,4 +1,4 @@
-//! Place of the disk tier's file, and a check for enough room before any file is written.
+//! Folder of the disk tier's file, and a check for enough room before any file is written.
 
 use std::path::{Path, PathBuf};
 
@@ -15,18 +15,18 @@ const MEMORY_SPARE_BYTES: u64 = 256 << 20;
 /// Returns the given folder, or the first of the usual ones whose file system is not in memory.
 pub(super) fn choose(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(folder) = given {
-        let is_real = is_real(folder).with_context(|| folder.display().to_string())?;
-        ensure!(is_real, "{} is memory, not a disk: --folder names another", folder.display());
+        let is_on_disk = is_on_disk(folder).with_context(|| folder.display().to_string())?;
+        ensure!(is_on_disk, "{} is memory, not a disk: --folder names another", folder.display());
         return Ok(folder.to_owned());
     }
     let usual = [std::env::temp_dir(), PathBuf::from("/var/tmp"), PathBuf::from(".")];
-    let found = usual.iter().find(|folder| is_real(folder).unwrap_or(false));
+    let found = usual.iter().find(|folder| is_on_disk(folder).unwrap_or(false));
     found
         .cloned()
         .context("the usual folders for temporary files are memory, not a disk: --folder names another")
 }
 
-fn is_real(folder: &Path) -> Result<bool> {
+fn is_on_disk(folder: &Path) -> Result<bool> {
     Ok(!IN_MEMORY.contains(&(rustix::fs::statfs(folder)?.f_type as u64)))
 }
 
@@ -37,7 +37,7 @@ pub(super) fn require_room(folder: &Path, disk_bytes: u64, slab_bytes: u64) -> R
     let (free, needed) = (file_system.f_bavail * file_system.f_frsize, disk_bytes + FOLDER_SLACK_BYTES);
     ensure!(
         free >= needed,
-        "{} has {} MiB free, and the disk tier needs {}: --folder names another place, --disk a smaller tier",
+        "{} has {} MiB free, and the disk tier needs {}: --folder names another folder, --disk a smaller tier",
         folder.display(),
         free >> 20,
         size::render(needed)
@@ -74,7 +74,7 @@ mod tests {
     fn memory_is_no_disk() {
         assert!(choose(Some(Path::new("/nowhere/at/all"))).is_err());
         // Only checked if /dev/shm is in memory, which is not certain.
-        if is_real(Path::new("/dev/shm")).is_ok_and(|is_real| !is_real) {
+        if is_on_disk(Path::new("/dev/shm")).is_ok_and(|is_on_disk| !is_on_disk) {
             let error = choose(Some(Path::new("/dev/shm"))).expect_err("memory").to_string();
             assert!(error.contains("not a disk"), "{error}");
         }
