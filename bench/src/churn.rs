@@ -17,7 +17,9 @@ use tools_mocker::{Mock, MockConfig};
 
 use crate::gateway::{config, fleet_config, fleet_of, listen, tuning};
 use crate::results::{self, Better};
-use crate::soak::{Answer, PROMPTS, RequestKind, body, exchange, expected_answers, footprint, mix, settled};
+use crate::soak::{
+    Answer, PROMPTS, RequestKind, body, exchange, expected_answers, footprint, mix, wait_until_idle,
+};
 
 /// Most mock workers in the roster.
 const SLOTS: usize = 24;
@@ -25,9 +27,9 @@ const SLOTS: usize = 24;
 const SERVING_MIN: usize = 6;
 const CLIENTS: u64 = 64;
 /// Number of names that never answer. Each is added and removed again, and must leave no state behind.
-const NAMES_DEAD: u64 = 10_000;
+const UNREACHABLE_WORKERS: u64 = 10_000;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-const SETTLES_WITHIN: Duration = Duration::from_secs(20);
+const INDEX_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(seconds: u64, changes_per_second: u64, rate: u64, seed: u64) -> Result<()> {
     println!(
@@ -45,7 +47,7 @@ struct Slot {
     address: SocketAddr,
     /// Number of workers described for this address so far.
     uid: u64,
-    is_in: bool,
+    is_listed: bool,
     is_draining: bool,
 }
 
@@ -67,7 +69,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     for _ in 0..SLOTS {
         let mock = Mock::start(mock_config()?, "127.0.0.1:0".parse()?).await?;
         let address = mock.address();
-        slots.push(Slot { mock: Some(mock), address, uid: 0, is_in: false, is_draining: false });
+        slots.push(Slot { mock: Some(mock), address, uid: 0, is_listed: false, is_draining: false });
     }
     let health = Duration::from_millis(200);
     let fleet = fleet_of(FleetConfig { health_interval: health, ..fleet_config("tiny") }, &[])?;
@@ -84,16 +86,34 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     // Two parts, because the growth of a warm-up (connections, memory of allocators) is not a leak.
     let mut changes = ChangeCounts::default();
     let warm_up = time / 5;
-    let first =
-        part(&fleet, &mut slots, &address, &expected, warm_up, changes_per_second, rate, seed, &mut changes);
+    let first = run_phase(
+        &fleet,
+        &mut slots,
+        &address,
+        &expected,
+        warm_up,
+        changes_per_second,
+        rate,
+        seed,
+        &mut changes,
+    );
     let mut served = first.await?;
     let before = footprint()?;
     let rest = time - warm_up;
-    let second =
-        part(&fleet, &mut slots, &address, &expected, rest, changes_per_second, rate, seed ^ 1, &mut changes);
+    let second = run_phase(
+        &fleet,
+        &mut slots,
+        &address,
+        &expected,
+        rest,
+        changes_per_second,
+        rate,
+        seed ^ 1,
+        &mut changes,
+    );
     served += second.await?;
     // Names that are added and removed for good.
-    for number in 0..NAMES_DEAD {
+    for number in 0..UNREACHABLE_WORKERS {
         let url = format!("http://127.0.0.1:1/{number}");
         ensure!(fleet.add(added(&url, 0), None).is_err(), "{url} is no worker");
         // No process listens on this port: a connection is refused at once.
@@ -101,13 +121,13 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
         fleet.add(added(&url, 0), None)?;
         fleet.remove(&name_of(&url))?;
     }
-    for slot in slots.iter_mut().filter(|slot| !slot.is_in || slot.is_draining) {
+    for slot in slots.iter_mut().filter(|slot| !slot.is_listed || slot.is_draining) {
         add(&fleet, slot)?;
     }
     ready(&fleet, SLOTS).await?;
     let mocks: Vec<&Mock> = slots.iter().filter_map(|slot| slot.mock.as_ref()).collect();
-    settled(&gateway, &mocks).await?;
-    let truth = compared(&fleet, &slots).await?;
+    wait_until_idle(&gateway, &mocks).await?;
+    let indexed_blocks = compared(&fleet, &slots).await?;
     let after = footprint()?;
     let ChangeCounts { added, drained, removed, replaced, killed } = changes;
     let total = added + drained + removed + replaced + killed;
@@ -122,7 +142,9 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
         "{served} requests answered rightly, 0 failed; {total} changes: {added} added, {drained} drained or put back, {removed} \
          removed, {replaced} replaced at the same address, {killed} killed and started again"
     );
-    println!("index equals truth: {truth} blocks on {SLOTS} workers; {NAMES_DEAD} dead names left nothing");
+    println!(
+        "index equals truth: {indexed_blocks} blocks on {SLOTS} workers; {UNREACHABLE_WORKERS} dead names left nothing"
+    );
     println!(
         "memory {} MiB before, {} after; descriptors {} before, {} after",
         before.0, after.0, before.1, after.1
@@ -134,7 +156,7 @@ async fn churn(time: Duration, changes_per_second: u64, rate: u64, seed: u64) ->
     let expected = (time.as_secs_f64() * rate as f64 * 0.5) as u64;
     ensure!(served >= expected, "{served} requests are fewer than the rate asks for");
     // A block takes about 30 bytes; names of dead workers would count too.
-    ensure!(snapshot < 4096 + 64 * truth, "the snapshot holds more than the workers' blocks");
+    ensure!(snapshot < 4096 + 64 * indexed_blocks, "the snapshot holds more than the workers' blocks");
     ensure!(fleet.workers().len() == SLOTS, "workers are left over");
     ensure!(after.0 < before.0 + 48, "memory is left over");
     ensure!(after.1 < before.1 + 2 * SLOTS * CLIENTS as usize, "descriptors are left over");
@@ -153,12 +175,12 @@ fn added(url: &str, uid: u64) -> AddedWorker {
 /// Adds a worker to the roster, ready to serve.
 fn add(fleet: &Arc<Fleet>, slot: &mut Slot) -> Result<()> {
     fleet.add(added(&format!("http://{}", slot.address), slot.uid), None)?;
-    (slot.is_in, slot.is_draining) = (true, false);
+    (slot.is_listed, slot.is_draining) = (true, false);
     Ok(())
 }
 
 async fn ready(fleet: &Fleet, count: usize) -> Result<()> {
-    let deadline = Instant::now() + SETTLES_WITHIN;
+    let deadline = Instant::now() + INDEX_TIMEOUT;
     while fleet.ready_count() < count {
         if Instant::now() >= deadline {
             let workers = fleet.workers();
@@ -175,7 +197,7 @@ async fn ready(fleet: &Fleet, count: usize) -> Result<()> {
 
 /// Runs load and changes for a time. Returns the number of answered requests.
 #[allow(clippy::too_many_arguments)]
-async fn part(
+async fn run_phase(
     fleet: &Arc<Fleet>,
     slots: &mut [Slot],
     address: &str,
@@ -186,8 +208,9 @@ async fn part(
     seed: u64,
     changes: &mut ChangeCounts,
 ) -> Result<u64> {
-    let is_over = Arc::new(AtomicBool::new(false));
-    let load = tokio::spawn(load(address.to_owned(), Arc::clone(expected), Arc::clone(&is_over), rate, seed));
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let load =
+        tokio::spawn(load(address.to_owned(), Arc::clone(expected), Arc::clone(&is_stopped), rate, seed));
     let started = Instant::now();
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / changes_per_second as u32);
     let mut number = 0_u64;
@@ -196,19 +219,19 @@ async fn part(
         number += 1;
         change(fleet, slots, mix(seed ^ number.wrapping_mul(0x9E37_79B9)), changes).await?;
     }
-    is_over.store(true, Ordering::Relaxed);
+    is_stopped.store(true, Ordering::Relaxed);
     let served = load.await??;
     for slot in slots.iter_mut().filter(|slot| slot.mock.is_none()) {
-        let is_missed = || {
+        let is_down = || {
             fleet
                 .workers()
                 .get(&slot.address.to_string())
                 .is_none_or(|worker| worker.state() == WorkerState::Down)
         };
-        while !is_missed() {
+        while !is_down() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        start_again(slot).await?;
+        restart(slot).await?;
     }
     Ok(served)
 }
@@ -224,13 +247,13 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
     let name = slot.address.to_string();
     if slot.mock.is_none() {
         // Two runs of a mock process cannot be told apart, so each end must have been noticed.
-        let is_missed = fleet.workers().get(&name).is_none_or(|worker| worker.state() == WorkerState::Down);
-        if is_missed {
-            start_again(slot).await?;
+        let is_down = fleet.workers().get(&name).is_none_or(|worker| worker.state() == WorkerState::Down);
+        if is_down {
+            restart(slot).await?;
         }
         return Ok(());
     }
-    if !slot.is_in {
+    if !slot.is_listed {
         add(fleet, slot)?;
         changes.added += 1;
         return Ok(());
@@ -243,7 +266,7 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
             changes.drained += 1;
         } else {
             fleet.remove(&name)?;
-            slot.is_in = false;
+            slot.is_listed = false;
             changes.removed += 1;
         }
         return Ok(());
@@ -259,7 +282,7 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
         }
         4..=5 => {
             fleet.remove(&name)?;
-            slot.is_in = false;
+            slot.is_listed = false;
             changes.removed += 1;
         }
         6..=8 => {
@@ -279,7 +302,7 @@ async fn change(fleet: &Arc<Fleet>, slots: &mut [Slot], draw: u64, changes: &mut
     Ok(())
 }
 
-async fn start_again(slot: &mut Slot) -> Result<()> {
+async fn restart(slot: &mut Slot) -> Result<()> {
     let fresh = Mock::start(mock_config()?, slot.address).await;
     slot.mock = Some(fresh.context("the port of the one before")?);
     Ok(())
@@ -290,19 +313,19 @@ async fn start_again(slot: &mut Slot) -> Result<()> {
 async fn load(
     address: String,
     expected: Arc<Vec<Vec<String>>>,
-    is_over: Arc<AtomicBool>,
+    is_stopped: Arc<AtomicBool>,
     rate: u64,
     seed: u64,
 ) -> Result<u64> {
     let next = Arc::new(AtomicU64::new(0));
     let started = tokio::time::Instant::now();
     let clients = (0..CLIENTS).map(|_| {
-        let (address, next, is_over) = (address.clone(), Arc::clone(&next), Arc::clone(&is_over));
+        let (address, next, is_stopped) = (address.clone(), Arc::clone(&next), Arc::clone(&is_stopped));
         let expected = Arc::clone(&expected);
         tokio::spawn(async move {
             let mut stream: Option<TcpStream> = None;
             let mut right = 0;
-            while !is_over.load(Ordering::Relaxed) {
+            while !is_stopped.load(Ordering::Relaxed) {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep_until(started + Duration::from_secs_f64(number as f64 / rate as f64))
                     .await;
@@ -328,7 +351,7 @@ async fn load(
                     }
                     Answer::Refused(status) => bail!("request {number} was refused with {status}"),
                     Answer::Broken => bail!("the stream of request {number} broke"),
-                    Answer::Gone => bail!("request {number} has no answer"),
+                    Answer::Disconnected => bail!("request {number} has no answer"),
                 }
                 right += 1;
                 stream = Some(connection);
@@ -345,7 +368,7 @@ async fn load(
 
 /// Compares the blocks that the index knows of each worker with those of the worker. Returns their number.
 async fn compared(fleet: &Fleet, slots: &[Slot]) -> Result<usize> {
-    let deadline = Instant::now() + SETTLES_WITHIN;
+    let deadline = Instant::now() + INDEX_TIMEOUT;
     loop {
         let ranks = fleet.ranks();
         let mut differing = Vec::new();

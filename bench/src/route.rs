@@ -82,7 +82,7 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
     let mut reader = fleet.index.reader().context("a reader")?;
     let mut latencies = [Latencies::new()?, Latencies::new()?, Latencies::new()?, Latencies::new()?];
     let mut hashes = Vec::with_capacity(256);
-    let mut under_way = std::collections::VecDeque::with_capacity(workers + 1);
+    let mut in_flight = std::collections::VecDeque::with_capacity(workers + 1);
     for round in 0..rounds + workers {
         let prompt = &tokens[round * 17 % PROMPTS];
         let (hashing, ()) = time(|| {
@@ -105,14 +105,14 @@ fn parts(workers: usize, rounds: usize) -> Result<()> {
         if round % 2 == 0 {
             booking.first_token();
         }
-        under_way.push_back(booking);
+        in_flight.push_back(booking);
         // The first decisions only build up the load.
         if round >= workers {
             let choosing = whole.saturating_sub(hashing + looking_up);
             for (latencies, spent) in latencies.iter_mut().zip([hashing, looking_up, choosing, whole]) {
                 latencies.record(spent);
             }
-            drop(under_way.pop_front());
+            drop(in_flight.pop_front());
         }
     }
     for (name, latencies) in PARTS.iter().zip(&latencies) {

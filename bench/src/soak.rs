@@ -74,7 +74,7 @@ pub(crate) enum Answer {
     Refused(u16),
     /// A stream that started and ended with an error event.
     Broken,
-    Gone,
+    Disconnected,
 }
 
 pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, kind: RequestKind) -> Result<Answer> {
@@ -90,7 +90,7 @@ pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, kind: RequestKi
             bail!("the connection was closed after {} bytes", bytes.len());
         }
         if kind == RequestKind::DisconnectsEarly {
-            return Ok(Answer::Gone);
+            return Ok(Answer::Disconnected);
         }
         let Some(head) = bytes.windows(4).position(|end| end == b"\r\n\r\n") else { continue };
         let text = std::str::from_utf8(&bytes[..head])?.to_ascii_lowercase();
@@ -103,12 +103,12 @@ pub(crate) async fn exchange(stream: &mut TcpStream, body: &str, kind: RequestKi
         };
         if is_whole {
             let status: u16 = text.get(9..12).context("no status")?.parse()?;
-            return understood(status, content, length.is_none());
+            return parse_answer(status, content, length.is_none());
         }
     }
 }
 
-fn understood(status: u16, content: &[u8], is_chunked: bool) -> Result<Answer> {
+fn parse_answer(status: u16, content: &[u8], is_chunked: bool) -> Result<Answer> {
     if status != 200 {
         let error: Value = serde_json::from_slice(content).context("an error that is no JSON")?;
         ensure!(error["error"]["message"].is_string(), "an error without a message: {error}");
@@ -154,9 +154,9 @@ pub(crate) fn footprint() -> Result<(u64, usize)> {
 
 #[derive(Default)]
 struct Tally {
-    right: AtomicU64,
+    correct: AtomicU64,
     broken: AtomicU64,
-    gone: AtomicU64,
+    disconnected: AtomicU64,
     refused: std::sync::Mutex<BTreeMap<u16, u64>>,
 }
 
@@ -193,7 +193,7 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     drive(&address, requests - requests / 10, seed ^ 1, &expected, &tally).await?;
     let rate = (requests - requests / 10) as f64 / started.elapsed().as_secs_f64();
     mocks.iter().for_each(Mock::heal);
-    settled(&gateway, &mocks.iter().collect::<Vec<_>>()).await?;
+    wait_until_idle(&gateway, &mocks.iter().collect::<Vec<_>>()).await?;
     let after = footprint()?;
     let refused = tally.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -204,9 +204,9 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
     println!(
         "answered rightly {}, cleanly failed {clean} (streams that ended with an error {}, by status {refused:?}), \
          left by the client {}",
-        get(&tally.right),
+        get(&tally.correct),
         get(&tally.broken),
-        get(&tally.gone)
+        get(&tally.disconnected)
     );
     println!(
         "memory {} MiB before, {} after; descriptors {} before, {} after; requests inside {}; all workers idle",
@@ -216,7 +216,7 @@ async fn soak(requests: u64, seed: u64) -> Result<()> {
         after.1,
         gateway.requests_inside()
     );
-    ensure!(get(&tally.right) + clean + get(&tally.gone) == requests, "requests were lost");
+    ensure!(get(&tally.correct) + clean + get(&tally.disconnected) == requests, "requests were lost");
     ensure!(clean * 20 < requests, "more than one in twenty failed");
     // Idle connections are kept, up to the most ever in use at a time, with both their ends in this process; a
     // run of this length has all of them before its second part.
@@ -285,9 +285,10 @@ async fn drive(
                 let answer = answer.with_context(|| format!("request {number}: no end of its answer"))?;
                 match answer.with_context(|| format!("request {number}"))? {
                     Answer::Text(text) => {
-                        let right = &expected[prompt as usize][usize::from(kind == RequestKind::Completion)];
-                        ensure!(text == *right, "request {number}: {text:?} instead of {right:?}");
-                        tally.right.fetch_add(1, Ordering::Relaxed);
+                        let correct =
+                            &expected[prompt as usize][usize::from(kind == RequestKind::Completion)];
+                        ensure!(text == *correct, "request {number}: {text:?} instead of {correct:?}");
+                        tally.correct.fetch_add(1, Ordering::Relaxed);
                     }
                     Answer::Refused(status) => {
                         let mut refused =
@@ -295,8 +296,8 @@ async fn drive(
                         *refused.entry(status).or_default() += 1;
                     }
                     Answer::Broken => drop(tally.broken.fetch_add(1, Ordering::Relaxed)),
-                    Answer::Gone => {
-                        tally.gone.fetch_add(1, Ordering::Relaxed);
+                    Answer::Disconnected => {
+                        tally.disconnected.fetch_add(1, Ordering::Relaxed);
                         continue;
                     }
                 }
@@ -311,7 +312,7 @@ async fn drive(
 }
 
 /// Waits until the gateway and the mocks are idle.
-pub(crate) async fn settled(gateway: &Gateway, mocks: &[&Mock]) -> Result<()> {
+pub(crate) async fn wait_until_idle(gateway: &Gateway, mocks: &[&Mock]) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let busy: usize =

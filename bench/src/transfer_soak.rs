@@ -1,6 +1,6 @@
 //! Random hand-offs between processes, over every transport of this machine, from peers with all heads or half
 //! of them: with prefixes that are already present, cancellations, too short deadlines, peers killed in the
-//! middle, and peers that lie about slots, generations and lengths or do not hold the secret. Every byte
+//! middle, and peers that send invalid slots, generations and lengths or do not hold the secret. Every byte
 //! reported as arrived is compared; at the end no resource may be in use.
 
 mod malicious_peer;
@@ -30,8 +30,8 @@ pub(crate) const PEERS: &str = "shm,tcp;shm;tcp";
 /// links being made, buffers at their largest.
 const DESCRIPTORS_SLACK: usize = 40;
 const MEMORY_SLACK_MIB: u64 = 96;
-/// Threads that lie to the worker over TCP.
-const LIARS: u64 = 2;
+/// Threads that attack the worker over TCP.
+const ATTACKERS: u64 = 2;
 /// Longest time until all resources are released at the end.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
@@ -49,7 +49,7 @@ pub(crate) struct Peer {
     pub(crate) address: String,
     /// Heads of each block that the peer holds.
     pub(crate) heads: HeadRange,
-    dies_at: Instant,
+    kill_at: Instant,
 }
 
 impl Peer {
@@ -71,7 +71,7 @@ impl Peer {
         BufReader::new(child.stdout.take().context("its output")?).read_line(&mut line)?;
         let address = line.trim().to_owned();
         ensure!(!address.is_empty(), "a peer did not say where it is");
-        Ok(Self { child, commands, address, heads, dies_at: Instant::now() + life })
+        Ok(Self { child, commands, address, heads, kill_at: Instant::now() + life })
     }
 
     /// Tells the peer to push blocks; the peer may be dead already.
@@ -137,18 +137,18 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
     let secret = format!("{:032x}", u128::from_le_bytes(random_bytes()?));
     let key = SharedKey::from_secret(secret.as_bytes())?;
     let mut worker = Worker::new(&folder.0, seed, &own.join(","), &key)?;
-    let lies = Arc::new(AttackCounts::default());
+    let attack_counts = Arc::new(AttackCounts::default());
     let tcp = worker.node.address.split(',').find_map(|link| link.strip_prefix("tcp:")).map(str::to_owned);
-    let liars: Vec<MaliciousPeer> = tcp
+    let attackers: Vec<MaliciousPeer> = tcp
         .iter()
-        .flat_map(|address| (0..LIARS).map(move |number| (address, number)))
+        .flat_map(|address| (0..ATTACKERS).map(move |number| (address, number)))
         .map(|(address, number)| {
             MaliciousPeer::start(
                 address.clone(),
                 key.clone(),
-                worker.untold(),
+                worker.unannounced(),
                 seed + number,
-                Arc::clone(&lies),
+                Arc::clone(&attack_counts),
             )
         })
         .collect();
@@ -162,10 +162,10 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         peers.push(start(transports, life)?);
     }
     let end = Instant::now() + Duration::from_secs(seconds);
-    let (mut killed, mut said_at, mut warm) = (0, Instant::now(), None);
+    let (mut killed, mut reported_at, mut warm) = (0, Instant::now(), None);
     while Instant::now() < end {
         for (index, transports) in kinds.iter().enumerate() {
-            if Instant::now() < peers[index].dies_at {
+            if Instant::now() < peers[index].kill_at {
                 continue;
             }
             let life = life.mul_f64(0.2 + worker.below(160) as f64 / 100.0);
@@ -175,14 +175,14 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         }
         worker.step(&mut peers)?;
         warm.get_or_insert_with(|| (resident_mib(), descriptors()));
-        if said_at.elapsed() > Duration::from_secs(20) {
-            said_at = Instant::now();
+        if reported_at.elapsed() > Duration::from_secs(20) {
+            reported_at = Instant::now();
             println!("{} · {killed} peers killed", worker.tally.render());
         }
     }
     drop(peers);
-    liars.into_iter().try_for_each(MaliciousPeer::stop)?;
-    worker.check_untold()?;
+    attackers.into_iter().try_for_each(MaliciousPeer::stop)?;
+    worker.check_unannounced()?;
     let rest = Instant::now();
     while !worker.is_at_rest() {
         ensure!(rest.elapsed() < REST_WITHIN, "not at rest: {}", worker.render_held());
@@ -211,9 +211,17 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         resident_mib(),
         descriptors()
     );
-    let (told, strangers) = (lies.told.load(Ordering::Relaxed), lies.strangers.load(Ordering::Relaxed));
-    println!("{told} lies told, none believed; {strangers} strangers, none admitted");
-    ensure!(tcp.is_none() || told > 0 && strangers > 0, "nobody lied: the run shows nothing of it");
+    let (attacks_sent, rejected_peers) = (
+        attack_counts.attacks_sent.load(Ordering::Relaxed),
+        attack_counts.rejected_peers.load(Ordering::Relaxed),
+    );
+    println!(
+        "{attacks_sent} invalid frames sent, none accepted; {rejected_peers} peers with a wrong secret, none admitted"
+    );
+    ensure!(
+        tcp.is_none() || attacks_sent > 0 && rejected_peers > 0,
+        "no invalid frame and no wrong secret was sent: raise --seconds"
+    );
     let links = &worker.node.links;
     println!(
         "links: {} failed while their peer went on, {} made again, {} slices retried, {} markers counted",

@@ -472,7 +472,7 @@ def run(roles, arguments, seed):
             )
 
     watched(roles, work)
-    # What the last port was told may be worked on still.
+    # The processes may still be handling the last attack.
     time.sleep(1.0)
     for role in roles:
         role.sample()

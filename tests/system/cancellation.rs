@@ -8,7 +8,7 @@ use crate::support::{Cluster, Events, get, leaks, open, prompt, request, wait_fo
 use serde_json::json;
 
 /// Tests run one at a time, because one of them measures times.
-static ALONE: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 const REQUESTS: u64 = 1000;
 const CLIENTS: u64 = 8;
@@ -21,7 +21,7 @@ fn inside(cluster: &Cluster) -> u64 {
 
 #[test]
 fn a_thousand_random_cancellations_leave_nothing_behind() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let config = "[router]\ndisaggregate_above_tokens = 64\n[engine]\nblocks = 400\n[host_tier]\ncapacity = \"2 MiB\"\n";
     let cluster = Arc::new(Cluster::start("cancel", &["prefill", "decode"], config));
     let (finished, hung_up) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -98,7 +98,7 @@ fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
 /// A client's disconnect frees its slots within 100 ms, on the prefill worker as well.
 #[test]
 fn a_hang_up_is_felt_everywhere_within_100_ms() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let cluster =
         Cluster::start("hangup", &["prefill", "decode"], "[router]\ndisaggregate_above_tokens = 64\n");
     let (mut slowest, mut seen_busy) = (Duration::ZERO, 0);

@@ -128,11 +128,11 @@ fn a_hand_off_is_one_trace_with_its_transfer() {
 }
 
 /// Proxies bytes to an engine and records its requests.
-async fn overhear(engine: String) -> (String, Arc<Mutex<String>>) {
-    let heard = Arc::new(Mutex::new(String::new()));
+async fn recording_proxy(engine: String) -> (String, Arc<Mutex<String>>) {
+    let recorded = Arc::new(Mutex::new(String::new()));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
-    let keeping = Arc::clone(&heard);
+    let keeping = Arc::clone(&recorded);
     tokio::spawn(async move {
         loop {
             let (outside, _) = listener.accept().await.expect("a client");
@@ -152,7 +152,7 @@ async fn overhear(engine: String) -> (String, Arc<Mutex<String>>) {
             tokio::spawn(async move { tokio::io::copy(&mut answers, &mut back).await });
         }
     });
-    (format!("http://{address}"), heard)
+    (format!("http://{address}"), recorded)
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn callers_and_engines_are_of_one_trace() {
     let engine =
         runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, false), listen)).expect("a mock");
     let plain = engine.url().trim_start_matches("http://").to_owned();
-    let (url, heard) = runtime.block_on(overhear(plain));
+    let (url, recorded) = runtime.block_on(recording_proxy(plain));
     let scratch = support::Scratch::new("callers");
     let config = format!("[gateway]\nhealth_interval = \"100ms\"\n{}", trace_config(&collector.endpoint()));
     let path = scratch.config("kvasir.toml", &config);
@@ -172,7 +172,7 @@ fn callers_and_engines_are_of_one_trace() {
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
     let ask = |headers: &str| {
         let body = chat(20, 1, 4).to_string();
-        heard.lock().expect("lock").clear();
+        recorded.lock().expect("lock").clear();
         let answer = support::raw(
             &gateway.address,
             &format!(
@@ -181,8 +181,8 @@ fn callers_and_engines_are_of_one_trace() {
             ),
         );
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let heard = heard.lock().expect("lock").to_ascii_lowercase();
-        let asked = heard.split("post /v1/chat/completions").nth(1).expect("the request").to_owned();
+        let recorded = recorded.lock().expect("lock").to_ascii_lowercase();
+        let asked = recorded.split("post /v1/chat/completions").nth(1).expect("the request").to_owned();
         let of = |name: &str| {
             let line = asked.lines().find_map(|line| line.strip_prefix(name));
             line.map(|value| value.trim_start_matches(':').trim().to_owned())
@@ -247,7 +247,7 @@ fn a_clients_name_for_a_request_never_reaches_an_engine() {
         support::Process::start(&["worker", "--role", "both", "--threads", "1", "--config", &config]);
     worker.wait_healthy();
     for plain in [engine.url().trim_start_matches("http://").to_owned(), worker.address.clone()] {
-        let (url, heard) = runtime.block_on(overhear(plain));
+        let (url, recorded) = runtime.block_on(recording_proxy(plain));
         let gateway = support::Process::start(&["gateway", "--config", &config, "--worker", &url]);
         gateway.wait_healthy();
         let body = json!({"prompt": "Hello", "max_tokens": 2, "vllm_xargs": {"kvasir_resumed_tokens": 3}});
@@ -263,11 +263,12 @@ fn a_clients_name_for_a_request_never_reaches_an_engine() {
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
             assert!(answer.contains("x-request-id: mine-1\r\n"), "{answer}");
         }
-        let heard = heard.lock().expect("lock").to_ascii_lowercase();
-        let names: Vec<&str> = heard.lines().filter_map(|line| line.strip_prefix("x-request-id: ")).collect();
+        let recorded = recorded.lock().expect("lock").to_ascii_lowercase();
+        let names: Vec<&str> =
+            recorded.lines().filter_map(|line| line.strip_prefix("x-request-id: ")).collect();
         assert!(names.len() == 2 && names[0] != names[1] && names[0].len() >= 32, "{names:?}");
-        assert!(!heard.contains("mine-1"), "{heard}");
-        assert!(!heard.contains("kvasir_resumed_tokens"), "the gateway's alone: {heard}");
+        assert!(!recorded.contains("mine-1"), "{recorded}");
+        assert!(!recorded.contains("kvasir_resumed_tokens"), "the gateway's alone: {recorded}");
     }
     runtime.shutdown_background();
 }

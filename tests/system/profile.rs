@@ -8,7 +8,7 @@ use crate::support::{Events, Process, Scratch, wait_for};
 use serde_json::json;
 
 /// In microseconds: a step, a request, a token of KV, a prompt token, the square of a prompt's tokens.
-const TRUTH: [f64; 5] = [8_000.0, 60.0, 0.1, 20.0, 0.004];
+const STEP_TIMES: [f64; 5] = [8_000.0, 60.0, 0.1, 20.0, 0.004];
 const KEYS: [&str; 5] = [
     "step_base_us",
     "step_per_request_us",
@@ -17,9 +17,9 @@ const KEYS: [&str; 5] = [
     "step_per_prompt_square_us",
 ];
 
-/// Starts an engine with the step times of [`TRUTH`].
+/// Starts an engine with the step times of [`STEP_TIMES`].
 fn known_engine() -> Process {
-    let [base, request, kv_token, prompt_token, square] = TRUTH;
+    let [base, request, kv_token, prompt_token, square] = STEP_TIMES;
     let engine = Process::start(&[
         "mock",
         "--step-ms",
@@ -67,12 +67,12 @@ fn the_step_times_of_a_known_engine_are_found() {
     let prompt = |of: [f64; 5], tokens: f64| of[3] * tokens + of[4] * tokens * tokens;
     let mut worst: f64 = 0.0;
     for (requests, held) in [(2.0, 3_000.0), (16.0, 20_000.0), (24.0, 60_000.0), (32.0, 120_000.0)] {
-        worst = worst.max((decode(found, requests, held) / decode(TRUTH, requests, held) - 1.0).abs());
+        worst = worst.max((decode(found, requests, held) / decode(STEP_TIMES, requests, held) - 1.0).abs());
     }
     for tokens in [700.0, 3_000.0, 6_000.0] {
-        worst = worst.max((prompt(found, tokens) / prompt(TRUTH, tokens) - 1.0).abs());
+        worst = worst.max((prompt(found, tokens) / prompt(STEP_TIMES, tokens) - 1.0).abs());
     }
-    for ((key, found), truth) in KEYS.iter().zip(found).zip(TRUTH) {
+    for ((key, found), truth) in KEYS.iter().zip(found).zip(STEP_TIMES) {
         println!("{key}: {found:.4}, known {truth} ({:+.1} %)", (found / truth - 1.0) * 100.0);
     }
     println!("times between and within the measured loads are off by {:.1} % at most", worst * 100.0);
@@ -136,7 +136,8 @@ fn attained(engines: &[Process], rate: f64, seconds: f64) -> f64 {
 fn a_fleet_of_the_planned_size_keeps_the_service_level() {
     const RATE: f64 = 10.0;
     let scratch = Scratch::new("plan-size");
-    let known: String = KEYS.iter().zip(TRUTH).map(|(key, value)| format!("{key} = {value:?}\n")).collect();
+    let known: String =
+        KEYS.iter().zip(STEP_TIMES).map(|(key, value)| format!("{key} = {value:?}\n")).collect();
     let config = scratch.config("planner.toml", &format!("[planner]\n{known}kv_tokens = {}\n", 16_384 * 16));
     let output = Command::new(env!("CARGO_BIN_EXE_kvasir"))
         .args(["plan", "size", "--config", &config])

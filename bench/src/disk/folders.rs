@@ -224,10 +224,10 @@ impl Work {
             let parent = BlockIdentity([0; 16]);
             let checksum = work.checksum(&memory);
             let block = Block { identity: Self::identity(slot), parent, tenant: 0, checksum, meta: &[] };
-            let is_begun = work.log.write(slot, block, memory, work.size, 0).is_ok();
-            work.written = work.written.wrapping_add(is_begun.into());
-            work.writing.extend(is_begun.then_some(slot));
-            is_begun
+            let is_submitted = work.log.write(slot, block, memory, work.size, 0).is_ok();
+            work.written = work.written.wrapping_add(is_submitted.into());
+            work.writing.extend(is_submitted.then_some(slot));
+            is_submitted
         })
     }
 
@@ -248,23 +248,23 @@ impl Work {
         begin: impl Fn(&mut Self, SlotRef) -> bool,
     ) -> Result<f64> {
         let started = Instant::now();
-        let (mut begun, mut ended, mut rate) = (0, 0, None);
+        let (mut submitted, mut ended, mut rate) = (0, 0, None);
         loop {
             let elapsed = started.elapsed();
-            let is_over = elapsed >= length || begun >= blocks;
+            let is_over = elapsed >= length || submitted >= blocks;
             if is_over {
                 let bytes = f64::from(self.size) * ended as f64;
                 rate.get_or_insert(bytes / elapsed.as_secs_f64());
-                if begun == ended {
+                if submitted == ended {
                     return Ok(rate.unwrap_or_default());
                 }
             }
             while !is_over
-                && begun < blocks
+                && submitted < blocks
                 && let Some(memory) = self.pool.acquire()
                 && begin(self, memory)
             {
-                begun += 1;
+                submitted += 1;
             }
             for done in self.next()? {
                 if let DiskCompletion::Written { slot, .. } = &done {

@@ -1,6 +1,6 @@
 //! Scaling policies in simulation: the planner of this repository and policies of its peers, on six shapes of demand.
 
-mod shapes;
+mod demand_profiles;
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use control_planner::{
 };
 
 use crate::results::{self, Better};
-use shapes::{SHAPES, Shape};
+use demand_profiles::{DEMAND_PROFILES, DemandProfile};
 
 /// Repetitions of each shape with seeds of their own.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
@@ -76,21 +76,21 @@ pub(crate) fn run(smoke: bool) -> Result<()> {
     println!(
         "# scaling policies, simulated; workers as vLLM with Qwen3-32B on two H100, attainment wanted 99 %"
     );
-    let shapes = if smoke { &SHAPES[..1] } else { &SHAPES[..] };
-    for shape in shapes {
+    let demand_profiles = if smoke { &DEMAND_PROFILES[..1] } else { &DEMAND_PROFILES[..] };
+    for shape in demand_profiles {
         compare_on(shape, smoke);
     }
     println!();
-    known_season(&SHAPES[1]);
+    known_season(&DEMAND_PROFILES[1]);
     decisions();
-    wrong_beliefs(&SHAPES[..if smoke { 1 } else { SHAPES.len() }]);
+    wrong_beliefs(&DEMAND_PROFILES[..if smoke { 1 } else { DEMAND_PROFILES.len() }]);
     other_devices();
     steady(if smoke { 4.0 } else { 24.0 });
     Ok(())
 }
 
 /// The step for the fourth time: its period is known, and two periods were seen.
-fn known_season(shape: &Shape) {
+fn known_season(shape: &DemandProfile) {
     let period = shape.seconds();
     let setup = Setup { seasons: vec![period], ..shape.setup() };
     let requests = shape.requests(4, 1);
@@ -114,7 +114,7 @@ fn known_season(shape: &Shape) {
 /// Time of one decision for a pool of 1,000 workers with known capacity.
 fn decisions() {
     const WORKERS: u32 = 1000;
-    let setup = SHAPES[0].setup();
+    let setup = DEMAND_PROFILES[0].setup();
     let config = PlannerConfig {
         level: setup.level,
         engine: setup.engine,
@@ -133,7 +133,7 @@ fn decisions() {
         let observation = Observation {
             seconds: 5.0,
             arrivals: 5000.0 + f64::from(tick % 7),
-            finished: SHAPES[0].lengths_of(64),
+            finished: DEMAND_PROFILES[0].lengths_of(64),
             queued: f64::from(tick % 3),
             decoding: 20_000.0,
             kv_tokens: 9e7,
@@ -159,8 +159,8 @@ fn decisions() {
 }
 
 /// Initial step times that are a fifth too short or too long.
-fn wrong_beliefs(shapes: &[Shape]) {
-    for shape in shapes {
+fn wrong_beliefs(demand_profiles: &[DemandProfile]) {
+    for shape in demand_profiles {
         for speed in [0.8, 1.2] {
             let setup = shape.setup();
             let believed = Engine { step: setup.believed.step.times(1.0 / speed), ..setup.believed };
@@ -199,7 +199,7 @@ fn other_devices() {
         ),
     ];
     for (name, step) in devices {
-        let shape = &SHAPES[0];
+        let shape = &DEMAND_PROFILES[0];
         let engine = Engine { step, ..Engine::default() };
         let setup = Setup { engine, ..shape.setup() };
         let truth = shape.capacity_on(engine, CAPACITY_OF);
@@ -217,7 +217,7 @@ fn other_devices() {
 
 /// A day of Poisson arrivals at one rate.
 fn steady(hours: f64) {
-    let shape = &SHAPES[0];
+    let shape = &DEMAND_PROFILES[0];
     let setup = shape.setup();
     let seconds = hours * 3600.0;
     let requests = shape.steady(4.0, seconds, 1);
@@ -234,7 +234,7 @@ fn steady(hours: f64) {
     );
 }
 
-fn compare_on(shape: &Shape, smoke: bool) {
+fn compare_on(shape: &DemandProfile, smoke: bool) {
     let setup = shape.setup();
     let seeds = if smoke { 1..=1 } else { SEEDS };
     let demands: Vec<Vec<Request>> = seeds.map(|seed| shape.requests(1, seed)).collect();

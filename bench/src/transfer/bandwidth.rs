@@ -88,7 +88,7 @@ fn round(near: &mut Initiator, plan: &Plan, bidirectional: bool) -> Result<Round
     let mut stream = Stream::new(*plan, &near.node);
     let started = Instant::now();
     if bidirectional {
-        near.node.tell(&Command::Stream(*plan))?;
+        near.node.send_command(&Command::Stream(*plan))?;
     }
     near.until("completions", |node| {
         let done = stream.pump(node)?;

@@ -1,6 +1,6 @@
 //! Transfers between two nodes, over any fabric, beside a peer that is measured in the same run.
 //!
-//! One end initiates and measures (`bandwidth`, `latency`, `post`); the other obeys (`responder`). Commands
+//! One end initiates and measures (`bandwidth`, `latency`, `post`); the other executes its commands (`responder`). Commands
 //! travel as messages of the fabric itself (`command`), so the same code serves both ends driven by one thread,
 //! one thread for each, and two processes or machines. A [`Rails`] makes the fabrics, so no transport is named
 //! here.

@@ -178,7 +178,7 @@ impl Node {
         self.messages.clear();
     }
 
-    pub(super) fn tell(&mut self, command: &Command) -> Result<()> {
+    pub(super) fn send_command(&mut self, command: &Command) -> Result<()> {
         if self.outbox.len() >= OUTBOX_MAX {
             bail!("{OUTBOX_MAX} commands wait for the fabric to take one");
         }

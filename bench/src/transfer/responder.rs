@@ -1,4 +1,4 @@
-//! The end that obeys: counts arrivals, echoes, fills and compares memory, streams in the other direction.
+//! The responder executes the initiator's commands: it counts arrivals, echoes, fills and compares memory, streams in the other direction.
 //!
 //! `step` never blocks, so one thread can drive both ends.
 
@@ -79,8 +79,8 @@ impl Responder {
             self.count();
         }
         while let Some(command) = self.node.commands.pop_front() {
-            if let Err(error) = self.obey(command) {
-                self.node.tell(&Command::Failed { reason: format!("{error:#}") })?;
+            if let Err(error) = self.execute(command) {
+                self.node.send_command(&Command::Failed { reason: format!("{error:#}") })?;
             }
         }
         self.send_echoes()?;
@@ -88,7 +88,7 @@ impl Responder {
             && stream.pump(&mut self.node)?
         {
             self.stream = None;
-            self.node.tell(&Command::Done)?;
+            self.node.send_command(&Command::Done)?;
         }
         Ok(happened)
     }
@@ -132,7 +132,7 @@ impl Responder {
         Ok(())
     }
 
-    fn obey(&mut self, command: Command) -> Result<()> {
+    fn execute(&mut self, command: Command) -> Result<()> {
         let answer = match command {
             Command::Hello { version, on_device, slot_bytes, out, in_ } => {
                 ensure!(version == VERSION, "the peer speaks version {version}, this end {VERSION}");
@@ -194,7 +194,7 @@ impl Responder {
             }
             Command::Failed { reason } => bail!("the initiator reports: {reason}"),
         };
-        self.node.tell(&answer)
+        self.node.send_command(&answer)
     }
 }
 
@@ -303,7 +303,7 @@ mod tests {
             out: names.clone(),
             in_: names.clone(),
         };
-        responder.obey(hello(VERSION, 4096)).expect("a good greeting");
+        responder.execute(hello(VERSION, 4096)).expect("a good greeting");
         let rows = Some(RowShape { bytes: 0, local_stride: 0, remote_stride: 0 });
         let (good, large) = (Shape { bytes: 64, rows: None }, Shape { bytes: 8192, rows: None });
         let (empty, cut) = (Shape { bytes: 0, rows: None }, Shape { bytes: 64, rows });
@@ -325,8 +325,8 @@ mod tests {
             Command::Done,
             Command::Compared { wrong: 1 },
         ] {
-            assert!(responder.obey(command.clone()).is_err(), "{command:?}");
+            assert!(responder.execute(command.clone()).is_err(), "{command:?}");
         }
-        responder.obey(stream(good, 4, 2)).expect("the good ones still work");
+        responder.execute(stream(good, 4, 2)).expect("the good ones still work");
     }
 }

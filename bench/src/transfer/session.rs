@@ -19,7 +19,7 @@ use super::responder::Responder;
 /// The `listen` argument of [`Rails::make`] if both ends are in this process: any free address.
 pub const ANY_ADDRESS: &str = "any";
 /// Time without progress after which a test fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const IDLE_STEPS_BEFORE_YIELD: u32 = 1000;
 
 /// Creates fabrics. Called once for each end and rail, on the thread that drives the fabric.
@@ -101,8 +101,8 @@ impl Initiator {
                 let now = (self.node.completed, self.node.immediates.len() + self.node.messages.len());
                 if now != before {
                     (before, started) = (now, Instant::now());
-                } else if started.elapsed() > PATIENCE {
-                    bail!("no progress for {PATIENCE:?}, waiting for {what}");
+                } else if started.elapsed() > STALL_TIMEOUT {
+                    bail!("no progress for {STALL_TIMEOUT:?}, waiting for {what}");
                 }
             }
         }
@@ -111,7 +111,7 @@ impl Initiator {
 
     /// Sends a command to the other end and waits for its answer.
     pub(super) fn ask(&mut self, command: &Command) -> Result<Command> {
-        self.node.tell(command)?;
+        self.node.send_command(command)?;
         self.answer()
     }
 
@@ -154,7 +154,7 @@ impl Initiator {
 
     /// Sends `Quit` and gives the message time to go out.
     fn part(mut self) -> Result<()> {
-        self.node.tell(&Command::Quit)?;
+        self.node.send_command(&Command::Quit)?;
         for _ in 0..100 {
             self.step()?;
         }

@@ -1,7 +1,7 @@
-//! A peer that holds the secret and lies: it names slots that were not announced to it, guessed generations,
+//! A peer that holds the secret and sends invalid frames: it names slots that were not announced to it, guessed generations,
 //! and bytes outside of slots, requests reads, and disconnects anywhere.
 //!
-//! The liar speaks the TCP transport's protocol by hand (`dataplane/tcp/src/wire.rs` has the layout). Each lie
+//! The attacker speaks the TCP transport's protocol by hand (`dataplane/tcp/src/wire.rs` has the layout). Each attack
 //! must end its connection and change no memory: the worker keeps slots that are announced to no peer, and
 //! compares them.
 
@@ -22,32 +22,32 @@ const READ: u8 = 5;
 /// Hellos of both sides with their proofs.
 const HELLO_BYTES: usize = 64;
 /// Longest time until the worker ends a connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Counts of the liars' work.
+/// Counts of the attackers' work.
 #[derive(Debug, Default)]
 pub(crate) struct AttackCounts {
     /// Lies over admitted connections.
-    pub(crate) told: AtomicU64,
+    pub(crate) attacks_sent: AtomicU64,
     /// Connections with a wrong secret.
-    pub(crate) strangers: AtomicU64,
+    pub(crate) rejected_peers: AtomicU64,
 }
 
-/// A thread that lies until it is stopped.
+/// A thread that sends invalid frames until it is stopped.
 pub(crate) struct MaliciousPeer {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
 }
 
 impl MaliciousPeer {
-    /// Starts a thread that lies to the node at `address` about its slots, mostly those of `targets`.
+    /// Starts a thread that sends the node at `address` invalid frames about its slots, mostly those of `targets`.
     pub(crate) fn start(
         address: String,
         key: SharedKey,
         targets: Vec<u32>,
         seed: u64,
-        lies: Arc<AttackCounts>,
+        attack_counts: Arc<AttackCounts>,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -55,11 +55,11 @@ impl MaliciousPeer {
             let mut random = fastrand::Rng::with_seed(seed);
             while !stopped.load(Ordering::Relaxed) {
                 if random.u64(..8) == 0 {
-                    be_refused(&address, &mut random)?;
-                    lies.strangers.fetch_add(1, Ordering::Relaxed);
+                    check_wrong_secret(&address, &mut random)?;
+                    attack_counts.rejected_peers.fetch_add(1, Ordering::Relaxed);
                 } else {
-                    let is_told = lie(&address, &key, &targets, &mut random)?;
-                    lies.told.fetch_add(u64::from(is_told), Ordering::Relaxed);
+                    let was_sent = send_attack(&address, &key, &targets, &mut random)?;
+                    attack_counts.attacks_sent.fetch_add(u64::from(was_sent), Ordering::Relaxed);
                 }
                 std::thread::sleep(PAUSE);
             }
@@ -68,10 +68,10 @@ impl MaliciousPeer {
         Self { stop, thread }
     }
 
-    /// Stops the thread. An error: a lie was believed.
+    /// Stops the thread. An error: an invalid frame was accepted.
     pub(crate) fn stop(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("a liar panicked"))?
+        self.thread.join().map_err(|_| anyhow!("the attacker thread panicked"))?
     }
 }
 
@@ -79,9 +79,9 @@ impl MaliciousPeer {
 fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> {
     let mut streams = Vec::new();
     for lane in 0..2_u8 {
-        let mut stream = TcpStream::connect(address).context("a liar cannot connect")?;
+        let mut stream = TcpStream::connect(address).context("the attacker cannot connect to the worker")?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(CLOSE_TIMEOUT))?;
         let (mut authentication, opening) = Authentication::connecting(Transport::Tcp.into())?;
         let mut answer = [0; OPENING_BYTES];
         if stream.write_all(&opening).is_err() || stream.read_exact(&mut answer).is_err() {
@@ -105,15 +105,18 @@ fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> 
     Ok(streams)
 }
 
-fn be_refused(address: &str, random: &mut fastrand::Rng) -> Result<()> {
+fn check_wrong_secret(address: &str, random: &mut fastrand::Rng) -> Result<()> {
     let secret: Vec<u8> = (0..32).map(|_| b'a' + random.u64(..26) as u8).collect();
     let key = SharedKey::from_secret(&secret)?;
-    ensure!(join(address, &key, random.u64(..u64::MAX))?.is_empty(), "A STRANGER WAS ADMITTED");
+    ensure!(
+        join(address, &key, random.u64(..u64::MAX))?.is_empty(),
+        "a peer with a wrong secret was admitted"
+    );
     Ok(())
 }
 
-/// Tells one lie. `false`: the connection was refused for lack of room.
-fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut fastrand::Rng) -> Result<bool> {
+/// Sends one invalid frame. `false`: the connection was refused for lack of room.
+fn send_attack(address: &str, key: &SharedKey, targets: &[u32], random: &mut fastrand::Rng) -> Result<bool> {
     let mut streams = join(address, key, random.u64(..u64::MAX))?;
     let [_, stream] = &mut streams[..] else { return Ok(false) };
     let slot = match random.u64(..4) {
@@ -143,7 +146,7 @@ fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut fastrand::R
     let mut seen = Vec::new();
     let ended = stream.read_to_end(&mut seen);
     let timed_out = ended.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-    ensure!(!timed_out, "A LIE WAS BELIEVED: the connection stays open after {header:?}");
-    ensure!(seen.len() < 4096, "A LIE WAS BELIEVED: {} bytes were read", seen.len());
+    ensure!(!timed_out, "invalid frame accepted: the connection stays open after {header:?}");
+    ensure!(seen.len() < 4096, "invalid read accepted: {} bytes were returned", seen.len());
     Ok(true)
 }

@@ -14,10 +14,10 @@ use super::Peer;
 use super::node::{HEADS, LAYOUT, Node, block_bytes, content_of, fill_block, ranges_of};
 
 /// Slots that are announced to no peer.
-const UNTOLD: usize = 16;
+const UNANNOUNCED_SLOTS: usize = 16;
 /// Limit of hand-offs in progress: at first, and at most on fast transports.
-const UNDER_WAY_FIRST: usize = 4;
-const UNDER_WAY_MAX: usize = 24;
+const IN_FLIGHT_FIRST: usize = 4;
+const IN_FLIGHT_MAX: usize = 24;
 /// Most blocks of one hand-off.
 const BLOCKS_MAX: u64 = 12;
 
@@ -30,7 +30,7 @@ pub(crate) struct Tally {
     lost: u64,
     refused: u64,
     /// Largest limit of hand-offs in progress that was reached.
-    at_once_most: usize,
+    in_flight_peak: usize,
     pub(crate) bytes_compared: u64,
 }
 
@@ -44,7 +44,7 @@ impl Tally {
             self.stopped,
             self.lost,
             self.refused,
-            self.at_once_most,
+            self.in_flight_peak,
             self.bytes_compared as f64 / 1e9
         )
     }
@@ -59,7 +59,7 @@ struct Expected {
     heads: HeadRange,
     is_cancelled: bool,
     /// Whether its deadline is below 2 ms, which most hand-offs miss.
-    is_hurried: bool,
+    has_short_deadline: bool,
 }
 
 pub(crate) struct Worker {
@@ -67,13 +67,13 @@ pub(crate) struct Worker {
     notices: Receiver<Notice>,
     random: fastrand::Rng,
     expected: HashMap<u64, Expected>,
-    /// Adaptive limit, 1 to [`UNDER_WAY_MAX`]: one less when a hand-off misses a deadline that is not hurried,
+    /// Adaptive limit, 1 to [`IN_FLIGHT_MAX`]: one less when a hand-off misses a deadline that is not hurried,
     /// one more when a hand-off completes. A transport that is too slow for all at once (Soft-RoCE in an
     /// emulated machine) would otherwise be late with every one.
-    under_way_limit: usize,
+    in_flight_limit: usize,
     pub(crate) tally: Tally,
-    /// Slots that are announced to no peer; liars try to write to them.
-    untold: Vec<SlotRef>,
+    /// Slots that are announced to no peer; attackers try to write to them.
+    unannounced: Vec<SlotRef>,
     seed: u64,
 }
 
@@ -83,16 +83,16 @@ impl Worker {
         // The receiver outlives the service, except that a notice at the very end may find it gone.
         let notify = move |notice| drop(sender.send(notice));
         let node = Node::new(transports, &folder.join("0.sock"), HEADS, seed, key, notify)?;
-        let untold: Vec<SlotRef> = (0..UNTOLD).filter_map(|_| node.pool.acquire()).collect();
-        untold.iter().for_each(|slot| fill_block(slot, HEADS, seed, 0));
+        let unannounced: Vec<SlotRef> = (0..UNANNOUNCED_SLOTS).filter_map(|_| node.pool.acquire()).collect();
+        unannounced.iter().for_each(|slot| fill_block(slot, HEADS, seed, 0));
         Ok(Self {
             node,
             notices,
             random: fastrand::Rng::with_seed(seed),
             expected: HashMap::new(),
-            under_way_limit: UNDER_WAY_FIRST,
-            tally: Tally { at_once_most: UNDER_WAY_FIRST, ..Tally::default() },
-            untold,
+            in_flight_limit: IN_FLIGHT_FIRST,
+            tally: Tally { in_flight_peak: IN_FLIGHT_FIRST, ..Tally::default() },
+            unannounced,
             seed,
         })
     }
@@ -102,18 +102,18 @@ impl Worker {
     }
 
     /// Returns the numbers of the slots that are announced to no peer.
-    pub(crate) fn untold(&self) -> Vec<u32> {
-        self.untold.iter().map(SlotRef::slot).collect()
+    pub(crate) fn unannounced(&self) -> Vec<u32> {
+        self.unannounced.iter().map(SlotRef::slot).collect()
     }
 
     /// Compares these slots, and releases them.
-    pub(crate) fn check_untold(&mut self) -> Result<()> {
-        for slot in self.untold.drain(..) {
+    pub(crate) fn check_unannounced(&mut self) -> Result<()> {
+        for slot in self.unannounced.drain(..) {
             let mut found = vec![0; LAYOUT.slot_bytes()];
             slot.slab().read(slot.slot(), 0, &mut found);
             ensure!(
                 found == block_bytes(self.seed, 0),
-                "A LIE WAS BELIEVED: slot {} was written",
+                "invalid write accepted: slot {} was changed",
                 slot.slot()
             );
         }
@@ -122,7 +122,7 @@ impl Worker {
 
     pub(crate) fn step(&mut self, peers: &mut [Peer]) -> Result<()> {
         self.collect()?;
-        if self.expected.len() >= self.under_way_limit {
+        if self.expected.len() >= self.in_flight_limit {
             std::thread::sleep(Duration::from_micros(200));
             return Ok(());
         }
@@ -150,8 +150,8 @@ impl Worker {
         // Old bytes of a slot must not pass for an arrived block.
         let blank = vec![0xA5; LAYOUT.slot_bytes()];
         slots.iter().for_each(|slot| slot.slab().write(slot.slot(), 0, &blank));
-        let is_hurried = self.below(10) == 0;
-        let patience = if is_hurried {
+        let has_short_deadline = self.below(10) == 0;
+        let patience = if has_short_deadline {
             Duration::from_micros(self.below(2000))
         } else {
             Duration::from_millis(500 + self.below(3000))
@@ -161,7 +161,8 @@ impl Worker {
         let expect = Command::Expect { transfer, address, first_block: first, content, slots, deadline };
         if self.node.service.submit(expect).is_ok() {
             let heads = peer.heads;
-            let expected = Expected { seed, first_block, blocks, heads, is_cancelled: false, is_hurried };
+            let expected =
+                Expected { seed, first_block, blocks, heads, is_cancelled: false, has_short_deadline };
             self.expected.insert(transfer, expected);
             peer.push(transfer, pushed, seed);
         }
@@ -202,13 +203,14 @@ impl Worker {
         match outcome {
             Outcome::Complete => {
                 tally.whole += 1;
-                self.under_way_limit = UNDER_WAY_MAX.min(self.under_way_limit + 1);
-                tally.at_once_most = tally.at_once_most.max(self.under_way_limit);
+                self.in_flight_limit = IN_FLIGHT_MAX.min(self.in_flight_limit + 1);
+                tally.in_flight_peak = tally.in_flight_peak.max(self.in_flight_limit);
             }
             _ if expected.is_cancelled => tally.cancelled += 1,
             Outcome::Deadline => {
                 tally.late += 1;
-                self.under_way_limit = (self.under_way_limit - usize::from(!expected.is_hurried)).max(1);
+                self.in_flight_limit =
+                    (self.in_flight_limit - usize::from(!expected.has_short_deadline)).max(1);
             }
             Outcome::SenderStopped => tally.stopped += 1,
             Outcome::PeerDown => tally.lost += 1,

@@ -153,7 +153,7 @@ impl Store {
 
     /// Reports that a prompt has come. Together with [`Store::mark_conversation_idle`] this teaches when conversations
     /// continue, so that their blocks can be fetched ahead; without prefetch it does nothing.
-    pub fn came(&self, chain: &[BlockIdentity]) {
+    pub fn prompt_arrived(&self, chain: &[BlockIdentity]) {
         // A dropped hint costs nothing but a measurement.
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::PromptStarted(chain.to_vec()));

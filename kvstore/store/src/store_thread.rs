@@ -254,6 +254,6 @@ impl StoreThread {
         let place = self.loads.place(&waiters);
         self.tiers.came_from_disk(read, bytes, is_gone, place);
         self.far.offer_orphans_of(&identity, &self.tiers);
-        self.loads.came(&identity, waiters, &self.tiers.shared);
+        self.loads.block_arrived(&identity, waiters, &self.tiers.shared);
     }
 }

@@ -59,7 +59,7 @@ pub(crate) struct ExchangeResult {
 
 /// Longest time that clients wait for the end. A gateway that is still working ends the answer earlier, or
 /// reports an error.
-const PATIENCE: Duration = Duration::from_secs(300);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Sends the request, and compares the answer with the reference.
 pub(crate) async fn ask(
@@ -71,7 +71,7 @@ pub(crate) async fn ask(
     let mut bytes = Vec::with_capacity(4096);
     let talk = talk(address, exchange, behaviour, id, &mut bytes);
     let (limit, end) = match behaviour.leaves_after {
-        None => (PATIENCE, Outcome::TimedOut),
+        None => (EXCHANGE_TIMEOUT, Outcome::TimedOut),
         Some(millis) => (Duration::from_millis(millis), Outcome::ClientLeft),
     };
     let mut cached = None;

@@ -35,7 +35,7 @@ struct Pod {
 
 /// Engines to start and to stop.
 #[derive(Debug, Default)]
-pub(crate) struct Orders {
+pub(crate) struct ScaleActions {
     pub(crate) start: Vec<usize>,
     pub(crate) stop: Vec<usize>,
 }
@@ -100,7 +100,7 @@ impl Deployment {
 
     /// Takes one step towards the replicas of the Deployment; returns an error if they are out of bounds.
     /// `is_idle` tells whether an engine has no request.
-    pub(crate) fn reconcile(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Result<Orders> {
+    pub(crate) fn reconcile(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Result<ScaleActions> {
         let replicas = self.replicas()?;
         let (fewest, most) = self.replicas_min_max;
         let what = format!("{replicas} engines were asked for, and {fewest} to {most} are allowed");
@@ -109,7 +109,7 @@ impl Deployment {
         let staying = (0..self.pods.len()).filter(|engine| self.is_staying(*engine)).count();
         let start = self.create_missing((replicas as usize).saturating_sub(staying));
         self.mark_surplus(staying.saturating_sub(replicas as usize), now);
-        Ok(Orders { start, stop: self.remove_drained(now, is_idle) })
+        Ok(ScaleActions { start, stop: self.remove_drained(now, is_idle) })
     }
 
     /// Number of rises that followed a fall.

@@ -38,11 +38,11 @@ const BLOCK_TOKENS: u64 = 16;
 pub(crate) struct FaultEffects {
     steps: Vec<Step>,
     /// Whether no fault of the plan affects a client.
-    interrupts_nothing: bool,
+    has_no_client_fault: bool,
     /// Whether a decode worker reports tokens from its prefill worker as cached.
     has_pairs: bool,
     /// Whether there is one engine, with space for all blocks, and no fault.
-    forgets_nothing: bool,
+    keeps_all_blocks: bool,
     /// Earliest time at which the first step was due.
     began: Nanos,
 }
@@ -51,9 +51,9 @@ impl FaultEffects {
     pub(crate) fn new(plan: &Plan, began: Nanos) -> Self {
         Self {
             steps: plan.steps.clone(),
-            interrupts_nothing: plan.interrupts_nothing(),
+            has_no_client_fault: plan.has_no_client_fault(),
             has_pairs: plan.is_reference() && plan.has_pairs(),
-            forgets_nothing: !plan.has_faults()
+            keeps_all_blocks: !plan.has_faults()
                 && matches!(&plan.engines[..], [engine] if engine.blocks >= ENOUGH_BLOCKS),
             began,
         }
@@ -78,7 +78,7 @@ impl FaultEffects {
     /// client, and the client reads at once.
     pub(crate) fn answers_within(&self, number: usize) -> Option<Nanos> {
         match self.steps.get(number)?.action {
-            Action::Ask { pause: 0, .. } if self.interrupts_nothing => Some(ANSWERS_WITHIN),
+            Action::Ask { pause: 0, .. } if self.has_no_client_fault => Some(ANSWERS_WITHIN),
             _ => None,
         }
     }
@@ -103,7 +103,7 @@ impl FaultEffects {
             .before(ended.at)
             .any(|step| matches!(&step.action, Action::Terminate { node, .. } if Some(*node) == gateway));
         match () {
-            () if self.interrupts_nothing => Oracle::Service,
+            () if self.has_no_client_fault => Oracle::Service,
             () if is_stopped => Oracle::Drain,
             () => Oracle::Progress,
         }
@@ -128,7 +128,7 @@ impl FaultEffects {
         match &ended.outcome {
             Outcome::Correct | Outcome::ClientLeft => true,
             Outcome::Wrong(..) => false,
-            _ if self.interrupts_nothing => false,
+            _ if self.has_no_client_fault => false,
             // A fault on the path to this gateway, or of the gateway itself.
             Outcome::Cut => self.before(ended.at).any(|step| match &step.action {
                 Action::Kill { node, .. } | Action::Freeze { node, .. } => {
@@ -179,7 +179,7 @@ impl FaultEffects {
         right: &BTreeMap<usize, Nanos>,
         catalog: &[Vec<Exchange>],
     ) -> u64 {
-        if !self.forgets_nothing {
+        if !self.keeps_all_blocks {
             return 0;
         }
         let step = &self.steps[number];

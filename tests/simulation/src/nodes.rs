@@ -69,7 +69,7 @@ pub(crate) fn write_keys() -> Result<()> {
 pub(crate) struct StopHandle(Arc<StopState>);
 
 struct StopState {
-    is_told: AtomicBool,
+    is_stop_requested: AtomicBool,
     /// Sender to the running command.
     signals: Mutex<UnboundedSender<StopSignal>>,
 }
@@ -77,13 +77,13 @@ struct StopState {
 impl StopHandle {
     fn new() -> Self {
         let signals = Mutex::new(mpsc::unbounded_channel().0);
-        Self(Arc::new(StopState { is_told: AtomicBool::new(false), signals }))
+        Self(Arc::new(StopState { is_stop_requested: AtomicBool::new(false), signals }))
     }
 
     /// Returns the source of stop signals for the next command.
     fn source(&self) -> StopSource {
         let (signals, received) = mpsc::unbounded_channel();
-        if self.is_told() {
+        if self.is_stop_requested() {
             // The signal arrived between the start of the process and that of the command.
             let _heard = signals.send(StopSignal::Terminate);
         }
@@ -91,14 +91,14 @@ impl StopHandle {
         StopSource::Channel(received)
     }
 
-    fn is_told(&self) -> bool {
-        self.0.is_told.load(Ordering::Relaxed)
+    fn is_stop_requested(&self) -> bool {
+        self.0.is_stop_requested.load(Ordering::Relaxed)
     }
 
     /// A command that does not listen yet gets the signal when it does, where a real process would exit at
     /// once.
     pub(crate) fn terminate(&self) {
-        self.0.is_told.store(true, Ordering::Relaxed);
+        self.0.is_stop_requested.store(true, Ordering::Relaxed);
         // A command that has ended has no receiver.
         let _unheard =
             self.0.signals.lock().unwrap_or_else(PoisonError::into_inner).send(StopSignal::Terminate);
@@ -158,7 +158,7 @@ fn start_command(host: HostId, name: &str, arguments: [&str; 3]) -> Started {
     let (arguments, its_name) = (arguments.collect::<Vec<String>>(), name.to_owned());
     let process = kernel::start_process(host, name, move || {
         let code = control_node::run_with_stop_source(arguments, source);
-        if !handle.is_told() || code != ExitCode::SUCCESS {
+        if !handle.is_stop_requested() || code != ExitCode::SUCCESS {
             report::fail(
                 Oracle::Alive,
                 &format!("{its_name} has ended by itself, or with an error: {code:?}"),
@@ -268,9 +268,9 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
             let rots = kernel::disk_of(host).rot_one_in > 0;
             let has_disk_faults = has_faults() || (was_starting && (began_in_faults || rots));
             match code == ExitCode::SUCCESS {
-                true if handle.is_told() => kernel::exit(),
+                true if handle.is_stop_requested() => kernel::exit(),
                 // The supervisor starts a worker again after a failure, until the worker is told to stop.
-                false if has_disk_faults && handle.is_told() => kernel::exit(),
+                false if has_disk_faults && handle.is_stop_requested() => kernel::exit(),
                 false if has_disk_faults => std::thread::sleep(Duration::from_secs(1)),
                 _ => report::fail(
                     Oracle::Alive,

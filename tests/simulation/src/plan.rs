@@ -305,7 +305,7 @@ impl Plan {
     }
 
     /// Whether no action of the plan affects a client.
-    pub(crate) fn interrupts_nothing(&self) -> bool {
+    pub(crate) fn has_no_client_fault(&self) -> bool {
         if self.controls > 0 {
             self.hits_only_control_plane()
         } else {

@@ -16,10 +16,10 @@ use crate::oracle::{Oracle, Violation};
 use crate::plan::Node;
 
 /// Time within which a healed cluster comes to rest.
-const RESTS_WITHIN: Duration = Duration::from_secs(240);
+const QUIESCENT_WITHIN: Duration = Duration::from_secs(240);
 
 /// Consecutive looks that must find nothing left.
-const CLEAN_LOOKS: u32 = 3;
+const CLEAN_POLLS: u32 = 3;
 
 /// Leftovers at one look, each with the oracle that it violates.
 type LeftOver = Vec<(Oracle, String)>;
@@ -28,7 +28,7 @@ type LeftOver = Vec<(Oracle, String)>;
 pub(crate) type Counts = BTreeMap<String, u64>;
 
 /// Counters of workers that show which parts a run exercised.
-const WORKED: [&str; 14] = [
+const WORKER_COVERAGE: [&str; 14] = [
     "kvasir_transfer_completed_total",
     "kvasir_transfer_incomplete_total",
     "kvasir_transfer_cancelled_total",
@@ -46,7 +46,7 @@ const WORKED: [&str; 14] = [
 ];
 
 /// Counters of gateways that show the same.
-const GATEWAYS_WORKED: [&str; 5] = [
+const GATEWAY_COVERAGE: [&str; 5] = [
     "kvasir_gateway_migrations_total",
     "kvasir_gateway_disaggregated_total",
     "kvasir_gateway_broken_streams_total",
@@ -55,7 +55,7 @@ const GATEWAYS_WORKED: [&str; 5] = [
 ];
 
 /// Counters that may stay 0 over a thousand runs.
-pub(crate) const SELDOM_WORKED: [&str; 2] =
+pub(crate) const RARELY_COVERED: [&str; 2] =
     ["kvasir_transfer_leases_expired_total", "kvasir_gateway_broken_streams_total"];
 
 /// Checks of a cluster without requests.
@@ -65,15 +65,15 @@ pub(crate) struct Observer<'a> {
 
 impl Observer<'_> {
     /// Waits until no trace of a request is left, and the index matches the engines' blocks.
-    pub(crate) async fn await_rest(&self) -> Result<()> {
+    pub(crate) async fn await_quiescence(&self) -> Result<()> {
         let (began, mut clean) = (Instant::now(), 0);
         loop {
             let left = self.left_over().await;
             clean = if left.is_empty() { clean + 1 } else { 0 };
-            if clean == CLEAN_LOOKS {
+            if clean == CLEAN_POLLS {
                 return Ok(());
             }
-            if began.elapsed() >= RESTS_WITHIN {
+            if began.elapsed() >= QUIESCENT_WITHIN {
                 self.print_sockets();
                 // Blocks that a forgotten request holds are missing in an index as well.
                 let is_index = left.iter().all(|(oracle, _)| *oracle == Oracle::Index);
@@ -100,7 +100,7 @@ impl Observer<'_> {
             for number in 0..self.cluster.store_count() {
                 let metrics = client::get(self.cluster.store_address(number), "/metrics", None).await;
                 let Some(metrics) = metrics else {
-                    left.push((Oracle::Rest, format!("store {number} does not tell its metrics")));
+                    left.push((Oracle::Rest, format!("store {number} does not answer GET /metrics")));
                     continue;
                 };
                 for level in STORE_LEVELS {
@@ -154,7 +154,7 @@ impl Observer<'_> {
         for number in 0..self.cluster.engine_count() {
             let Some(metrics) = client::get(self.cluster.engine_address(number), "/metrics", None).await
             else {
-                left.push((Oracle::Rest, format!("worker {number} does not tell its metrics")));
+                left.push((Oracle::Rest, format!("worker {number} does not answer GET /metrics")));
                 continue;
             };
             for level in WORKER_LEVELS {
@@ -237,7 +237,7 @@ impl Observer<'_> {
     /// Returns the counters that show which parts of the system were exercised.
     pub(crate) async fn worked(&self) -> Counts {
         let mut worked = Counts::new();
-        worked.extend(WORKED.into_iter().chain(GATEWAYS_WORKED).map(|name| (name.to_owned(), 0)));
+        worked.extend(WORKER_COVERAGE.into_iter().chain(GATEWAY_COVERAGE).map(|name| (name.to_owned(), 0)));
         let disks = kernel::disk_counts();
         worked.insert("disk operations that failed".to_owned(), disks.failed);
         worked.insert("reads that brought a wrong bit".to_owned(), disks.rotten);
@@ -257,7 +257,7 @@ impl Observer<'_> {
         for gateway in 0..self.cluster.gateway_count() as u8 {
             let address = self.cluster.admin_address(gateway);
             let metrics = client::get(address, "/metrics", self.cluster.administrators_key()).await;
-            for name in GATEWAYS_WORKED {
+            for name in GATEWAY_COVERAGE {
                 let count = metrics.as_ref().and_then(|metrics| level_of(metrics, name)).unwrap_or(0);
                 *worked.entry(name.to_owned()).or_default() += count;
             }
@@ -265,7 +265,7 @@ impl Observer<'_> {
         if self.cluster.is_reference() {
             for number in 0..self.cluster.engine_count() {
                 let metrics = client::get(self.cluster.engine_address(number), "/metrics", None).await;
-                for name in WORKED {
+                for name in WORKER_COVERAGE {
                     let count = metrics.as_ref().and_then(|metrics| level_of(metrics, name)).unwrap_or(0);
                     *worked.entry(name.to_owned()).or_default() += count;
                 }

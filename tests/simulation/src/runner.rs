@@ -161,8 +161,8 @@ impl Drop for Run {
 }
 
 impl Run {
-    fn start(runner: &Runner, plan: &Plan, output: RunOutput, place: usize) -> Result<Self> {
-        let folder = runner.folder.join(format!("run-{place}"));
+    fn start(runner: &Runner, plan: &Plan, output: RunOutput, slot: usize) -> Result<Self> {
+        let folder = runner.folder.join(format!("run-{slot}"));
         std::fs::create_dir_all(&folder)?;
         std::os::unix::fs::symlink(runner.folder.join(MODEL), folder.join(MODEL))?;
         let (reader, writer) = pipe()?;
@@ -170,7 +170,7 @@ impl Run {
         let process = unsafe { libc::fork() };
         match process {
             -1 => bail!("no process: {}", std::io::Error::last_os_error()),
-            0 => become_run(plan, &runner.catalog, output, &writer, &folder, place),
+            0 => become_run(plan, &runner.catalog, output, &writer, &folder, slot),
             _ => {}
         }
         Ok(Self { process, result: reader.into(), folder, began: Instant::now() })
@@ -223,14 +223,14 @@ fn become_run(
     output: RunOutput,
     writer: &OwnedFd,
     folder: &Path,
-    place: usize,
+    slot: usize,
 ) -> ! {
     end_with_parent();
     report::to(writer.as_raw_fd());
     if std::env::set_current_dir(folder).is_err() {
         report::fail(Oracle::Simulator, "the folder of the run is gone");
     }
-    pin(place);
+    pin(slot);
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_PEER_KEY", "gateways of one simulated cluster believe each other") };
     // SAFETY: this process has one thread.
@@ -261,12 +261,12 @@ impl FormatTime for SimulatedTime {
 }
 
 /// Pins a run to one processor, on which threads hand over fastest.
-fn pin(place: usize) {
+fn pin(slot: usize) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     // SAFETY: a set of processors is plain bits.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the number is one of a processor.
-    unsafe { libc::CPU_SET(place % processors, &mut set) };
+    unsafe { libc::CPU_SET(slot % processors, &mut set) };
     // SAFETY: the set has the size that is given. Where it is refused the run is only slower.
     let _refused = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
 }
@@ -278,37 +278,37 @@ impl Runner {
         &self,
         plans: impl IntoIterator<Item = Plan>,
         jobs: usize,
-        mut told: impl FnMut(&Plan, Verdict) -> Result<bool>,
+        mut on_verdict: impl FnMut(&Plan, Verdict) -> Result<bool>,
     ) -> Result<()> {
         let mut plans = plans.into_iter();
-        let mut places: Vec<Option<(Plan, Run)>> = (0..jobs).map(|_| None).collect();
-        let mut goes_on = true;
+        let mut slots: Vec<Option<(Plan, Run)>> = (0..jobs).map(|_| None).collect();
+        let mut has_more = true;
         loop {
-            for (place, running) in places.iter_mut().enumerate() {
+            for (slot, running) in slots.iter_mut().enumerate() {
                 if running.is_none()
-                    && goes_on
+                    && has_more
                     && let Some(plan) = plans.next()
                 {
-                    let run = Run::start(self, &plan, RunOutput::default(), place)?;
+                    let run = Run::start(self, &plan, RunOutput::default(), slot)?;
                     *running = Some((plan, run));
                 }
             }
-            if places.iter().all(Option::is_none) {
+            if slots.iter().all(Option::is_none) {
                 return Ok(());
             }
-            let polled = |place: &Option<(Plan, Run)>| libc::pollfd {
-                fd: place.as_ref().map_or(-1, |(_, run)| run.descriptor()),
+            let polled = |slot: &Option<(Plan, Run)>| libc::pollfd {
+                fd: slot.as_ref().map_or(-1, |(_, run)| run.descriptor()),
                 events: libc::POLLIN,
                 revents: 0,
             };
-            let mut polled: Vec<libc::pollfd> = places.iter().map(polled).collect();
+            let mut polled: Vec<libc::pollfd> = slots.iter().map(polled).collect();
             // SAFETY: there are so many entries.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 1000) };
-            for (place, entry) in places.iter_mut().zip(&polled) {
-                if place.as_ref().is_some_and(|(_, run)| entry.revents != 0 || run.hangs())
-                    && let Some((plan, run)) = place.take()
+            for (slot, entry) in slots.iter_mut().zip(&polled) {
+                if slot.as_ref().is_some_and(|(_, run)| entry.revents != 0 || run.hangs())
+                    && let Some((plan, run)) = slot.take()
                 {
-                    goes_on &= told(&plan, run.finish()?)?;
+                    has_more &= on_verdict(&plan, run.finish()?)?;
                 }
             }
         }

@@ -38,9 +38,9 @@ const DOWN_AFTER_MAX: u64 = 7200;
 /// One run in this many has its levels checked throughout.
 const MONITORS_ONE_SEED_IN: u64 = 4;
 /// Consecutive polls that must confirm a state.
-const STEADY_LOOKS: u32 = 20;
+const STEADY_POLLS: u32 = 20;
 /// Interval at which the supervisor polls for ended processes.
-const LOOKS_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Result of a run that passed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -143,13 +143,13 @@ fn run_plan(plan: &Plan, catalog: &Catalog, prints_steps: bool) -> Result<(Count
             Violation::new(Oracle::Progress, "exchanges have not ended 10 minutes after all was healed")
         );
         while run.cluster.is_restarting() {
-            sleep(LOOKS_EVERY).await;
+            sleep(POLL_INTERVAL).await;
             run.cluster.supervise()?;
         }
         run.await_scale().await?;
         run.publish_final_events().await;
         let observer = Observer { cluster: &run.cluster };
-        observer.await_rest().await?;
+        observer.await_quiescence().await?;
         run.print_step("at rest");
         run.final_questions().await?;
         run.check_bounds()?;
@@ -214,8 +214,8 @@ impl SimulationRun {
         steps.sort_by_key(|(at, number, _)| (*at, *number));
         for (at, number, edge) in steps {
             let due = began + Duration::from_millis(at);
-            while self.cluster.needs_supervision() && Instant::now() + LOOKS_EVERY < due {
-                sleep(LOOKS_EVERY).await;
+            while self.cluster.needs_supervision() && Instant::now() + POLL_INTERVAL < due {
+                sleep(POLL_INTERVAL).await;
                 self.cluster.supervise()?;
             }
             sleep_until(due).await;
@@ -382,7 +382,7 @@ impl SimulationRun {
 
     async fn all_end(&mut self) -> Result<()> {
         while !self.asked.is_empty() {
-            if let Ok(Some(ended)) = timeout(LOOKS_EVERY, self.asked.join_next()).await {
+            if let Ok(Some(ended)) = timeout(POLL_INTERVAL, self.asked.join_next()).await {
                 self.check_result(ended?)?;
             }
             if self.cluster.needs_supervision() {
@@ -410,7 +410,7 @@ impl SimulationRun {
             let factor = DOWN_AFTER_FACTOR.saturating_pow(u32::try_from(reversals).unwrap_or(u32::MAX));
             let patience = DOWN_AFTER.saturating_mul(factor).min(DOWN_AFTER_MAX);
             let within = SCALES_WITHIN + Duration::from_secs(patience);
-            if steady == STEADY_LOOKS {
+            if steady == STEADY_POLLS {
                 break;
             }
             let what = format!(
@@ -418,7 +418,7 @@ impl SimulationRun {
                 within.as_secs()
             );
             ensure!(began.elapsed() < within, Violation::new(Oracle::Scaling, what));
-            sleep(LOOKS_EVERY).await;
+            sleep(POLL_INTERVAL).await;
             self.cluster.supervise()?;
         }
         Ok(())

@@ -34,7 +34,7 @@ fn an_equal_seed_is_an_equal_life() {
 #[test]
 fn nothing_to_run_is_a_failure() {
     let (told, is_good) = simulate(&["--seeds", "0"]);
-    assert!(!is_good && told.contains("there was nothing to run"), "{told}");
+    assert!(!is_good && told.contains("no plan was run"), "{told}");
 }
 
 #[test]

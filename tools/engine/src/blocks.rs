@@ -41,7 +41,7 @@ struct BlockRecord {
     /// Whether the block is being copied to the store while it stays in the pool.
     is_copied: bool,
     /// Copies to the store that are in flight and whose removal from the pool is published when they are complete.
-    removals_owed: u32,
+    pending_removals: u32,
     tenant: TenantId,
 }
 
@@ -81,7 +81,7 @@ impl Blocks {
     }
 
     /// Publishes the blocks that the disk has kept from an earlier process, each after its parent.
-    pub(crate) fn survived(&mut self, survivors: Vec<RecoveredBlock>) {
+    pub(crate) fn publish_recovered(&mut self, survivors: Vec<RecoveredBlock>) {
         for RecoveredBlock { identity, description } in survivors {
             let Some((tokens, extras)) = decode_meta(&description.meta) else { continue };
             let facts = BlockRecord {
@@ -93,7 +93,7 @@ impl Blocks {
                 on_host: false,
                 is_published: false,
                 is_copied: false,
-                removals_owed: 0,
+                pending_removals: 0,
                 tenant: description.tenant,
             };
             self.events.push(stored_event(identity, &facts, Tier::Disk, self.event_tokens));
@@ -133,7 +133,7 @@ impl Blocks {
         } else if let Some(facts) = self.facts.get_mut(&identity) {
             // "Removed" is published after the host tier's "stored", so that the block never seems to be gone.
             facts.on_device = false;
-            facts.removals_owed += 1;
+            facts.pending_removals += 1;
         }
     }
 
@@ -207,7 +207,7 @@ impl Blocks {
                 on_host: self.store.as_ref().is_some_and(|store| store.is_on_host(&identity)),
                 is_published: false,
                 is_copied: false,
-                removals_owed: 0,
+                pending_removals: 0,
                 tenant,
             });
             if !facts.on_device && !facts.is_published && facts.on_host {
@@ -240,9 +240,9 @@ impl Blocks {
     /// Records that an offload has ended, whether it succeeded or not.
     pub(crate) fn offloaded(&mut self, identity: BlockIdentity) {
         if let Some(facts) = self.facts.get_mut(&identity) {
-            if facts.removals_owed > 0 {
+            if facts.pending_removals > 0 {
                 // The pool's copy is gone; the block may have been computed again meanwhile.
-                facts.removals_owed -= 1;
+                facts.pending_removals -= 1;
                 self.events.push(removed_event(identity, Tier::Device));
             }
             facts.is_copied = false;
@@ -282,7 +282,7 @@ impl Blocks {
 
     fn forget_if_gone(&mut self, identity: BlockIdentity) {
         let is_gone = |facts: &BlockRecord| {
-            !facts.on_device && !facts.on_host && !facts.is_copied && facts.removals_owed == 0
+            !facts.on_device && !facts.on_host && !facts.is_copied && facts.pending_removals == 0
         };
         if self.facts.get(&identity).is_some_and(is_gone) {
             self.facts.remove(&identity);
@@ -367,7 +367,7 @@ mod tests {
             on_host: false,
             is_published: false,
             is_copied: false,
-            removals_owed: 0,
+            pending_removals: 0,
             tenant: TenantId(0),
         };
         let told = |with_tokens: bool| {

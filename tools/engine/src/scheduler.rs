@@ -80,7 +80,7 @@ impl Scheduler {
     ) -> Self {
         let Services { transfer, store, survivors, events: sink } = services;
         let mut blocks = Blocks::new(kv, store, config.offload_at_once, config.event_tokens);
-        blocks.survived(survivors);
+        blocks.publish_recovered(survivors);
         Self {
             config,
             model,
@@ -126,7 +126,7 @@ impl Scheduler {
             let block_tokens = self.blocks.kv.block_tokens();
             let wanted = sequence.reusable_blocks(block_tokens);
             sequence.identify(wanted, block_tokens);
-            store.came(&sequence.identities[..wanted]);
+            store.prompt_arrived(&sequence.identities[..wanted]);
         }
         self.waiting.push_back(sequence);
     }
@@ -272,7 +272,7 @@ impl Scheduler {
                 sequence.cached_tokens = sequence.computed;
             }
             let (prompt_len, hits) = (sequence.prompt_len, sequence.computed);
-            let is_first = !sequence.others_asked;
+            let is_first = !sequence.remote_lookup_done;
             match self.fetch(sequence, wanted) {
                 Fetch::Started => {}
                 Fetch::Unneeded(sequence) => self.running.push(*sequence),
@@ -324,7 +324,7 @@ impl Scheduler {
             self.fetching_remote.insert(remote.transfer, sequence);
             return Fetch::Started;
         }
-        let Some(store) = self.blocks.store.clone().filter(|_| !sequence.store_tried && found < wanted)
+        let Some(store) = self.blocks.store.clone().filter(|_| !sequence.store_fetch_tried && found < wanted)
         else {
             return Fetch::Unneeded(Box::new(sequence));
         };
@@ -337,12 +337,13 @@ impl Scheduler {
             queued_tokens: self.queued_tokens(),
         };
         let request = sequence.id;
-        let others = if sequence.others_asked { RemoteCoverage::Asked } else { RemoteCoverage::Unknown };
+        let others =
+            if sequence.remote_lookup_done { RemoteCoverage::Asked } else { RemoteCoverage::Unknown };
         let (blocks, deadline) = match store.plan(&prompt, others) {
             Plan::Recompute => (0, Instant::now()),
             Plan::Onboard { blocks, deadline } => (blocks, deadline),
             Plan::AskOthers { deadline } => {
-                sequence.others_asked = true;
+                sequence.remote_lookup_done = true;
                 let chain = sequence.identities[..wanted].to_vec();
                 let tenant = sequence.tenant();
                 let metas = self.blocks.metas(&sequence, found..wanted);
@@ -356,7 +357,7 @@ impl Scheduler {
                 return Fetch::Started;
             }
         };
-        sequence.store_tried = true;
+        sequence.store_fetch_tried = true;
         // Without free slots there is no fetch: computing needs the present ones anyway.
         let Some(targets) = self.blocks.acquire_many(blocks).filter(|targets| !targets.is_empty()) else {
             return Fetch::Unneeded(Box::new(sequence));

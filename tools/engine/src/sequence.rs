@@ -47,9 +47,9 @@ pub(crate) struct Sequence {
     /// Source of the prompt's blocks; taken when the fetch starts, so that it is tried once.
     pub(crate) remote: Option<RemotePrefill>,
     /// Whether the store was asked for this node's blocks.
-    pub(crate) store_tried: bool,
+    pub(crate) store_fetch_tried: bool,
     /// Whether the store was asked for other nodes' blocks.
-    pub(crate) others_asked: bool,
+    pub(crate) remote_lookup_done: bool,
     chain: IdentityChain,
     pub(crate) identities: Vec<BlockIdentity>,
     /// Identity of the prompt's last reusable block, once known.
@@ -101,8 +101,8 @@ impl Sequence {
             goal: start.goal,
             retain_for: start.retain_for,
             remote: start.remote,
-            store_tried: false,
-            others_asked: false,
+            store_fetch_tried: false,
+            remote_lookup_done: false,
             chain: start.chain,
             identities: Vec::new(),
             content: None,
@@ -172,7 +172,7 @@ impl Sequence {
         self.table.clear();
         self.computed = 0;
         self.registered = 0;
-        self.store_tried = false;
+        self.store_fetch_tried = false;
     }
 
     /// Sends to the client. An error means that the receiver was dropped, whose cancellation is on its way.

@@ -80,7 +80,7 @@ pub struct GrammarCompiler {
     vocabulary: usize,
     /// Built for the first request: the tree of a large vocabulary takes a second.
     factory: OnceLock<Result<ParserFactory, String>>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     waiting: Semaphore,
     compiling: Arc<Semaphore>,
 }
@@ -93,7 +93,7 @@ impl GrammarCompiler {
             text,
             vocabulary,
             factory: OnceLock::new(),
-            places: Arc::new(Semaphore::new(GRAMMARS_MAX)),
+            permits: Arc::new(Semaphore::new(GRAMMARS_MAX)),
             waiting: Semaphore::new(WAITING_MAX),
             compiling: Arc::new(Semaphore::new(COMPILING_MAX)),
         }
@@ -102,7 +102,7 @@ impl GrammarCompiler {
     /// Number of requests that have a place, and of requests that wait for one or for their grammar.
     #[must_use]
     pub fn counts(&self) -> [usize; 2] {
-        [GRAMMARS_MAX - self.places.available_permits(), WAITING_MAX - self.waiting.available_permits()]
+        [GRAMMARS_MAX - self.permits.available_permits(), WAITING_MAX - self.waiting.available_permits()]
     }
 
     /// Compiles the grammar of an output after these tokens of it. Waits for a place, then compiles on a separate thread, which
@@ -115,18 +115,19 @@ impl GrammarCompiler {
         let _waits = self.waiting.try_acquire().map_err(|_| GrammarError::Full)?;
         let closed = |error: AcquireError| GrammarError::Failed(error.to_string());
         let acquire = async {
-            let place = Arc::clone(&self.places).acquire_owned().await?;
-            Ok((place, Arc::clone(&self.compiling).acquire_owned().await?))
+            let permit = Arc::clone(&self.permits).acquire_owned().await?;
+            Ok((permit, Arc::clone(&self.compiling).acquire_owned().await?))
         };
         let acquired = tokio::time::timeout(WAIT_MAX, acquire).await.map_err(|_| GrammarError::Full)?;
-        let (place, compiling) = acquired.map_err(closed)?;
+        let (permit, compiling) = acquired.map_err(closed)?;
         let (compiler, output) = (Arc::clone(self), Arc::clone(output));
         let (sender, compiled) = oneshot::channel();
         let compile = move || {
             let matcher = compiler.matcher(&output, &resumed);
             drop(compiling);
             // The send fails if the request was cancelled meanwhile.
-            let _cancelled = sender.send(matcher.map(|matcher| Grammar { matcher, _place: Arc::new(place) }));
+            let _cancelled =
+                sender.send(matcher.map(|matcher| Grammar { matcher, _permit: Arc::new(permit) }));
         };
         std::thread::Builder::new()
             .name("kvasir-grammar".to_owned())
@@ -207,7 +208,7 @@ fn first_line(error: &str) -> String {
 pub struct Grammar {
     matcher: Matcher,
     /// Place shared by all clones.
-    _place: Arc<OwnedSemaphorePermit>,
+    _permit: Arc<OwnedSemaphorePermit>,
 }
 
 impl std::fmt::Debug for Grammar {
@@ -280,9 +281,9 @@ mod tests {
     }
 
     fn grammar(compiler: &GrammarCompiler, schema: Value, resumed: &[u32]) -> Result<Grammar, GrammarError> {
-        let place = Arc::clone(&compiler.places).try_acquire_owned().expect("a place");
+        let permit = Arc::clone(&compiler.permits).try_acquire_owned().expect("a place");
         let matcher = compiler.matcher(&output(schema), resumed)?;
-        Ok(Grammar { matcher, _place: Arc::new(place) })
+        Ok(Grammar { matcher, _permit: Arc::new(permit) })
     }
 
     fn allowed(grammar: &mut Grammar) -> Vec<u32> {
@@ -424,14 +425,14 @@ mod tests {
             inside.push(compiler.compile(&output, Vec::new()).await.expect("a grammar"));
         }
         let another = inside[0].clone();
-        assert_eq!(compiler.places.available_permits(), 0);
+        assert_eq!(compiler.permits.available_permits(), 0);
         let mut next = Box::pin(compiler.compile(&output, Vec::new()));
         let early = tokio::time::timeout(Duration::from_millis(20), &mut next).await;
         assert!(early.is_err(), "it waits for a place");
         drop(inside);
         next.await.expect("a grammar");
         drop(another);
-        assert_eq!(compiler.places.available_permits(), GRAMMARS_MAX);
+        assert_eq!(compiler.permits.available_permits(), GRAMMARS_MAX);
         let bad = Arc::new(StructuredOutput::new("tools", json!({"not": {}}), true).expect("well formed"));
         assert!(matches!(compiler.compile(&bad, Vec::new()).await, Err(GrammarError::Schema(_))));
     }

@@ -40,7 +40,7 @@ fn model(config: &MockConfig) -> Arc<Model> {
     });
     let rendered = text.render_chat(&json.collect(), true, &serde_json::Map::new());
     let is_tiny = rendered.is_ok_and(|rendered| rendered == server::tiny_chat(&probe, true));
-    Arc::new(Model { voice: OutputGenerator::new(&text, config.eos_one_in), text, is_tiny })
+    Arc::new(Model { generator: OutputGenerator::new(&text, config.eos_one_in), text, is_tiny })
 }
 
 impl Mock {

@@ -11,9 +11,9 @@ use crate::fault::mix;
 /// Most token ids from which outputs are drawn.
 const ALPHABET_MAX: usize = 4096;
 /// Ids of a vocabulary that are searched for the alphabet.
-const LOOKED_AT_MAX: usize = 65_536;
+const SCANNED_IDS_MAX: usize = 65_536;
 /// Bytes that need escapes in JSON or could begin a special token.
-const AVOIDED: &[u8] = b"\"\\<";
+const EXCLUDED_BYTES: &[u8] = b"\"\\<";
 const MULTIPLIER: u64 = 0x9FB2_1C65_1E98_DF25;
 
 /// The alphabet of tokens from which outputs are drawn.
@@ -99,10 +99,10 @@ impl OutputGenerator {
             }
             let bytes = text.tokenizer.bytes_of(*id);
             !bytes.is_empty()
-                && bytes.iter().all(|byte| matches!(byte, b' '..=b'~') && !AVOIDED.contains(byte))
+                && bytes.iter().all(|byte| matches!(byte, b' '..=b'~') && !EXCLUDED_BYTES.contains(byte))
         };
-        let looked_at = text.tokenizer.vocabulary().min(LOOKED_AT_MAX) as u32;
-        let mut alphabet: Vec<u32> = (0..looked_at).filter(plain).take(ALPHABET_MAX).collect();
+        let scanned = text.tokenizer.vocabulary().min(SCANNED_IDS_MAX) as u32;
+        let mut alphabet: Vec<u32> = (0..scanned).filter(plain).take(ALPHABET_MAX).collect();
         if alphabet.is_empty() {
             alphabet.push(0);
         }
@@ -226,15 +226,15 @@ mod tests {
     #[test]
     fn a_continuation_goes_on_where_the_output_was_cut() {
         let text = ModelText::tiny().expect("tiny");
-        let voice = OutputGenerator::new(&text, 40);
+        let generator = OutputGenerator::new(&text, 40);
         for prompt in 0..50_u32 {
             let limits = |max_tokens| Limits { max_tokens, ..Limits::default() };
             let prompt = vec![prompt, 7, 9];
-            let whole = voice.generate_output(&text, &prompt, &limits(60));
+            let whole = generator.generate_output(&text, &prompt, &limits(60));
             assert!(!whole.text.contains(['<', '"', '\\']), "{}", whole.text);
             for cut in 0..whole.tokens.len() {
                 let resumed: Vec<u32> = prompt.iter().chain(&whole.tokens[..cut]).copied().collect();
-                let rest = voice.generate_output(&text, &resumed, &limits(60 - cut));
+                let rest = generator.generate_output(&text, &resumed, &limits(60 - cut));
                 assert_eq!(rest.tokens, whole.tokens[cut..]);
                 assert_eq!(rest.ending, whole.ending);
                 assert_eq!(whole.text[whole.shown(cut)..], rest.text);
@@ -245,8 +245,8 @@ mod tests {
     #[test]
     fn outputs_end_where_they_are_told_to() {
         let text = ModelText::tiny().expect("tiny");
-        let voice = OutputGenerator::new(&text, 4);
-        let ask = |limits: Limits| voice.generate_output(&text, &[1, 2, 3], &limits);
+        let generator = OutputGenerator::new(&text, 4);
+        let ask = |limits: Limits| generator.generate_output(&text, &[1, 2, 3], &limits);
         let whole = ask(Limits { max_tokens: 40, ignore_eos: true, ..Limits::default() });
         assert_eq!((whole.tokens.len(), whole.ending), (40, Ending::Length));
         assert_eq!(ask(Limits { max_tokens: 400, ..Limits::default() }).ending, Ending::Eos);
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(ask(limits).ending, Ending::StopToken(token));
         let unit = OutputGenerator::embedding(&[1, 2], 8).iter().map(|x| x * x).sum::<f32>();
         assert!((unit - 1.0).abs() < 1e-5);
-        let logprobs = voice.logprobs(65, 3, 5);
+        let logprobs = generator.logprobs(65, 3, 5);
         assert!(logprobs.len() == 5 && logprobs.is_sorted_by(|a, b| a.1 > b.1));
     }
 }

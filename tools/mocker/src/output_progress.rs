@@ -1,6 +1,6 @@
-//! Tickets: the progress of an output, from the scheduler to the connection that waits for it.
+//! Progress of an output, passed from the scheduler to the connection that waits for it.
 //!
-//! The output is known from the start, so a ticket has counts only and needs no queue: tokens that a slow
+//! The output is known from the start, so its progress has counts only and needs no queue: tokens that a slow
 //! client has not read yet are sent in one piece, as in vLLM.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub(crate) struct Progress {
     pub(crate) is_failed: bool,
 }
 
-/// The ticket of one request.
+/// The progress of one request.
 #[derive(Debug, Default)]
 pub(crate) struct OutputProgress(Mutex<State>);
 
@@ -34,7 +34,7 @@ impl OutputProgress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the ticket of a request that has ended.
+    /// Returns the progress of a request that has ended.
     pub(crate) fn finished(progress: Progress) -> Self {
         Self(Mutex::new(State { progress, waker: None }))
     }

@@ -23,8 +23,8 @@ struct Block {
     free_before: u32,
     free_after: u32,
     /// Neighbours in the ring of copies of the same block.
-    twin_before: u32,
-    twin_after: u32,
+    copy_before: u32,
+    copy_after: u32,
 }
 
 /// The pool of one worker. The worker's lock guards it.
@@ -42,9 +42,9 @@ pub(crate) struct Pool {
     /// Number of blocks that were used and are free now.
     free_count: usize,
     known_count: usize,
-    /// Events since they were last taken; stays empty unless `tells`.
+    /// Events since they were last taken; stays empty unless `publishes_events`.
     pub(crate) events: Vec<KvEvent>,
-    tells: bool,
+    publishes_events: bool,
 }
 
 /// Sequence hashes of the blocks of a prompt and its output.
@@ -102,7 +102,7 @@ fn extras_of(chain: &Chain, first: usize, complete: usize) -> Vec<(u32, String)>
 }
 
 impl Pool {
-    pub(crate) fn new(block_tokens: usize, capacity: usize, first_id: u32, tells: bool) -> Self {
+    pub(crate) fn new(block_tokens: usize, capacity: usize, first_id: u32, publishes_events: bool) -> Self {
         Self {
             block_tokens,
             capacity,
@@ -114,7 +114,7 @@ impl Pool {
             free_count: 0,
             known_count: 0,
             events: Vec::new(),
-            tells,
+            publishes_events,
         }
     }
 
@@ -181,7 +181,7 @@ impl Pool {
     }
 
     /// Registers the blocks that these computed tokens fill.
-    pub(crate) fn learn(&mut self, chain: &mut Chain, tokens: &[u32], table: &mut Table) {
+    pub(crate) fn register_blocks(&mut self, chain: &mut Chain, tokens: &[u32], table: &mut Table) {
         let complete = (tokens.len() / self.block_tokens).min(table.blocks.len());
         if complete <= table.known {
             return;
@@ -190,10 +190,10 @@ impl Pool {
         chain.extend(tokens, self.block_tokens);
         let hashes = &chain.hashes;
         for (&block, &hash) in table.blocks[first..complete].iter().zip(&hashes[first..complete]) {
-            self.know(block, hash);
+            self.insert_copy(block, hash);
         }
         table.known = complete;
-        if self.tells {
+        if self.publishes_events {
             let span = first * self.block_tokens..complete * self.block_tokens;
             self.events.push(KvEvent::Stored(Stored {
                 hashes: hashes[first..complete].to_vec(),
@@ -228,7 +228,7 @@ impl Pool {
         self.blocks.iter_mut().for_each(|block| block.is_known = false);
         self.known.clear();
         self.known_count = 0;
-        if self.tells {
+        if self.publishes_events {
             self.events.push(KvEvent::Cleared);
         }
         true
@@ -250,8 +250,8 @@ impl Pool {
                 refs: 1,
                 free_before: NONE,
                 free_after: NONE,
-                twin_before: block,
-                twin_after: block,
+                copy_before: block,
+                copy_after: block,
             });
             return Some(block);
         }
@@ -260,46 +260,46 @@ impl Pool {
             return None;
         }
         self.remove_free(block);
-        self.forget(block);
+        self.remove_copy(block);
         self.blocks[block as usize].refs = 1;
         Some(block)
     }
 
-    fn know(&mut self, block: u32, hash: u64) {
+    fn insert_copy(&mut self, block: u32, hash: u64) {
         let at = block as usize;
         (self.blocks[at].hash, self.blocks[at].is_known) = (hash, true);
         self.known_count += 1;
         match self.known.get(&hash) {
             None => {
                 self.known.insert(hash, block);
-                (self.blocks[at].twin_before, self.blocks[at].twin_after) = (block, block);
+                (self.blocks[at].copy_before, self.blocks[at].copy_after) = (block, block);
             }
             Some(&oldest) => {
-                let newest = self.blocks[oldest as usize].twin_before;
-                self.blocks[newest as usize].twin_after = block;
-                self.blocks[oldest as usize].twin_before = block;
-                (self.blocks[at].twin_before, self.blocks[at].twin_after) = (newest, oldest);
+                let newest = self.blocks[oldest as usize].copy_before;
+                self.blocks[newest as usize].copy_after = block;
+                self.blocks[oldest as usize].copy_before = block;
+                (self.blocks[at].copy_before, self.blocks[at].copy_after) = (newest, oldest);
             }
         }
     }
 
-    fn forget(&mut self, block: u32) {
-        let Block { hash, is_known, twin_before, twin_after, .. } = self.blocks[block as usize];
+    fn remove_copy(&mut self, block: u32) {
+        let Block { hash, is_known, copy_before, copy_after, .. } = self.blocks[block as usize];
         if !is_known {
             return;
         }
         self.blocks[block as usize].is_known = false;
         self.known_count -= 1;
-        if twin_after == block {
+        if copy_after == block {
             self.known.remove(&hash);
         } else {
-            self.blocks[twin_before as usize].twin_after = twin_after;
-            self.blocks[twin_after as usize].twin_before = twin_before;
+            self.blocks[copy_before as usize].copy_after = copy_after;
+            self.blocks[copy_after as usize].copy_before = copy_before;
             if self.known.get(&hash) == Some(&block) {
-                self.known.insert(hash, twin_after);
+                self.known.insert(hash, copy_after);
             }
         }
-        if self.tells {
+        if self.publishes_events {
             self.events.push(KvEvent::Removed(Removed {
                 hashes: vec![hash],
                 tier: Tier::Device,
@@ -350,7 +350,7 @@ mod tests {
     fn run(pool: &mut Pool, tokens: &[u32]) -> Option<usize> {
         let (mut chain, mut table) = (Chain::default(), Table::default());
         let cached = pool.admit(&mut chain, tokens, &mut table)?;
-        pool.learn(&mut chain, tokens, &mut table);
+        pool.register_blocks(&mut chain, tokens, &mut table);
         pool.release(&mut table);
         Some(cached)
     }
@@ -382,7 +382,7 @@ mod tests {
                         let tokens: Vec<u32> = (0..1 + draw(10)).map(|_| draw(2) as u32).collect();
                         let (mut chain, mut table) = (Chain::default(), Table::default());
                         if pool.admit(&mut chain, &tokens, &mut table).is_some() {
-                            pool.learn(&mut chain, &tokens, &mut table);
+                            pool.register_blocks(&mut chain, &tokens, &mut table);
                             open.push((chain, tokens, table));
                         }
                     }
@@ -391,7 +391,7 @@ mod tests {
                         let (chain, tokens, table) = &mut open[at];
                         if pool.grow(table, tokens.len() + 1) {
                             tokens.push(draw(2) as u32);
-                            pool.learn(chain, tokens, table);
+                            pool.register_blocks(chain, tokens, table);
                         }
                     }
                     _ if !open.is_empty() => {

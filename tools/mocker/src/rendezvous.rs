@@ -18,7 +18,7 @@ struct RendezvousState {
     /// Engine id of the prefill worker and the number of prompt tokens that it had cached, once the blocks are
     /// available.
     offered_by: Option<(String, usize)>,
-    decode_is_there: bool,
+    wait_for_decode: bool,
     is_fetched: bool,
     is_given_up: bool,
 }
@@ -85,8 +85,8 @@ impl RendezvousGuard {
     }
 
     /// The prefill leg: waits for the decode leg to appear.
-    pub(crate) async fn decode_is_there(&self, within: Duration) -> Result<(), RendezvousError> {
-        self.wait(within, |known| known.decode_is_there.then_some(())).await
+    pub(crate) async fn wait_for_decode(&self, within: Duration) -> Result<(), RendezvousError> {
+        self.wait(within, |known| known.wait_for_decode.then_some(())).await
     }
 
     /// The prefill leg: offers the blocks under this room's name, `cached` being the prompt tokens that were cached.
@@ -101,7 +101,7 @@ impl RendezvousGuard {
 
     /// The decode leg: waits for the blocks. Returns the engine that has them, and the tokens that it had cached.
     pub(crate) async fn offered_by(&self, within: Duration) -> Result<(String, usize), RendezvousError> {
-        self.tell(|known| known.decode_is_there = true);
+        self.tell(|known| known.wait_for_decode = true);
         self.wait(within, |known| known.offered_by.clone()).await
     }
 
@@ -136,7 +136,7 @@ mod tests {
         let (prefill, decode) = (enter("rooms-test-1").expect("room"), enter("rooms-test-1").expect("room"));
         let (met, by) = tokio::join!(
             async {
-                prefill.decode_is_there(within).await?;
+                prefill.wait_for_decode(within).await?;
                 prefill.offer("engine", 32);
                 prefill.is_fetched(within).await
             },
@@ -152,7 +152,7 @@ mod tests {
         let lonely = enter("rooms-test-2").expect("room");
         assert_eq!(lonely.offered_by(Duration::from_millis(5)).await, Err(RendezvousError::Timeout));
         lonely.give_up();
-        assert_eq!(lonely.decode_is_there(within).await, Ok(()), "what is known stays known");
+        assert_eq!(lonely.wait_for_decode(within).await, Ok(()), "what is known stays known");
         assert_eq!(lonely.is_fetched(within).await, Err(RendezvousError::GivenUp));
     }
 }

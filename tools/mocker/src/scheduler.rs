@@ -147,7 +147,7 @@ fn schedule(state: &mut State, at: usize, chunk: usize) {
     let sequence = &mut state.scheduler.running[at];
     sequence.computed += chunk;
     let tokens = &sequence.tokens[..sequence.computed];
-    state.pool.learn(&mut sequence.chain, tokens, &mut sequence.table);
+    state.pool.register_blocks(&mut sequence.chain, tokens, &mut sequence.table);
 }
 
 /// Preempts the sequence that was admitted last: it returns to the queue.

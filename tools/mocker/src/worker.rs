@@ -29,7 +29,7 @@ static RUNS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) text: ModelText,
-    pub(crate) voice: OutputGenerator,
+    pub(crate) generator: OutputGenerator,
     /// Whether chats use the tiny model's template, which the server has in code.
     pub(crate) is_tiny: bool,
 }
@@ -241,7 +241,7 @@ impl Worker {
             pool.release(&mut sequence.table);
             return None;
         }
-        pool.learn(&mut sequence.chain, &sequence.tokens, &mut sequence.table);
+        pool.register_blocks(&mut sequence.chain, &sequence.tokens, &mut sequence.table);
         let cached = self.admitted(sequence, cached);
         add(&self.counters.generation_tokens, sequence.output);
         self.finished(state, sequence, cached);

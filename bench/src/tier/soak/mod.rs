@@ -39,7 +39,7 @@ const SMOKE_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes that a planted leak loses over the whole run.
 const PLANTED_LEAK_BYTES: f64 = (64_u64 << 20) as f64;
 /// Bytes that a planted drip loses for each block copied in or out.
-const PLANTED_DRIP_BYTES: u64 = 256;
+const PLANTED_LEAK_BYTES_PER_BLOCK: u64 = 256;
 
 /// A fault that the judge must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -181,10 +181,10 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
     let mut samples = watched?;
     // Drop answers to cancelled requests.
     rig.inboxes.iter().for_each(|(_, inbox)| inbox.try_iter().for_each(drop));
-    let rest = rig.rest()?;
+    let wait_until_idle = rig.wait_until_idle()?;
     samples.push(Sample {
         at: samples.last().map_or(args.length(), |last| last.at),
-        ..Sample::take(rest, rig.operations(), folder)?
+        ..Sample::take(wait_until_idle, rig.operations(), folder)?
     });
     let (leased, slots_used) = rig.in_use();
     drop(leaked);
@@ -205,7 +205,7 @@ fn soak(args: &SoakArgs, rig: &Arc<Rig>, folder: &Path) -> Result<(Vec<Sample>, 
         unanswered: get(&rig.tally.unanswered),
         leased: leased as u64,
         slots_used: slots_used as u64,
-        rest_s: rest.as_secs_f64(),
+        rest_s: wait_until_idle.as_secs_f64(),
     };
     Ok((samples, totals))
 }
@@ -290,7 +290,7 @@ impl Planted {
     ) -> Result<()> {
         match plant {
             Plant::Leak => self.leak((share * PLANTED_LEAK_BYTES) as usize),
-            Plant::Drip => self.leak((operations * PLANTED_DRIP_BYTES) as usize),
+            Plant::Drip => self.leak((operations * PLANTED_LEAK_BYTES_PER_BLOCK) as usize),
             Plant::Grow => {
                 let file = std::fs::File::create(folder.join("planted")).context("a planted file")?;
                 // A sparse file: long, with almost no allocated bytes.

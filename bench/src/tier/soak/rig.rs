@@ -19,7 +19,7 @@ use super::SoakArgs;
 /// Tokens of a block in plans.
 pub(super) const BLOCK_TOKENS: usize = 16;
 /// Most blocks of a conversation.
-pub(super) const TALK_BLOCKS_MAX: u32 = 64;
+pub(super) const CONVERSATION_BLOCKS_MAX: u32 = 64;
 /// Most new blocks of a turn.
 pub(super) const TURN_BLOCKS_MAX: usize = 16;
 /// Most blocks that are onboarded at a time.
@@ -27,10 +27,10 @@ pub(super) const ONBOARD_BLOCKS_MAX: usize = 32;
 /// Slots of the pool for each conversation.
 const SLOTS_EACH: usize = TURN_BLOCKS_MAX + ONBOARD_BLOCKS_MAX;
 /// Time without changes after which the work counts as ended, and longest wait for it.
-const QUIET: Duration = Duration::from_millis(300);
-const QUIET_WITHIN: Duration = Duration::from_secs(120);
+const IDLE_FOR: Duration = Duration::from_millis(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time after that within which all leases must be given back.
-const REST_WITHIN: Duration = Duration::from_secs(5);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A conversation. Its number determines its blocks.
 #[derive(Debug, Clone, Copy)]
@@ -95,8 +95,8 @@ pub(super) struct Rig {
     /// Blocks in transit to host memory for the first time.
     fresh: Arc<Mutex<HashSet<BlockIdentity>>>,
     /// The latest conversations, more than the tiers hold.
-    talks: Mutex<VecDeque<Conversation>>,
-    talks_max: usize,
+    conversations: Mutex<VecDeque<Conversation>>,
+    conversations_max: usize,
     slab_bytes: u64,
 }
 
@@ -128,11 +128,11 @@ impl Rig {
         for _ in 0..32 {
             store.observe_prefill(BLOCK_TOKENS, 0, Duration::from_millis(500));
         }
-        let held = (args.host + args.disk) / args.block / u64::from(TALK_BLOCKS_MAX / 2);
-        let talks_max = held as usize * 2 + args.threads;
-        let talks = Mutex::new(VecDeque::with_capacity(talks_max + 1));
+        let held = (args.host + args.disk) / args.block / u64::from(CONVERSATION_BLOCKS_MAX / 2);
+        let conversations_max = held as usize * 2 + args.threads;
+        let conversations = Mutex::new(VecDeque::with_capacity(conversations_max + 1));
         let slab_bytes = slab_bytes(args)?.iter().sum();
-        Ok(Self { store, pool, tally, inboxes, fresh, talks, talks_max, slab_bytes })
+        Ok(Self { store, pool, tally, inboxes, fresh, conversations, conversations_max, slab_bytes })
     }
 
     pub(super) fn slab_bytes(&self) -> u64 {
@@ -164,38 +164,38 @@ impl Rig {
     }
 
     /// Makes a conversation, in its current state, available to all threads.
-    pub(super) fn publish(&self, talk: Conversation) {
-        let mut talks = lock(&self.talks);
-        talks.retain(|known| known.number != talk.number);
-        talks.push_back(talk);
-        if talks.len() > self.talks_max {
-            talks.pop_front();
+    pub(super) fn publish(&self, conversation: Conversation) {
+        let mut conversations = lock(&self.conversations);
+        conversations.retain(|sample_conversation| sample_conversation.number != conversation.number);
+        conversations.push_back(conversation);
+        if conversations.len() > self.conversations_max {
+            conversations.pop_front();
         }
     }
 
     /// Returns one of the published conversations, chosen by `draw`.
-    pub(super) fn known(&self, draw: u64) -> Option<Conversation> {
-        let talks = lock(&self.talks);
-        talks.get((draw % talks.len().max(1) as u64) as usize).copied()
+    pub(super) fn sample_conversation(&self, draw: u64) -> Option<Conversation> {
+        let conversations = lock(&self.conversations);
+        conversations.get((draw % conversations.len().max(1) as u64) as usize).copied()
     }
 
     /// Waits until no block moves, and then until all leases are given back. Returns the time of the latter.
-    pub(super) fn rest(&self) -> Result<Duration> {
+    pub(super) fn wait_until_idle(&self) -> Result<Duration> {
         let (started, mut last, mut since) = (Instant::now(), [0; 4], Instant::now());
-        while since.elapsed() < QUIET {
+        while since.elapsed() < IDLE_FOR {
             let names = ["offloaded_blocks", "disk_written_blocks", "disk_read_blocks", "tombstones"];
             let now = names.map(|name| self.counted(name));
             if now != last {
                 (last, since) = (now, Instant::now());
             }
             ensure!(
-                started.elapsed() < QUIET_WITHIN,
-                "still working {QUIET_WITHIN:?} after the last request"
+                started.elapsed() < IDLE_TIMEOUT,
+                "still working {IDLE_TIMEOUT:?} after the last request"
             );
             std::thread::sleep(Duration::from_millis(10));
         }
         let resting = Instant::now();
-        while self.in_use() != (0, 0) && resting.elapsed() < REST_WITHIN {
+        while self.in_use() != (0, 0) && resting.elapsed() < RELEASE_TIMEOUT {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(resting.elapsed())

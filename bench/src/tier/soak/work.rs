@@ -14,7 +14,8 @@ use kvstore_store::{
 
 use super::content;
 use super::rig::{
-    Answer, BLOCK_TOKENS, Conversation, ONBOARD_BLOCKS_MAX, Rig, TALK_BLOCKS_MAX, TURN_BLOCKS_MAX, add, get,
+    Answer, BLOCK_TOKENS, CONVERSATION_BLOCKS_MAX, Conversation, ONBOARD_BLOCKS_MAX, Rig, TURN_BLOCKS_MAX,
+    add, get,
 };
 use super::{Plant, SoakArgs};
 
@@ -24,11 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Most blocks that are held at a time.
 const HOLD_BLOCKS_MAX: usize = 6;
 /// Number of wrong bytes after which blocks are no longer named.
-const TOLD_BYTES_MAX: u64 = 32;
+const REPORTED_WRONG_BYTES_MAX: u64 = 32;
 /// Share of the time by which all data should have passed; the rest is for catching up.
-const PACE: f64 = 0.9;
+const WORK_TIME_SHARE: f64 = 0.9;
 /// Blocks that are read back for each new one.
-const OUT_OVER_IN: f64 = 4.0;
+const READS_PER_WRITE: f64 = 4.0;
 
 /// A thread of conversations.
 pub(super) struct Worker {
@@ -41,8 +42,8 @@ pub(super) struct Worker {
     plant: Option<Plant>,
     started: Instant,
     stop: Arc<AtomicBool>,
-    talk: Option<Conversation>,
-    talks: u64,
+    conversation: Option<Conversation>,
+    conversations: u64,
     requests: u64,
     /// Blocks that a planted fault holds forever.
     leaked: Vec<HostBlock>,
@@ -59,8 +60,8 @@ impl Worker {
             plant: args.plant,
             started: Instant::now(),
             stop: Arc::clone(stop),
-            talk: None,
-            talks: 0,
+            conversation: None,
+            conversations: 0,
             requests: 0,
             leaked: Vec::new(),
         }
@@ -73,11 +74,11 @@ impl Worker {
             let (wanted, tally) = (self.wanted as f64, &self.rig.tally);
             let (distinct, verified) = (get(&tally.distinct) as f64, get(&tally.verified) as f64);
             // After the planned time the pace stays the same.
-            if distinct <= wanted * (share / PACE).min(share.max(1.0)) {
+            if distinct <= wanted * (share / WORK_TIME_SHARE).min(share.max(1.0)) {
                 self.turn()?;
-                self.visit()?;
-            } else if verified <= wanted * share * OUT_OVER_IN {
-                self.visit()?;
+                self.read_back()?;
+            } else if verified <= wanted * share * READS_PER_WRITE {
+                self.read_back()?;
             } else {
                 std::thread::sleep(Duration::from_millis(5).min(self.length / 200));
             }
@@ -87,19 +88,23 @@ impl Worker {
 
     /// Continues a conversation or begins one: looks up its blocks, and offloads the missing ones.
     fn turn(&mut self) -> Result<()> {
-        let talk = match self.talk.take() {
-            Some(talk) if talk.blocks < TALK_BLOCKS_MAX && self.random.chance(0.9) => talk,
+        let conversation = match self.conversation.take() {
+            Some(conversation)
+                if conversation.blocks < CONVERSATION_BLOCKS_MAX && self.random.chance(0.9) =>
+            {
+                conversation
+            }
             _ => {
-                self.talks += 1;
-                Conversation { number: (self.thread << 32) | self.talks, blocks: 0 }
+                self.conversations += 1;
+                Conversation { number: (self.thread << 32) | self.conversations, blocks: 0 }
             }
         };
         let more = 1 + self.random.below(TURN_BLOCKS_MAX as u64) as u32;
-        let blocks = (talk.blocks + more).min(TALK_BLOCKS_MAX);
-        let chain = talk.chain(blocks);
+        let blocks = (conversation.blocks + more).min(CONVERSATION_BLOCKS_MAX);
+        let chain = conversation.chain(blocks);
         let held = self.rig.store.look_up(&chain);
         for (position, identity) in chain.iter().enumerate().skip(held) {
-            if position >= talk.blocks as usize {
+            if position >= conversation.blocks as usize {
                 self.rig.expect(*identity);
             } else {
                 add(&self.rig.tally.again, 1);
@@ -111,9 +116,9 @@ impl Worker {
                 Description { parent, position: position as u32, meta: Arc::from([]), tenant: TenantId(0) };
             self.offload(Offload { identity: *identity, description, slot })?;
         }
-        let talk = Conversation { blocks, ..talk };
-        self.talk = Some(talk);
-        self.rig.publish(talk);
+        let conversation = Conversation { blocks, ..conversation };
+        self.conversation = Some(conversation);
+        self.rig.publish(conversation);
         Ok(())
     }
 
@@ -145,11 +150,15 @@ impl Worker {
     }
 
     /// Returns to a conversation of any thread.
-    fn visit(&mut self) -> Result<()> {
+    fn read_back(&mut self) -> Result<()> {
         // With a probability of 0.3 to the thread's own, which host memory probably has.
-        let known = self.rig.known(self.random.draw());
-        let Some(talk) = self.talk.filter(|_| self.random.chance(0.3)).or(known) else { return Ok(()) };
-        let mut chain = talk.chain(talk.blocks);
+        let sample_conversation = self.rig.sample_conversation(self.random.draw());
+        let Some(conversation) =
+            self.conversation.filter(|_| self.random.chance(0.3)).or(sample_conversation)
+        else {
+            return Ok(());
+        };
+        let mut chain = conversation.chain(conversation.blocks);
         let held = self.rig.store.look_up(&chain);
         match self.random.below(100) {
             0..2 => {
@@ -165,7 +174,7 @@ impl Worker {
 
     /// Onboards blocks as an engine would, but with too short deadlines and cancellations.
     fn onboard(&mut self, chain: &[BlockIdentity], held: usize) -> Result<()> {
-        self.rig.store.came(chain);
+        self.rig.store.prompt_arrived(chain);
         let prompt = Prompt {
             chain,
             groups: &[],
@@ -237,7 +246,7 @@ impl Worker {
             }
             let wrong = content::wrong_in_slot(slot, identity);
             // If all blocks are wrong, not every one needs to be named.
-            if wrong > 0 && get(&self.rig.tally.wrong_bytes) < TOLD_BYTES_MAX {
+            if wrong > 0 && get(&self.rig.tally.wrong_bytes) < REPORTED_WRONG_BYTES_MAX {
                 println!("WRONG: {wrong} bytes of block {:016x}", identity.short());
             }
             add(&self.rig.tally.wrong_bytes, wrong as usize);

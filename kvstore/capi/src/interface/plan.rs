@@ -226,7 +226,7 @@ pub unsafe extern "C" fn kvasir_kv_conversation(
         let identities = unsafe { elements(identities, count, "identities is a null pointer") }?;
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
         match event {
-            CONTINUED => opened.backend.store().came(&chain),
+            CONTINUED => opened.backend.store().prompt_arrived(&chain),
             _ => opened.backend.store().mark_conversation_idle(&chain),
         }
         Ok(Status::Ok)

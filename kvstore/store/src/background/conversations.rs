@@ -124,7 +124,11 @@ impl Conversations {
 
     /// Ends the idle time of the conversation that a prompt continues. Returns the number of blocks that had
     /// been fetched for it, and the blocks that are held.
-    pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> (usize, Vec<HeldBlock>) {
+    pub(crate) fn prompt_arrived(
+        &mut self,
+        chain: &[BlockIdentity],
+        now: Instant,
+    ) -> (usize, Vec<HeldBlock>) {
         let Some(idle) = chain.iter().rev().find_map(|identity| self.idle.remove(identity)) else {
             return (0, Vec::new());
         };
@@ -244,7 +248,7 @@ mod tests {
         for turn in 0..40 {
             conversations.mark_conversation_idle(chain(1, turn + 1), now);
             now += Duration::from_secs(4);
-            assert_eq!(conversations.came(&chain(1, turn + 3), now).0, 0);
+            assert_eq!(conversations.prompt_arrived(&chain(1, turn + 3), now).0, 0);
         }
         (conversations, now)
     }
@@ -262,7 +266,7 @@ mod tests {
         assert_eq!(conversations.next(now).map(|(_, _, next)| next), Some(6), "what was begun is ended");
         conversations.fetched(&last, now);
         assert!(conversations.next(now).is_none() && conversations.ahead() == 4);
-        assert_eq!(conversations.came(&chain(2, 12), now).0, 4);
+        assert_eq!(conversations.prompt_arrived(&chain(2, 12), now).0, 4);
         assert!(conversations.is_empty() && conversations.ahead() == 0);
     }
 
@@ -276,7 +280,7 @@ mod tests {
         assert_eq!(conversations.give_up(start + Duration::from_secs(5)), 0);
         assert_eq!(conversations.give_up(start + Duration::from_secs(9)), 5);
         assert_eq!(conversations.give_up(start + Duration::from_secs(10)), 0);
-        assert_eq!((conversations.ahead(), conversations.came(&chain(3, 6), start).0), (0, 0));
+        assert_eq!((conversations.ahead(), conversations.prompt_arrived(&chain(3, 6), start).0), (0, 0));
     }
 
     #[test]

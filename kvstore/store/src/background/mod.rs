@@ -84,7 +84,7 @@ impl StoreThread {
     /// Handles the arrival of a prompt.
     pub(crate) fn prompt_started(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
-        let (used, held) = conversations.came(chain, self.tiers.now);
+        let (used, held) = conversations.prompt_arrived(chain, self.tiers.now);
         if !held.is_empty() {
             self.background.held_for_load.push_back((self.tiers.now, held));
         }

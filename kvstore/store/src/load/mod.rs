@@ -103,7 +103,7 @@ impl Loads {
     }
 
     /// Handles the end of a read: the block is in host memory, or will not come.
-    pub(crate) fn came(&mut self, identity: &BlockIdentity, waiters: Vec<Waiter>, shared: &Shared) {
+    pub(crate) fn block_arrived(&mut self, identity: &BlockIdentity, waiters: Vec<Waiter>, shared: &Shared) {
         for (number, index) in waiters {
             let Some(load) = self.table.get_mut(&number) else { continue };
             let lease = load.hold(&shared.catalog, identity);

@@ -503,7 +503,7 @@ impl World {
     fn conversation(&mut self) {
         let prefix = self.prefix();
         if self.random.percent(50) {
-            self.store.came(&prefix);
+            self.store.prompt_arrived(&prefix);
         } else {
             self.store.mark_conversation_idle(&prefix);
         }

@@ -39,7 +39,7 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
     let mut at_disk = 0;
     for turn in 0..12_u64 {
         let talk = chain(1000 + turn, 6);
-        rig.store.came(&talk);
+        rig.store.prompt_arrived(&talk);
         (0..6).for_each(|position| rig.offload(&talk, position));
         let others = chain(turn, 24);
         (0..24).for_each(|position| rig.offload(&others, position));
@@ -51,7 +51,7 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
         rig.listen();
         let longer = chain(1000 + turn, 8);
         ready += usize::from(talk.iter().all(|identity| rig.store.is_on_host(identity)));
-        rig.store.came(&longer);
+        rig.store.prompt_arrived(&longer);
         assert_eq!(rig.onboard(&talk, PATIENCE), 6, "there, whether ahead or not");
     }
     assert!(ready >= 3, "{ready} of 12 were fetched ahead");
@@ -81,7 +81,7 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     fill(&mut rig, 2, 54);
     fill(&mut rig, 3, 78);
     assert!(talk.iter().all(|identity| rig.store.is_on_host(identity)), "held");
-    rig.store.came(&chain(1000, 8));
+    rig.store.prompt_arrived(&chain(1000, 8));
     assert_eq!(rig.onboard(&talk, PATIENCE), 6);
     let loaded = Instant::now();
     wait_for(&mut rig, "its load holds them now", |rig| rig.store.leased_slots() == 0);

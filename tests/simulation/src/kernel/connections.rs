@@ -113,16 +113,16 @@ impl Kernel {
         let Some(socket) = self.socket(id) else { return };
         let (host, limit) = (socket.host, socket.user_timeout);
         let SocketState::Open(end) = &socket.state else { return };
-        let (peer, peer_host, is_deserted, was_reset) =
+        let (peer, peer_host, is_close_unreported, was_reset) =
             (end.peer, end.peer_host, end.unreported_close.is_some(), end.is_reset);
-        let is_held_up = self.link(host, peer_host).is_down
+        let is_unacknowledged = self.link(host, peer_host).is_down
             && peer.is_some_and(|peer| match self.socket(peer) {
                 Some(Socket { state: SocketState::Open(end), .. }) => {
                     end.flight.front().is_some_and(|(at, _)| at + limit <= now + SECOND)
                 }
                 _ => false,
             });
-        if was_reset || !(is_deserted || is_held_up) {
+        if was_reset || !(is_close_unreported || is_unacknowledged) {
             return;
         }
         if let Some(Socket { state: SocketState::Open(end), error, .. }) = self.socket(id) {
@@ -263,7 +263,7 @@ impl Kernel {
         let now = self.now;
         let answers = match unreported_close {
             None => true,
-            Some(UnreportedClose::Power) => !self.is_dark(peer_host),
+            Some(UnreportedClose::Power) => !self.is_powered_off(peer_host),
             Some(UnreportedClose::Forgotten) => false,
         };
         if answers {

@@ -45,7 +45,7 @@ pub(super) struct Host {
     pub(super) clock_offset: i64,
     pub(super) next_port: u16,
     /// Whether the host has no power: it answers nothing, not even with a refusal.
-    pub(super) is_dark: bool,
+    pub(super) is_powered_off: bool,
     pub(super) disk: DiskFaults,
 }
 
@@ -112,7 +112,7 @@ impl Kernel {
             name: name.to_owned(),
             clock_offset: 0,
             next_port: EPHEMERAL,
-            is_dark: false,
+            is_powered_off: false,
             disk: DiskFaults::default(),
         });
         id
@@ -185,7 +185,7 @@ impl Kernel {
         delay
     }
 
-    pub(super) fn is_dark(&self, host: HostId) -> bool {
-        self.hosts[host.index()].is_dark
+    pub(super) fn is_powered_off(&self, host: HostId) -> bool {
+        self.hosts[host.index()].is_powered_off
     }
 }

@@ -243,7 +243,8 @@ impl Kernel {
                 (chosen, target)
             }
         };
-        let is_down = target.is_none_or(|target| self.link(host, target).is_down || self.is_dark(target));
+        let is_down =
+            target.is_none_or(|target| self.link(host, target).is_down || self.is_powered_off(target));
         let is_full =
             listener.is_some_and(|listener| match self.socket(listener).map(|socket| &socket.state) {
                 Some(SocketState::Listening { waiting, backlog }) => waiting.len() >= *backlog,

@@ -63,15 +63,15 @@ pub(super) struct Thread {
 
 /// Reason for which a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     Called,
     TimedOut,
 }
 
-const OUTSIDE: u32 = u32::MAX;
+const NOT_SIMULATED: u32 = u32::MAX;
 
 thread_local! {
-    static ME: Cell<u32> = const { Cell::new(OUTSIDE) };
+    static CURRENT_THREAD: Cell<u32> = const { Cell::new(NOT_SIMULATED) };
     /// Process of threads that this thread starts, if it is not its own.
     static STARTS_IN: Cell<Option<ProcessId>> = const { Cell::new(None) };
 }
@@ -79,19 +79,19 @@ thread_local! {
 /// Returns the current thread, if it is simulated.
 #[inline]
 pub(super) fn current() -> Option<ThreadId> {
-    let me = ME.get();
-    (me != OUTSIDE).then_some(ThreadId(me))
+    let me = CURRENT_THREAD.get();
+    (me != NOT_SIMULATED).then_some(ThreadId(me))
 }
 
 pub(super) fn become_simulated(thread: ThreadId) {
-    ME.set(thread.0);
+    CURRENT_THREAD.set(thread.0);
 }
 
 impl Kernel {
     pub(super) fn add_process(&mut self, host: HostId, name: &str) -> ProcessId {
         let id = ProcessId(self.processes.len() as u32);
         let state = &mut self.hosts[host.index()];
-        state.is_dark = false;
+        state.is_powered_off = false;
         if !self.processes.iter().any(|process| process.host == host && process.is_alive) {
             // The next process uses the same ports as the previous one, as with a network namespace of its
             // own.
@@ -195,7 +195,7 @@ impl Kernel {
             return;
         };
         state.is_alive = false;
-        self.hosts[state.host.index()].is_dark = silently;
+        self.hosts[state.host.index()].is_powered_off = silently;
         self.trace.step("kill", self.now, u64::from(process.0), u64::from(silently));
         for thread in self.threads.iter_mut().filter(|thread| thread.process == process) {
             thread.state = State::Over;
@@ -276,25 +276,25 @@ pub(super) fn switch() {
 }
 
 /// Waits as set up with [`Kernel::begin_wait`].
-pub(super) fn wait() -> Woken {
+pub(super) fn wait() -> WakeReason {
     switch();
     with(|kernel| {
         let thread = &kernel.threads[kernel.current.index()];
-        if thread.timed_out { Woken::TimedOut } else { Woken::Called }
+        if thread.timed_out { WakeReason::TimedOut } else { WakeReason::Called }
     })
 }
 
 /// Point at which a thread may lose its turn.
 pub(super) fn preemption_point() {
-    let gives_way = with(|kernel| {
-        let gives_way = kernel.random.one_in(super::PREEMPT_ONE_IN) && !kernel.runnable.is_empty();
-        if gives_way {
+    let is_preempted = with(|kernel| {
+        let is_preempted = kernel.random.one_in(super::PREEMPT_ONE_IN) && !kernel.runnable.is_empty();
+        if is_preempted {
             let id = kernel.current;
             kernel.runnable.push(id);
         }
-        gives_way
+        is_preempted
     });
-    if gives_way {
+    if is_preempted {
         switch();
     }
 }
@@ -315,7 +315,7 @@ pub(super) fn sleep_until(until: Nanos) {
 }
 
 /// Waits until an object changes or until `until`.
-pub(super) fn wait_for(objects: &[ObjectId], until: Option<Nanos>) -> Woken {
+pub(super) fn wait_for(objects: &[ObjectId], until: Option<Nanos>) -> WakeReason {
     with(|kernel| {
         let me = kernel.current;
         kernel.begin_wait(until);
@@ -379,7 +379,7 @@ unsafe extern "C" fn thread_exits(_value: *mut c_void) {
         }
         kernel.select_next_thread().1
     });
-    ME.set(OUTSIDE);
+    CURRENT_THREAD.set(NOT_SIMULATED);
     give(next);
 }
 

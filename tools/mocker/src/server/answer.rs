@@ -1,6 +1,6 @@
 //! An answer in progress: its outputs, how much of them has been written, and the work at its end.
 //!
-//! The body of a streamed answer polls the tickets of its outputs and writes all due tokens into one buffer. An
+//! The body of a streamed answer polls the progress of its outputs and writes all due tokens into one buffer. An
 //! output that was due from the start, as all are if simulated work takes no time, is sent in one piece with
 //! one event per token. A whole answer waits for the ends and is written once.
 

@@ -84,8 +84,8 @@ fn answer_id(worker: &Worker, ask: &ParsedRequest, header: Option<&str>) -> Stri
 fn outputs(worker: &Worker, ask: &ParsedRequest) -> Vec<Arc<Output>> {
     let model = &worker.model;
     let output = |prompt: &Vec<u32>| match &ask.forced {
-        Some(forced) => model.voice.forced_output(&model.text, &forced.text, &ask.limits),
-        None => model.voice.generate_output(&model.text, prompt, &ask.limits),
+        Some(forced) => model.generator.forced_output(&model.text, &forced.text, &ask.limits),
+        None => model.generator.generate_output(&model.text, prompt, &ask.limits),
     };
     ask.prompts.iter().map(|prompt| Arc::new(output(prompt))).collect()
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::parsed_request::{ParsedRequest, Surface};
 use super::refusal::Refusal;
-use super::request::Rooms;
+use super::request::BootstrapRooms;
 use crate::fault::mix;
 use crate::rendezvous::{self, RendezvousError, RendezvousGuard};
 use crate::stats;
@@ -51,12 +51,12 @@ pub(super) async fn before(worker: &Arc<Worker>, ask: &ParsedRequest, id: &str) 
             return Ok(Leg::default());
         }
         let room = match &ask.rooms {
-            Some(Rooms::One(room)) => Some(*room),
-            Some(Rooms::Several(rooms)) if rooms.len() > 1 => {
+            Some(BootstrapRooms::One(room)) => Some(*room),
+            Some(BootstrapRooms::Several(rooms)) if rooms.len() > 1 => {
                 let words = "This mock takes one bootstrap room for each request.";
                 return Err(Refusal::bad("bootstrap_room", words));
             }
-            Some(Rooms::Several(rooms)) => rooms.first().copied().flatten(),
+            Some(BootstrapRooms::Several(rooms)) => rooms.first().copied().flatten(),
             None => None,
         };
         let words = "Invalid request: Disaggregated request received without bootstrap room id.";
@@ -129,7 +129,7 @@ async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Re
     let room = rendezvous::enter(&name).ok_or_else(Refusal::overloaded)?;
     let within = worker.config.bootstrap_timeout;
     if role == Role::Prefill {
-        room.decode_is_there(within).await.map_err(not_met)?;
+        room.wait_for_decode(within).await.map_err(not_met)?;
         return Ok(Leg { lease: Some(name), room: Some(room), is_prompt_alone: true, ..Leg::default() });
     }
     let (engine, cached) = room.offered_by(within).await.map_err(not_met)?;

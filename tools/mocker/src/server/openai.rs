@@ -297,7 +297,7 @@ fn logprobs(answer: &Answer, choice: &Choice, from: usize, to: usize, out: &mut 
         true => format!("token_id:{id}"),
         false => tokenizer.decode(&[id], false),
     };
-    let drawn = |at: usize| answer.worker.model.voice.logprobs(choice.output.tokens[at], at, top.max(1));
+    let drawn = |at: usize| answer.worker.model.generator.logprobs(choice.output.tokens[at], at, top.max(1));
     let value = if is_chat(answer) {
         let entry = |id: u32, logprob: f32| json!({ "token": name(id), "logprob": logprob, "bytes": tokenizer.bytes_of(id) });
         let content = (from..to).map(|at| {

@@ -4,7 +4,7 @@ use router_tokens::ModelText;
 use serde_json::{Map, Value, json};
 
 use super::refusal::Refusal;
-use super::request::{Body, Logprobs, Message, Prompt, Rooms};
+use super::request::{Body, BootstrapRooms, Logprobs, Message, Prompt};
 use super::schema;
 use crate::output_generator::Limits;
 use crate::worker::Worker;
@@ -56,7 +56,7 @@ pub(crate) struct ParsedRequest {
     /// Texts that enter the hash of the first block.
     pub(crate) extras: Vec<String>,
     pub(crate) transfer: Option<Value>,
-    pub(crate) rooms: Option<Rooms>,
+    pub(crate) rooms: Option<BootstrapRooms>,
     pub(crate) request_id: Option<String>,
 }
 

@@ -56,7 +56,7 @@ async fn read(headers: &HeaderMap, body: &[u8]) -> Result<Form, Refusal> {
     Ok(Form { fields, filename, content_type, bytes, sum })
 }
 
-pub(super) async fn heard(
+pub(super) async fn transcribe(
     worker: &Worker,
     path: &str,
     headers: &HeaderMap,
@@ -68,14 +68,14 @@ pub(super) async fn heard(
         return Err(Refusal::no_such_model(&model, &worker.config.model));
     }
     let streams = fields.remove("stream").is_some_and(|stream| stream == "true");
-    let tells_usage = fields.remove("stream_include_usage").is_some_and(|tells| tells == "true");
+    let includes_usage = fields.remove("stream_include_usage").is_some_and(|tells| tells == "true");
     let format = fields.remove("response_format").unwrap_or_default();
-    let said: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let described: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let task = path.rsplit('/').next().unwrap_or_default();
     let text =
-        format!("{task} of {bytes} bytes, sum {sum}, of {filename} {content_type}: {}", said.join(" "));
+        format!("{task} of {bytes} bytes, sum {sum}, of {filename} {content_type}: {}", described.join(" "));
     if streams {
-        return Ok(streamed(worker, &text, bytes, tells_usage));
+        return Ok(streamed(worker, &text, bytes, includes_usage));
     }
     let seconds = bytes.div_ceil(BYTES_PER_SECOND);
     Ok(match format.as_str() {
@@ -92,7 +92,7 @@ pub(super) async fn heard(
 }
 
 /// vLLM's chunks, a word each.
-fn streamed(worker: &Worker, text: &str, bytes: usize, tells_usage: bool) -> Response<Payload> {
+fn streamed(worker: &Worker, text: &str, bytes: usize, includes_usage: bool) -> Response<Payload> {
     let event = |choices: Value, usage: Value| {
         let chunk = json!({
             "id": "trsc-1", "object": "transcription.chunk", "created": worker.started,
@@ -107,7 +107,7 @@ fn streamed(worker: &Worker, text: &str, bytes: usize, tells_usage: bool) -> Res
         let choice = json!([{ "delta": { "content": word }, "finish_reason": finish }]);
         events.push_str(&event(choice, Value::Null));
     }
-    if tells_usage {
+    if includes_usage {
         let (prompt, completion) = (bytes / 1024, words.len());
         let usage = json!({
             "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,

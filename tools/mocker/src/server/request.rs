@@ -184,7 +184,7 @@ pub(crate) enum Logprobs {
 /// A bootstrap port or room: one, or one for each prompt of a batch.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Rooms {
+pub(crate) enum BootstrapRooms {
     One(i64),
     Several(Vec<Option<i64>>),
 }
@@ -257,7 +257,7 @@ body! {
     request_id: Text<'a>,
     kv_transfer_params: Value,
     bootstrap_host: Value,
-    bootstrap_room: Rooms,
+    bootstrap_room: BootstrapRooms,
 }
 
 impl<'de> Deserialize<'de> for Body<'de> {

@@ -74,7 +74,7 @@ async fn answer(
             start(served, Surface::Responses, headers, responses::to_chat(&object)?).await
         }
         (&Method::POST, "/v1/audio/transcriptions" | "/v1/audio/translations") => {
-            Ok(recording::heard(&served.worker, path, headers, body).await?)
+            Ok(recording::transcribe(&served.worker, path, headers, body).await?)
         }
         (&Method::POST, _) => post(served, path, body).await,
         (&Method::GET, _) => get(served, path).await,

@@ -22,11 +22,11 @@ fn clock(id: libc::clockid_t) -> u64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(id: libc::clockid_t, time: *mut libc::timespec) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::CLOCK_GETTIME.get()(id, time) };
     }
     let value = timespec(clock(id));
-    // SAFETY: the caller gives room for a time.
+    // SAFETY: the caller passes a pointer that is valid for writing a `timespec`.
     unsafe { time.write(value) };
     preemption_point();
     0
@@ -39,7 +39,7 @@ unsafe extern "C" fn gettimeofday(time: *mut libc::timeval, _zone: *mut c_void) 
     unsafe { clock_gettime(libc::CLOCK_REALTIME, &raw mut spec) };
     let value = libc::timeval { tv_sec: spec.tv_sec, tv_usec: (spec.tv_nsec / 1000) as libc::suseconds_t };
     if !time.is_null() {
-        // SAFETY: the caller gives room for a time.
+        // SAFETY: the caller passes a pointer that is valid for writing a `timespec`.
         unsafe { time.write(value) };
     }
     0
@@ -51,7 +51,7 @@ unsafe extern "C" fn time(place: *mut libc::time_t) -> libc::time_t {
     // SAFETY: there is room for a time.
     unsafe { clock_gettime(libc::CLOCK_REALTIME, &raw mut spec) };
     if !place.is_null() {
-        // SAFETY: the caller gives room for a time.
+        // SAFETY: the caller passes a pointer that is valid for writing a `timespec`.
         unsafe { place.write(spec.tv_sec) };
     }
     spec.tv_sec
@@ -60,7 +60,7 @@ unsafe extern "C" fn time(place: *mut libc::time_t) -> libc::time_t {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nanosleep(wanted: *const libc::timespec, left: *mut libc::timespec) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::NANOSLEEP.get()(wanted, left) };
     }
     // SAFETY: the caller gives a time.
@@ -77,7 +77,7 @@ unsafe extern "C" fn clock_nanosleep(
     left: *mut libc::timespec,
 ) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::CLOCK_NANOSLEEP.get()(id, flags, wanted, left) };
     }
     // SAFETY: the caller gives a time.
@@ -91,7 +91,7 @@ unsafe extern "C" fn clock_nanosleep(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(room: *mut c_void, bytes: usize, flags: c_uint) -> isize {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::GETRANDOM.get()(room, bytes, flags) };
     }
     // SAFETY: the caller gives room for so many bytes.

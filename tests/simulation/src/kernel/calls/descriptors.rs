@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 
 use super::super::objects::{Epoll, Kind, ObjectId};
-use super::super::threads::{Woken, current, preemption_point, sleep_until, wait_for};
+use super::super::threads::{WakeReason, current, preemption_point, sleep_until, wait_for};
 use super::super::{MILLISECOND, Nanos, now, real, report, with};
 use super::{fail, given, nanos, outcome, slices, sockets};
 
@@ -23,7 +23,7 @@ fn opens() -> bool {
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn eventfd(count: c_uint, flags: c_int) -> c_int {
     if !opens() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::EVENTFD.get()(count, flags) };
     }
     let kind = Kind::Event { count: u64::from(count), is_semaphore: flags & libc::EFD_SEMAPHORE != 0 };
@@ -33,7 +33,7 @@ pub(super) unsafe extern "C" fn eventfd(count: c_uint, flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn timerfd_create(clock: c_int, flags: c_int) -> c_int {
     if !opens() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::TIMERFD_CREATE.get()(clock, flags) };
     }
     let kind = Kind::Timer { interval: 0, expirations: 0, setting: 0 };
@@ -48,7 +48,7 @@ unsafe extern "C" fn timerfd_settime(
     before: *mut libc::itimerspec,
 ) -> c_int {
     let Some(id) = object(timer) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::TIMERFD_SETTIME.get()(timer, flags, wanted, before) };
     };
     // SAFETY: the caller gives a setting.
@@ -64,7 +64,7 @@ unsafe extern "C" fn timerfd_settime(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     if !opens() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::EPOLL_CREATE1.get()(flags) };
     }
     with(|kernel| kernel.open(Kind::Epoll(Epoll::default()), false))
@@ -78,7 +78,7 @@ unsafe extern "C" fn epoll_ctl(
     event: *mut libc::epoll_event,
 ) -> c_int {
     let Some(id) = object(epoll) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::EPOLL_CTL.get()(epoll, operation, descriptor, event) };
     };
     // SAFETY: the caller gives an event, or none to forget a descriptor.
@@ -121,7 +121,7 @@ unsafe extern "C" fn epoll_wait(
     timeout: c_int,
 ) -> c_int {
     let Some(id) = object(epoll) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::EPOLL_WAIT.get()(epoll, events, max, timeout) };
     };
     // SAFETY: the caller gives room for so many events.
@@ -173,7 +173,7 @@ fn poll_descriptors(polled: &mut [libc::pollfd], until: Option<Nanos>) -> c_int 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn poll(polled: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::POLL.get()(polled, count, timeout) };
     }
     if count == 0 {
@@ -192,7 +192,7 @@ unsafe extern "C" fn ppoll(
     mask: *const libc::sigset_t,
 ) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::PPOLL.get()(polled, count, timeout, mask) };
     }
     // SAFETY: the caller gives a time or none.
@@ -244,7 +244,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t)
     if unsafe { is_of_real_process(path) } {
         return fail(libc::ENOENT);
     }
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
     opened(unsafe { real::OPEN.get()(path, flags, mode) })
 }
 
@@ -254,7 +254,7 @@ unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_
     if unsafe { is_of_real_process(path) } {
         return fail(libc::ENOENT);
     }
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
     opened(unsafe { real::OPEN64.get()(path, flags, mode) })
 }
 
@@ -280,7 +280,7 @@ fn moved(result: c_int) -> isize {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pread64(descriptor: c_int, room: *mut c_void, bytes: usize, offset: i64) -> isize {
     if !waits_for_disk(descriptor) {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::PREAD64.get()(descriptor, room, bytes, offset) };
     }
     // SAFETY: the caller gives room for so many bytes.
@@ -291,7 +291,7 @@ unsafe extern "C" fn pread64(descriptor: c_int, room: *mut c_void, bytes: usize,
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pwrite64(descriptor: c_int, content: *const c_void, bytes: usize, offset: i64) -> isize {
     if !waits_for_disk(descriptor) {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::PWRITE64.get()(descriptor, content, bytes, offset) };
     }
     // SAFETY: the caller gives so many bytes.
@@ -330,7 +330,7 @@ unsafe extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mo
     if unsafe { is_of_real_process(path) } {
         return fail(libc::ENOENT);
     }
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
     opened(unsafe { real::OPENAT.get()(folder, path, flags, mode) })
 }
 
@@ -348,7 +348,7 @@ unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: usize) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         let result = unsafe { real::FCNTL.get()(descriptor, command, argument) };
         return match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => opened(result),
@@ -376,7 +376,7 @@ unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: usize) -
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::IOCTL.get()(descriptor, request, argument) };
     };
     let place = argument as *mut c_int;
@@ -411,7 +411,7 @@ pub(super) fn until_possible(
     loop {
         match attempt() {
             Err(libc::EAGAIN) if waits => {
-                if wait_for(&[id], until) == Woken::TimedOut {
+                if wait_for(&[id], until) == WakeReason::TimedOut {
                     return Err(libc::EAGAIN);
                 }
             }
@@ -484,7 +484,7 @@ fn write_parts(id: ObjectId, parts: &[&[u8]]) -> isize {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn read(descriptor: c_int, room: *mut c_void, bytes: usize) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::READ.get()(descriptor, room, bytes) };
     };
     // SAFETY: the caller gives room for so many bytes.
@@ -499,7 +499,7 @@ unsafe extern "C" fn write(descriptor: c_int, content: *const c_void, bytes: usi
             // Output for users is dropped.
             return bytes as isize;
         }
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::WRITE.get()(descriptor, content, bytes) };
     };
     // SAFETY: the caller gives so many bytes.
@@ -510,7 +510,7 @@ unsafe extern "C" fn write(descriptor: c_int, content: *const c_void, bytes: usi
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readv(descriptor: c_int, parts: *const libc::iovec, count: c_int) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::READV.get()(descriptor, parts, count) };
     };
     // SAFETY: the caller gives so much room.
@@ -521,7 +521,7 @@ unsafe extern "C" fn readv(descriptor: c_int, parts: *const libc::iovec, count: 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn writev(descriptor: c_int, parts: *const libc::iovec, count: c_int) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::WRITEV.get()(descriptor, parts, count) };
     };
     // SAFETY: the caller gives so many bytes.

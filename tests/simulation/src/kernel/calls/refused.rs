@@ -20,7 +20,7 @@ macro_rules! not_simulated {
                 );
                 report::fail(Oracle::Simulator, reason);
             }
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
             unsafe { REAL.get()($($argument),*) }
         }
     )*};

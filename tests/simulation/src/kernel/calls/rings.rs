@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_long, c_uint};
 
 use super::super::objects::ObjectId;
 use super::super::rings::Params;
-use super::super::threads::{Woken, preemption_point, wait_for};
+use super::super::threads::{WakeReason, preemption_point, wait_for};
 use super::super::{now, with};
 use super::descriptors::object;
 use super::{fail, given, nanos};
@@ -60,7 +60,7 @@ pub(super) fn enter(descriptor: c_int, count: u32, wanted: u32, flags: u32, argu
 fn await_completions(id: ObjectId, wanted: u32, limit: Option<u64>) -> bool {
     let until = limit.map(|limit| now() + limit);
     while with(|kernel| kernel.completions(id)) < wanted {
-        if wait_for(&[id], until) == Woken::TimedOut {
+        if wait_for(&[id], until) == WakeReason::TimedOut {
             return false;
         }
     }

@@ -14,7 +14,7 @@ use super::{fail, given, outcome, slices};
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SOCKET.get()(domain, kind, protocol) };
     }
     let is_inet = match domain {
@@ -34,7 +34,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SOCKETPAIR.get()(domain, kind, protocol, pair) };
     }
     let descriptors = with(|kernel| {
@@ -83,7 +83,7 @@ unsafe fn address_of(address: *const libc::sockaddr, length: libc::socklen_t) ->
 
 /// # Safety
 /// There is room for an address of the length that is given, or both pointers are null.
-unsafe fn tell(
+unsafe fn write_address(
     address: Option<&Address>,
     is_inet: bool,
     room: *mut libc::sockaddr,
@@ -127,7 +127,7 @@ unsafe extern "C" fn bind(
     length: libc::socklen_t,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::BIND.get()(descriptor, address, length) };
     };
     // SAFETY: the caller gives an address of this length.
@@ -142,7 +142,7 @@ fn status(result: Result<(), c_int>) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(descriptor: c_int, backlog: c_int) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::LISTEN.get()(descriptor, backlog) };
     };
     status(with(|kernel| kernel.listen(id, backlog)))
@@ -155,7 +155,7 @@ unsafe extern "C" fn connect(
     length: libc::socklen_t,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::CONNECT.get()(descriptor, address, length) };
     };
     // SAFETY: the caller gives an address.
@@ -193,7 +193,7 @@ unsafe extern "C" fn accept4(
     flags: c_int,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::ACCEPT4.get()(descriptor, room, length, flags) };
     };
     let mut accepted = None;
@@ -211,7 +211,7 @@ unsafe extern "C" fn accept4(
         (kernel.add_descriptor(accepted), remote, is_inet)
     });
     // SAFETY: the caller gives room for an address, or none.
-    unsafe { tell(remote.as_ref(), is_inet, room, length) };
+    unsafe { write_address(remote.as_ref(), is_inet, room, length) };
     descriptor
 }
 
@@ -221,7 +221,7 @@ unsafe extern "C" fn accept(
     room: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
     unsafe { accept4(descriptor, room, length, 0) }
 }
 
@@ -232,13 +232,13 @@ unsafe extern "C" fn getsockname(
     length: *mut libc::socklen_t,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::GETSOCKNAME.get()(descriptor, room, length) };
     };
     let local = with(|kernel| kernel.socket(id).map(|socket| (socket.local.clone(), socket.is_inet)));
     let Some((local, is_inet)) = local else { return fail(libc::ENOTSOCK) };
     // SAFETY: the caller gives room for an address.
-    unsafe { tell(local.as_ref(), is_inet, room, length) };
+    unsafe { write_address(local.as_ref(), is_inet, room, length) };
     0
 }
 
@@ -249,7 +249,7 @@ unsafe extern "C" fn getpeername(
     length: *mut libc::socklen_t,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::GETPEERNAME.get()(descriptor, room, length) };
     };
     let remote = with(|kernel| match kernel.socket(id) {
@@ -258,7 +258,7 @@ unsafe extern "C" fn getpeername(
     });
     let Some((remote, is_inet)) = remote else { return fail(libc::ENOTCONN) };
     // SAFETY: the caller gives room for an address.
-    unsafe { tell(remote.as_ref(), is_inet, room, length) };
+    unsafe { write_address(remote.as_ref(), is_inet, room, length) };
     0
 }
 
@@ -271,7 +271,7 @@ unsafe extern "C" fn getsockopt(
     length: *mut libc::socklen_t,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::GETSOCKOPT.get()(descriptor, level, name, room, length) };
     };
     let value = match (level, name) {
@@ -309,7 +309,7 @@ unsafe extern "C" fn setsockopt(
     length: libc::socklen_t,
 ) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SETSOCKOPT.get()(descriptor, level, name, value, length) };
     };
     let duration =
@@ -368,7 +368,7 @@ unsafe extern "C" fn setsockopt(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shutdown(descriptor: c_int, how: c_int) -> c_int {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SHUTDOWN.get()(descriptor, how) };
     };
     let (reads, writes) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
@@ -398,7 +398,7 @@ pub(super) fn transmit(id: ObjectId, parts: &[&[u8]], flags: c_int) -> isize {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recv(descriptor: c_int, room: *mut c_void, bytes: usize, flags: c_int) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::RECV.get()(descriptor, room, bytes, flags) };
     };
     // SAFETY: the caller gives room for so many bytes.
@@ -422,7 +422,7 @@ unsafe extern "C" fn recvfrom(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn send(descriptor: c_int, content: *const c_void, bytes: usize, flags: c_int) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SEND.get()(descriptor, content, bytes, flags) };
     };
     // SAFETY: the caller gives so many bytes.
@@ -446,7 +446,7 @@ unsafe extern "C" fn sendto(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(descriptor: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::RECVMSG.get()(descriptor, message, flags) };
     };
     // SAFETY: the caller gives a message.
@@ -461,7 +461,7 @@ unsafe extern "C" fn recvmsg(descriptor: c_int, message: *mut libc::msghdr, flag
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(descriptor: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
     let Some(id) = object(descriptor) else {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SENDMSG.get()(descriptor, message, flags) };
     };
     // SAFETY: the caller gives a message.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::super::threads::{self, Woken, current, preemption_point, yield_now};
+use super::super::threads::{self, WakeReason, current, preemption_point, yield_now};
 use super::super::{real, report, with};
 use super::{descriptors, fail, given, nanos, rings};
 use crate::oracle::Oracle;
@@ -32,7 +32,7 @@ unsafe extern "C" fn pthread_create(
     argument: *mut c_void,
 ) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::PTHREAD_CREATE.get()(thread, attributes, routine, argument) };
     }
     let created = threads::create(thread, attributes, routine, argument);
@@ -66,7 +66,7 @@ unsafe extern "C" fn sched_getaffinity(
     set: *mut libc::cpu_set_t,
 ) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SCHED_GETAFFINITY.get()(process, bytes, set) };
     }
     // SAFETY: the caller gives room for so many bytes.
@@ -83,7 +83,7 @@ unsafe extern "C" fn sched_setaffinity(
     set: *const libc::cpu_set_t,
 ) -> c_int {
     if current().is_none() {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
         return unsafe { real::SCHED_SETAFFINITY.get()(process, bytes, set) };
     }
     0
@@ -100,7 +100,7 @@ unsafe extern "C" fn getpid() -> libc::pid_t {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn uname(names: *mut libc::utsname) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
     let failed = unsafe { real::UNAME.get()(names) };
     if failed != 0 || current().is_none() {
         return failed;
@@ -145,11 +145,11 @@ unsafe extern "C" fn syscall(
                 return b as c_long;
             }
             libc::SYS_gettid => return with(|kernel| 100_000 + c_long::from(kernel.current.0)),
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
             libc::SYS_eventfd2 => return c_long::from(unsafe { descriptors::eventfd(a as u32, b as c_int) }),
             libc::SYS_epoll_pwait2 => {
                 let (events, timeout) = (b as *mut libc::epoll_event, d as *const libc::timespec);
-                // SAFETY: the caller's own arguments.
+                // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
                 let found = unsafe {
                     descriptors::epoll_pwait2(a as c_int, events, c as c_int, timeout, std::ptr::null())
                 };
@@ -168,7 +168,7 @@ unsafe extern "C" fn syscall(
             }
         }
     }
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the arguments are passed on unchanged; the caller upholds the contract of the C function.
     unsafe { real::SYSCALL.get()(number, a, b, c, d, e, f) }
 }
 
@@ -199,7 +199,7 @@ fn futex(address: usize, operation: c_int, value: u32, timeout: usize, _bits: u3
                 kernel.futexes.entry(address).or_default().push_back(me);
             });
             let woken = threads::wait();
-            if woken == Woken::TimedOut {
+            if woken == WakeReason::TimedOut {
                 with(|kernel| {
                     let me = kernel.current;
                     if let Some(waiting) = kernel.futexes.get_mut(&address) {

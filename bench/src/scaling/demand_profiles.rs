@@ -7,7 +7,7 @@
 use control_planner::{Capacity, Engine, Lengths, Request, ServiceLevel, Setup, WorkerRole, poisson};
 
 /// A shape of demand.
-pub(super) struct Shape {
+pub(super) struct DemandProfile {
     pub(super) name: &'static str,
     lengths: Lengths,
     level: ServiceLevel,
@@ -25,25 +25,31 @@ const fn level(ttft: f64, itl: f64) -> ServiceLevel {
     ServiceLevel { ttft, itl, attainment: 0.99 }
 }
 
-pub(super) const SHAPES: [Shape; 6] = [
-    Shape { name: "ramp", lengths: LONG, level: level(3.0, 0.1), start_time: 100.0, stages: RAMP },
-    Shape { name: "step", lengths: LONG, level: level(3.0, 0.1), start_time: 100.0, stages: STEP },
-    Shape { name: "slow start", lengths: LONG, level: level(3.0, 0.1), start_time: 300.0, stages: RAMP },
-    Shape {
+pub(super) const DEMAND_PROFILES: [DemandProfile; 6] = [
+    DemandProfile { name: "ramp", lengths: LONG, level: level(3.0, 0.1), start_time: 100.0, stages: RAMP },
+    DemandProfile { name: "step", lengths: LONG, level: level(3.0, 0.1), start_time: 100.0, stages: STEP },
+    DemandProfile {
+        name: "slow start",
+        lengths: LONG,
+        level: level(3.0, 0.1),
+        start_time: 300.0,
+        stages: RAMP,
+    },
+    DemandProfile {
         name: "long prompts",
         lengths: Lengths { prompt: 8000.0, cached: 0.0, output: 200.0 },
         level: level(3.0, 0.1),
         start_time: 100.0,
         stages: RAMP,
     },
-    Shape {
+    DemandProfile {
         name: "long answers",
         lengths: Lengths { prompt: 500.0, cached: 0.0, output: 2000.0 },
         level: level(1.0, 0.05),
         start_time: 100.0,
         stages: RAMP,
     },
-    Shape {
+    DemandProfile {
         name: "chats",
         lengths: Lengths { prompt: 800.0, cached: 0.0, output: 150.0 },
         level: level(0.5, 0.05),
@@ -52,7 +58,7 @@ pub(super) const SHAPES: [Shape; 6] = [
     },
 ];
 
-impl Shape {
+impl DemandProfile {
     pub(super) fn setup(&self) -> Setup {
         Setup {
             engine: Engine::default(),
@@ -84,7 +90,7 @@ impl Shape {
 
     /// Poisson arrivals over `repetitions` repetitions.
     pub(super) fn requests(&self, repetitions: usize, seed: u64) -> Vec<Request> {
-        let first = SHAPES[0].capacity();
+        let first = DEMAND_PROFILES[0].capacity();
         let scale = self.capacity() / first;
         let stages: Vec<(f64, f64)> =
             self.stages.iter().map(|&(rate, seconds)| (rate * scale, seconds)).collect();
