@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey, Transport};
+use dataplane_fabric::auth::{Authentication, DialledAddress, OPENING_BYTES, SharedKey, Transport};
 
 use super::node::SLOT_BYTES;
 
@@ -87,7 +87,7 @@ fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> 
         if stream.write_all(&opening).is_err() || stream.read_exact(&mut answer).is_err() {
             return Ok(streams);
         }
-        authentication.opened(&answer, Dialled::of(stream.peer_addr()?))?;
+        authentication.opened(&answer, DialledAddress::of(stream.peer_addr()?))?;
         let mut hello = [0; 32];
         hello[..8].copy_from_slice(b"KVSRTCP\0");
         hello[8..13].copy_from_slice(&[0, 0, lane, 0, 1]);

@@ -14,7 +14,7 @@ use crate::file_format::Format;
 use crate::follow::Sender;
 use crate::update::{Object, Update};
 
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Largest file, as in llm-d.
 const BYTES_MAX: u64 = 1 << 20;
 /// Most files in a folder.
@@ -70,7 +70,7 @@ impl FileSource {
                 }
             }
             last = Some(now);
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 

@@ -45,7 +45,7 @@ impl Roster {
         if let Update::Failed(reason) = &update {
             // A source that stays unreadable is reported once.
             if state.error.as_ref() != Some(reason) {
-                tracing::warn!(source = *name, "{reason}; its workers stay as they are");
+                tracing::warn!(source = *name, "{reason}; the source's workers are kept");
             }
         } else if state.error.is_some() {
             tracing::info!(source = *name, "the source can be read again");
@@ -56,7 +56,7 @@ impl Roster {
             tracing::warn!(
                 source = *name,
                 missing = state.suspects(),
-                "a list lacks so many workers that it is not believed: they are served while they answer, for {:?}",
+                "the list omits more workers than discovery.guard_share allows: missing workers that answer are kept for {:?}",
                 guard.time
             );
         }

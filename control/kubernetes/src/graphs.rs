@@ -148,7 +148,7 @@ impl GraphController {
         let (name, parameters) = (graph.name_any(), PatchParams::default());
         let patch = Patch::Merge(json!({"status": status}));
         if let Err(error) = asked(graphs.patch_status(&name, &parameters, &patch)).await {
-            tracing::warn!(graph = name, "its status cannot be written: {error}");
+            tracing::warn!(graph = name, "the status of the KvasirGraph cannot be written: {error}");
         }
     }
 
@@ -268,13 +268,13 @@ struct Outcome {
     accepted: Result<(), String>,
     applied: Result<(), String>,
     /// Pods of the gateways, and of the workers of each role.
-    parts: Vec<Part>,
+    parts: Vec<WorkloadPods>,
     /// Whether there is a workload that does not report the state of its pods.
     is_opaque: bool,
 }
 
 /// The pods of a workload.
-struct Part {
+struct WorkloadPods {
     name: String,
     pods: u64,
     ready: u64,
@@ -305,7 +305,7 @@ impl Outcome {
         let status = &data["status"];
         let is_current = status["observedGeneration"].as_i64() >= object.metadata.generation;
         let count = |field: &str| status[field].as_u64().filter(|_| is_current).unwrap_or(0);
-        self.parts.push(Part {
+        self.parts.push(WorkloadPods {
             name: name.to_owned(),
             pods: count("replicas"),
             ready: count("readyReplicas"),
@@ -314,7 +314,7 @@ impl Outcome {
 
     /// Returns the graph's status, with the old times of conditions that have not changed.
     fn status(&self, object: &Value) -> Value {
-        let of = |part: &Part| match part.name.as_str() {
+        let of = |part: &WorkloadPods| match part.name.as_str() {
             "gateway" => "no gateway is ready".to_owned(),
             role => format!("no {role} worker is ready"),
         };

@@ -61,7 +61,7 @@ pub enum ScaleError {
         source: Box<kube::Error>,
     },
     /// The answer lacks a field of a `Scale`.
-    #[error("{0}: its scale says no replicas or no selector")]
+    #[error("{0}: its scale subresource reports no replicas or no selector")]
     Incomplete(String),
 }
 

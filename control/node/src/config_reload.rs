@@ -18,7 +18,7 @@ use router_gateway::Gateway;
 
 use crate::{compose, process};
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Fingerprint of a file's state: device, inode, size, time of the last change in seconds and nanoseconds.
 /// Symbolic links are followed.
@@ -78,7 +78,7 @@ impl ConfigReloader {
                 let _read = tokio::task::spawn_blocking(move || this.read()).await;
             }
             last = now;
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
@@ -123,7 +123,7 @@ impl ConfigReloader {
     fn take(&self, seen: &mut Seen, new: Settings, workers: Vec<WorkerSpec>) {
         let file = self.path.display();
         if std::mem::take(&mut seen.is_refused) {
-            tracing::warn!("{file} has no mistakes any more");
+            tracing::warn!("{file} is valid again");
         }
         let told = changes(&seen.settings, &new);
         if told.is_empty() {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::engine_processes::Machine;
 
 /// Interval between searches for the engines' processes, which may restart or fork.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// p99 from which on a time is reported as a reason for slow answers.
 const RUN_QUEUE_SLOW: Duration = Duration::from_millis(10);
@@ -63,7 +63,7 @@ impl EngineWatch {
 
     /// Returns the times of each engine of this machine since the last sample.
     pub(crate) fn sample(&mut self) -> Result<Vec<Sample>, EbpfError> {
-        if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+        if self.looked.is_none_or(|looked| looked.elapsed() >= CHECK_INTERVAL) {
             self.looked = Some(Instant::now());
             self.look()?;
         }

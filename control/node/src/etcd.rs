@@ -62,7 +62,7 @@ impl Etcd {
     pub(crate) fn client(&self) -> Result<Client> {
         if let Some(tls) = &self.tls {
             // The task ends with the runtime: certificates are reloaded as long as there are connections.
-            tokio::spawn(Arc::clone(tls).watch(tls::LOOK_EVERY));
+            tokio::spawn(Arc::clone(tls).watch(tls::CHECK_INTERVAL));
         }
         Client::new(self.config.clone()).context("etcd.endpoints")
     }

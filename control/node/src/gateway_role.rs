@@ -23,7 +23,7 @@ use crate::discovery::{Discovery, PodArgs};
 use crate::ebpf::EbpfPrograms;
 use crate::http::{Signals, StopSource};
 use crate::roster::Workers;
-use crate::tls::LOOK_EVERY;
+use crate::tls::CHECK_INTERVAL;
 use crate::{GlobalArgs, admin, compose, exposure, http, process, roster, secret, shard, tls};
 
 pub(crate) fn run(
@@ -102,10 +102,10 @@ pub(crate) fn run(
             tokio::spawn(live.watch());
         }
         if let Some(tls) = upstream_tls {
-            tokio::spawn(tls.watch(LOOK_EVERY));
+            tokio::spawn(tls.watch(CHECK_INTERVAL));
         }
         if let Some(tls) = &server_tls {
-            tokio::spawn(Arc::clone(tls).watch(LOOK_EVERY));
+            tokio::spawn(Arc::clone(tls).watch(CHECK_INTERVAL));
         }
         let grpc = grpc(&settings, &gateway, &stop).await?;
         let picker = picker(&settings, &gateway, &stop).await?;
@@ -236,7 +236,7 @@ async fn grpc(
             tokio::spawn(serve_grpc(listener, gateway, stopped))
         }
         Some(tls) => {
-            tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
+            tokio::spawn(Arc::clone(&tls).watch(CHECK_INTERVAL));
             let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
             tokio::spawn(serve_grpc(listener, gateway, stopped))
         }
@@ -281,7 +281,7 @@ async fn picker(
         }
         Some(tls) => {
             if settings.picker.tls == "gateway" {
-                tokio::spawn(Arc::clone(&tls).watch(LOOK_EVERY));
+                tokio::spawn(Arc::clone(&tls).watch(CHECK_INTERVAL));
             }
             let listener = TlsListener::new(listener, tls).with_write_timeout(write_timeout);
             tokio::spawn(serve_picker(listener, gateway, requests_max, stopped()))

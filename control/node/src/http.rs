@@ -22,12 +22,12 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Binds an address once for each of several threads: the kernel spreads connections over the listeners. The
-/// first listener binds alone, so that the call fails if another process has the address. With `takes_over`
+/// first listener binds alone, so that the call fails if another process has the address. With `reuses_port`
 /// it shares the address with a process of the same user.
 pub(crate) fn bind_shared(
     address: SocketAddr,
     listeners: usize,
-    takes_over: bool,
+    reuses_port: bool,
 ) -> Result<Vec<std::net::TcpListener>> {
     let socket = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -36,7 +36,7 @@ pub(crate) fn bind_shared(
     };
     let bind = || {
         let first = socket()?;
-        first.set_reuseport(takes_over)?;
+        first.set_reuseport(reuses_port)?;
         first.bind(address)?;
         // The other listeners can bind from here on.
         first.set_reuseport(true)?;

@@ -13,7 +13,7 @@ use router_tls::{Alpn, ClientCertificate, ClientTls, ClientTlsConfig, ServerTls,
 use crate::compose::some;
 
 /// Interval at which certificate files are checked for changes.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns the TLS configuration for upstream servers. It is loaded only if one of `urls` is https, so that
 /// no system needs root certificates for plain HTTP.

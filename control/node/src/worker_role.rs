@@ -136,7 +136,7 @@ async fn work(
     match tls {
         None => http::serve(PlainListener::new(listener), router(state), stop).await,
         Some(tls) => {
-            tokio::spawn(Arc::clone(&tls).watch(tls::LOOK_EVERY));
+            tokio::spawn(Arc::clone(&tls).watch(tls::CHECK_INTERVAL));
             http::serve(TlsListener::new(listener, tls), router(state), stop).await;
         }
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::credentials::Credentials;
 
 /// Interval between two polls of a draining worker.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit for the gateway's answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
@@ -203,7 +203,7 @@ pub(crate) fn drain(arguments: &DrainArgs) -> Result<ExitCode> {
             if shown.replace(left) != Some(left) {
                 println!("{name}: {left} requests left");
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     })
 }

@@ -28,7 +28,9 @@ pub(crate) fn fit(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
         claims.iter().zip(&targets).map(|(claim, &target)| target.min(claim.current)).collect();
     let mut free = i64::from(gpus_max)
         - claims.iter().zip(&counts).map(|(claim, &count)| i64::from(held(claim, count))).sum::<i64>();
-    while let Some(at) = neediest(claims, &counts, |at| counts[at] < targets[at] && fits(&claims[at], free)) {
+    while let Some(at) =
+        least_served(claims, &counts, |at| counts[at] < targets[at] && fits(&claims[at], free))
+    {
         counts[at] += 1;
         free -= i64::from(claims[at].gpus);
     }
@@ -41,7 +43,7 @@ fn targets(claims: &[Claim], gpus_max: u32) -> Vec<u32> {
     let used: u32 = claims.iter().zip(&counts).map(|(claim, &count)| count * claim.gpus).sum();
     let mut free = i64::from(gpus_max) - i64::from(used);
     while let Some(at) =
-        neediest(claims, &counts, |at| counts[at] < claims[at].wanted && fits(&claims[at], free))
+        least_served(claims, &counts, |at| counts[at] < claims[at].wanted && fits(&claims[at], free))
     {
         counts[at] += 1;
         free -= i64::from(claims[at].gpus);
@@ -54,7 +56,7 @@ fn fits(claim: &Claim, free: i64) -> bool {
 }
 
 /// Returns the pool with the smallest share of its wanted count, among those that can grow.
-fn neediest(claims: &[Claim], counts: &[u32], can_grow: impl Fn(usize) -> bool) -> Option<usize> {
+fn least_served(claims: &[Claim], counts: &[u32], can_grow: impl Fn(usize) -> bool) -> Option<usize> {
     let share = |at: usize| f64::from(counts[at]) / f64::from(claims[at].wanted.max(1));
     (0..claims.len()).filter(|&at| can_grow(at)).min_by(|&a, &b| share(a).total_cmp(&share(b)))
 }

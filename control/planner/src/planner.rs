@@ -379,7 +379,7 @@ struct Pool {
     start_time: StartTime,
     wake_time: StartTime,
     seasons: Vec<Season>,
-    shrink: Shrink,
+    scale_down: ScaleDown,
     late_ticks: u32,
     queued_before: f64,
     /// Count that was requested, and the count that was in force before.
@@ -404,7 +404,7 @@ impl Pool {
                 .iter()
                 .map(|&period| Season::new(period, (period / SEASON_SLOTS).max(SEASON_SLOT_MIN)))
                 .collect(),
-            shrink: Shrink::default(),
+            scale_down: ScaleDown::default(),
             late_ticks: 0,
             queued_before: 0.0,
             asked: None,
@@ -429,7 +429,7 @@ impl Pool {
             (wanted, reason) = (seen.workers.ready + 1, Reason::LateAnswers);
         }
         (wanted, reason) = self.limited(wanted, reason);
-        (wanted, reason) = self.shrunk(config, now, seen, wanted, reason, need.unwrap_or(0.0));
+        (wanted, reason) = self.limit_scale_down(config, now, seen, wanted, reason, need.unwrap_or(0.0));
         if self.is_held(config, now, seen) {
             (wanted, reason) = (seen.in_force, Reason::ManualHold);
         }
@@ -560,7 +560,7 @@ impl Pool {
 
     /// Limits a scale-down: at least the recently needed count, and at most an eighth of the workers draining
     /// at a time.
-    fn shrunk(
+    fn limit_scale_down(
         &mut self,
         config: &PlannerConfig,
         now: f64,
@@ -574,9 +574,9 @@ impl Pool {
         let swing = if counted > 0.0 { need * SWINGS / counted.sqrt() } else { 0.0 };
         let high = ((need + swing - ROUNDING).ceil() as u32).min(self.config.max);
         // A planner that has just started knows no demand: the present count is assumed to be needed.
-        self.shrink.begin(now, seen.in_force);
+        self.scale_down.begin(now, seen.in_force);
         let current = self.asked.unwrap_or(seen.in_force).clamp(self.config.min, self.config.max);
-        let needed = self.shrink.most(now, wanted.max(high), config.down_after);
+        let needed = self.scale_down.most(now, wanted.max(high), config.down_after);
         if wanted >= current {
             return (wanted, reason);
         }
@@ -608,7 +608,7 @@ impl Pool {
         if let Some(before) = self.asked
             && is_demand
         {
-            self.shrink.note(now, before, decision.wanted, config.down_after);
+            self.scale_down.note(now, before, decision.wanted, config.down_after);
         }
         self.asked = Some(decision.wanted);
     }
@@ -616,8 +616,8 @@ impl Pool {
     /// Drops times in the future, after the clock was set back.
     fn clock_went_back(&mut self, now: f64) {
         self.held_until = f64::NEG_INFINITY;
-        self.shrink.last_fall = None;
-        self.shrink.last_reversal = self.shrink.last_reversal.min(now);
+        self.scale_down.last_scale_down = None;
+        self.scale_down.last_reversal = self.scale_down.last_reversal.min(now);
     }
 }
 
@@ -638,16 +638,16 @@ fn rounded(engine: Engine) -> (EngineKey, Engine) {
 
 /// Conditions for scaling a pool down.
 #[derive(Debug, Default)]
-struct Shrink {
+struct ScaleDown {
     /// Needed counts with their times, each higher than all later ones.
     needed: VecDeque<(f64, u32)>,
-    last_fall: Option<f64>,
+    last_scale_down: Option<f64>,
     last_reversal: f64,
     reversals: u32,
     has_begun: bool,
 }
 
-impl Shrink {
+impl ScaleDown {
     fn down_after(&self, down_after: f64) -> f64 {
         (down_after * REVERSAL_FACTOR.powi(self.reversals as i32)).min(down_after.max(DOWN_AFTER_MAX))
     }
@@ -678,9 +678,9 @@ impl Shrink {
 
     fn note(&mut self, now: f64, before: u32, after: u32, down_after: f64) {
         if after < before {
-            self.last_fall = Some(now);
+            self.last_scale_down = Some(now);
         } else if after > before
-            && let Some(fall) = self.last_fall.take()
+            && let Some(fall) = self.last_scale_down.take()
             && now - fall < (REVERSAL_WITHIN * down_after).min(DOWN_AFTER_MAX)
         {
             self.reversals = (self.reversals + 1).min(16);

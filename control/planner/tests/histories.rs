@@ -276,15 +276,15 @@ fn nothing_is_stopped_while_a_part_of_the_demand_is_not_seen() {
         assert_eq!((decision.wanted, decision.reason), (before, Reason::Partial), "{decision}");
     }
     // A single late answer delays nothing.
-    let mut shrunk = None;
+    let mut last = None;
     for tick_number in 0..60 {
         now += 5.0;
         let seen = Observation { is_partial: tick_number % 10 == 0, ..tick(0.0, count) };
         let decision = planner.decide(now, &[seen]).remove(0);
         count = decision.wanted;
-        shrunk = Some(decision);
+        last = Some(decision);
     }
-    assert_eq!(shrunk.map(|decision| decision.wanted), Some(0));
+    assert_eq!(last.map(|decision| decision.wanted), Some(0));
 }
 
 /// A few requests, too few to know a capacity, keep one worker.

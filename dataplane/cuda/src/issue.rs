@@ -5,7 +5,7 @@ use cudarc::driver::sys::{self, CUmemorytype};
 use crate::copy::Resolved;
 use crate::error::CudaError;
 use crate::library::code;
-use crate::plan::Run;
+use crate::plan::CopySpan;
 use crate::stream::Stream;
 use crate::submission::CopyQueueCounters;
 
@@ -34,9 +34,9 @@ impl Issuer {
     pub(crate) fn issue(
         &mut self,
         stream: &Stream,
-        runs: &[Run],
+        runs: &[CopySpan],
         counters: &mut CopyQueueCounters,
-        mut refused: impl FnMut(&Run, CudaError),
+        mut refused: impl FnMut(&CopySpan, CudaError),
     ) {
         self.collect(runs);
         let is_issued = self.bytes.len() > 1 && self.issue_batch(stream, counters);
@@ -55,11 +55,11 @@ impl Issuer {
     }
 
     /// Collects the contiguous runs.
-    fn collect(&mut self, runs: &[Run]) {
+    fn collect(&mut self, runs: &[CopySpan]) {
         self.to.clear();
         self.from.clear();
         self.bytes.clear();
-        for Run { copy, .. } in runs.iter().filter(|run| run.copy.rows.count == 1) {
+        for CopySpan { copy, .. } in runs.iter().filter(|run| run.copy.rows.count == 1) {
             self.to.push(copy.to);
             self.from.push(copy.from);
             self.bytes.push(copy.rows.bytes);

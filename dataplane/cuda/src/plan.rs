@@ -7,7 +7,7 @@ use crate::copy::{Resolved, Rows};
 
 /// One call of the driver, or one entry of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct CopySpan {
     pub(crate) copy: Resolved,
     /// Places of the first and last token that the run belongs to: neighbours of different tokens may be
     /// merged.
@@ -17,7 +17,7 @@ pub(crate) struct Run {
 /// The runs, in the order of submission.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    runs: Vec<Run>,
+    runs: Vec<CopySpan>,
     capacity: usize,
 }
 
@@ -36,7 +36,7 @@ impl Plan {
         self.capacity - self.runs.len()
     }
 
-    pub(crate) fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &[CopySpan] {
         &self.runs
     }
 
@@ -69,7 +69,7 @@ impl Plan {
             return;
         }
         assert!(self.runs.len() < self.capacity, "the caller checks the room");
-        self.runs.push(Run { copy, tokens: (token, token) });
+        self.runs.push(CopySpan { copy, tokens: (token, token) });
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
         for (token, copy) in copies.iter().enumerate() {
             plan.add(*copy, false, token as u64);
         }
-        let shown = |run: &Run| (run.copy.from, run.copy.to, run.copy.rows.bytes, run.tokens);
+        let shown = |run: &CopySpan| (run.copy.from, run.copy.to, run.copy.rows.bytes, run.tokens);
         plan.runs().iter().map(shown).collect()
     }
 

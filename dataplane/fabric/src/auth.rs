@@ -147,7 +147,7 @@ pub enum AuthError {
     )]
     Secret,
     /// A hello or a second opening where an opening was due, or an opening where a hello was due.
-    #[error("an opening or a hello out of its order")]
+    #[error("the peer sent an opening or a hello out of order")]
     Order,
     /// The system gave no random bytes.
     #[error("no random bytes")]
@@ -196,9 +196,9 @@ impl SharedKey {
 /// The dialled address as both sides see it: the remote address of the socket on the connecting side, the
 /// local address on the accepting side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dialled([u8; 18]);
+pub struct DialledAddress([u8; 18]);
 
-impl Dialled {
+impl DialledAddress {
     /// For a socket that strangers cannot reach (a path, guarded by the peer's credentials).
     pub const LOCAL: Self = Self([0; 18]);
 
@@ -229,7 +229,7 @@ enum State {
     /// The connecting side has sent this opening.
     Opened(Opening),
     /// Both openings are known.
-    Agreed { side: Side, initiator: Opening, acceptor: Opening, dialled: Dialled },
+    Agreed { side: Side, initiator: Opening, acceptor: Opening, dialled: DialledAddress },
 }
 
 /// One side's state in a handshake.
@@ -280,7 +280,7 @@ impl Authentication {
     pub fn opened(
         &mut self,
         opening: &[u8; OPENING_BYTES],
-        dialled: Dialled,
+        dialled: DialledAddress,
     ) -> Result<Option<[u8; OPENING_BYTES]>, AuthError> {
         decode(opening, self.protocol.transport)?;
         let theirs = *opening;
@@ -343,7 +343,7 @@ impl Authentication {
         let State::Agreed { initiator, acceptor, dialled, .. } = &self.state else {
             return Err(AuthError::Order);
         };
-        let dialled = if key.is_secret { *dialled } else { Dialled::LOCAL };
+        let dialled = if key.is_secret { *dialled } else { DialledAddress::LOCAL };
         let mut hasher = blake3::Hasher::new_keyed(&key.key);
         hasher.update(&[side as u8]).update(initiator).update(acceptor).update(&dialled.0).update(hello);
         Ok(hasher.finalize())
@@ -391,7 +391,7 @@ pub fn fuzz(bytes: &[u8]) {
     let mut acceptor = Authentication::accepting(Transport::Tcp.into());
     let Ok((mut initiator, _)) = Authentication::connecting(Transport::Tcp.into()) else { return };
     for side in [&mut acceptor, &mut initiator] {
-        let opened = side.opened(opening, Dialled::LOCAL);
+        let opened = side.opened(opening, DialledAddress::LOCAL);
         let theirs = versions_of(opening);
         let is_common = opened.is_ok() && Transport::Tcp.versions().common(theirs).is_some();
         assert_eq!(side.version().is_some(), is_common, "{opened:?} {theirs:?}");

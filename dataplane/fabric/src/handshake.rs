@@ -7,7 +7,7 @@
 //!
 //! Openings and proofs are described in [`auth`](crate::auth). An accepted socket is a *stranger* until the
 //! proof of its first frame has been verified. Until then the transport gets no event for it and allocates
-//! nothing for it; it costs a descriptor and a deadline. There are at most [`HandshakeConfig::strangers_max`]
+//! nothing for it; it costs a descriptor and a deadline. There are at most [`HandshakeConfig::unauthenticated_max`]
 //! strangers. One more closes the oldest, so that silent sockets do not block other peers. When descriptors
 //! run out, accepting pauses: connections wait in the listener's backlog, and no thread spins on a listener
 //! that stays readable.
@@ -55,7 +55,7 @@ pub struct HandshakeConfig {
     /// released.
     pub timeout: Duration,
     /// Largest number of accepted sockets whose proof has not been verified.
-    pub strangers_max: usize,
+    pub unauthenticated_max: usize,
 }
 
 /// Descriptors that each frame carries (`SCM_RIGHTS`, unix(7)).
@@ -148,7 +148,7 @@ pub struct Handshakes {
     /// End of the pause in accepting. While set, the listener is not polled.
     paused_until: Option<Instant>,
     sockets: BTreeMap<SocketId, Box<Socket>>,
-    strangers: usize,
+    unauthenticated: usize,
     next: u64,
     counts: HandshakeCounts,
 }
@@ -165,7 +165,16 @@ impl Handshakes {
             poller.add_listener(listener.as_fd())?;
         }
         let (sockets, counts) = (BTreeMap::new(), HandshakeCounts::default());
-        Ok(Self { config, poller, listener, paused_until: None, sockets, strangers: 0, next: 1, counts })
+        Ok(Self {
+            config,
+            poller,
+            listener,
+            paused_until: None,
+            sockets,
+            unauthenticated: 0,
+            next: 1,
+            counts,
+        })
     }
 
     /// Returns a descriptor that is readable when [`Self::poll`] has work.
@@ -186,9 +195,9 @@ impl Handshakes {
             self.poller.remove_listener(listener.as_fd());
         }
         self.paused_until = None;
-        let strangers = self.sockets.iter().filter(|(_, socket)| socket.is_stranger);
-        let strangers: Vec<SocketId> = strangers.map(|(&socket_id, _)| socket_id).collect();
-        strangers.into_iter().for_each(|socket_id| self.refuse(socket_id));
+        let unauthenticated = self.sockets.iter().filter(|(_, socket)| socket.is_unauthenticated);
+        let unauthenticated: Vec<SocketId> = unauthenticated.map(|(&socket_id, _)| socket_id).collect();
+        unauthenticated.into_iter().for_each(|socket_id| self.refuse(socket_id));
     }
 
     /// Returns the counts since the last call.
@@ -221,7 +230,7 @@ impl Handshakes {
         if let Some(deadline) = socket.deadline {
             self.poller.arm(deadline);
         }
-        self.strangers += usize::from(socket.is_stranger);
+        self.unauthenticated += usize::from(socket.is_unauthenticated);
         self.sockets.insert(socket_id, Box::new(socket));
         Ok(socket_id)
     }
@@ -272,7 +281,7 @@ impl Handshakes {
 
     fn remove(&mut self, socket_id: SocketId) -> Option<Box<Socket>> {
         let socket = self.sockets.remove(&socket_id)?;
-        self.strangers -= usize::from(socket.is_stranger);
+        self.unauthenticated -= usize::from(socket.is_unauthenticated);
         self.poller.remove(&socket);
         Some(socket)
     }
@@ -316,9 +325,12 @@ impl Handshakes {
     }
 
     fn accepted(&mut self, socket: OwnedFd, events: &mut Vec<HandshakeEvent>) {
-        if self.strangers >= self.config.strangers_max {
-            let oldest =
-                self.sockets.iter().find(|(_, socket)| socket.is_stranger).map(|(&socket_id, _)| socket_id);
+        if self.unauthenticated >= self.config.unauthenticated_max {
+            let oldest = self
+                .sockets
+                .iter()
+                .find(|(_, socket)| socket.is_unauthenticated)
+                .map(|(&socket_id, _)| socket_id);
             if let Some(oldest) = oldest {
                 self.counts.displaced += 1;
                 self.refuse(oldest);
@@ -364,7 +376,7 @@ impl Handshakes {
             Incoming::Nothing | Incoming::Opened => {}
             Incoming::Frame(frame, descriptors) => {
                 let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
-                self.strangers -= usize::from(std::mem::take(&mut socket.is_stranger));
+                self.unauthenticated -= usize::from(std::mem::take(&mut socket.is_unauthenticated));
                 // Renews the deadline, so that the socket does not time out in this poll before the transport
                 // can answer.
                 if let Some(deadline) = &mut socket.deadline {
@@ -381,7 +393,7 @@ impl Handshakes {
         let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
         self.counts.unproved += u64::from(failure == HandshakeError::Auth(AuthError::Secret));
         self.counts.late += u64::from(matches!(failure, HandshakeError::Late | HandshakeError::Unreachable));
-        if socket.is_stranger {
+        if socket.is_unauthenticated {
             return self.refuse(socket_id);
         }
         socket.has_failed = true;
@@ -391,7 +403,7 @@ impl Handshakes {
 
     fn closed(&mut self, socket_id: SocketId, reason: String, events: &mut Vec<HandshakeEvent>) {
         let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
-        if socket.is_stranger {
+        if socket.is_unauthenticated {
             return self.refuse(socket_id);
         }
         // A closed socket stays readable, and the transport may keep it for a while: stop polling it.

@@ -222,11 +222,11 @@ impl KernelQueue {
     /// Puts both copies and the launch on the stream. There is room for them: each batch in flight has two
     /// tokens and two flushes of the copy queue, which has no other work.
     fn hand_over(&mut self, slot: u32, parts: &Parts, launch: &Launch) -> Result<(), CudaError> {
-        if parts.is_near() {
+        if parts.fits_host_memory() {
             return self.launch_near(launch);
         }
-        let there = self.ring.there(slot, parts);
-        let launched = if self.copy(&[there]) {
+        let copy_to_device = self.ring.copy_to_device(slot, parts);
+        let launched = if self.copy(&[copy_to_device]) {
             let stream = self.ring.copies.stream();
             // SAFETY: the items were checked against memory that the flight keeps, and their copy was put on this
             // stream before; the ring and the kernels outlive the stream's work.
@@ -236,8 +236,8 @@ impl KernelQueue {
             // batch, whose memory may have been freed, so nothing is launched.
             Ok(())
         };
-        let back = self.ring.back(slot, parts);
-        self.copy(if launched.is_ok() { std::slice::from_ref(&back) } else { &[] });
+        let copy_to_host = self.ring.copy_to_host(slot, parts);
+        self.copy(if launched.is_ok() { std::slice::from_ref(&copy_to_host) } else { &[] });
         launched
     }
 

@@ -12,7 +12,7 @@
 //! Each part starts at a multiple of 16 and is as long as the batch needs, so that a small batch is a small copy. The
 //! host's slot is the same without the scratch.
 //!
-//! A batch of up to [`NEAR_ITEMS`] items is not copied: the kernel reads its items in the host's slot and
+//! A batch of up to [`HOST_ITEMS_MAX`] items is not copied: the kernel reads its items in the host's slot and
 //! writes its statuses and checksums there. That costs each thread block a read over the bus, some 1.5 µs,
 //! and saves two copies on the stream.
 
@@ -22,7 +22,7 @@ use dataplane_cuda::{
     CopyQueue, CopyQueueConfig, CopyRequest, DeviceMemory, DeviceSlab, Pinned, Place, Region, RegionId,
     Stream,
 };
-use dataplane_kernels::{Batch, Item, Scratch, SumPlaces};
+use dataplane_kernels::{Batch, ChecksumArrays, Item, Scratch};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::error::KernelsError;
@@ -44,7 +44,7 @@ impl Default for KernelQueueConfig {
 }
 
 /// Largest number of items that a kernel reads over the bus.
-pub(crate) const NEAR_ITEMS: usize = 8;
+pub(crate) const HOST_ITEMS_MAX: usize = 8;
 
 /// Offsets of the parts of a batch, in bytes from the start of its items.
 #[derive(Debug, Clone, Copy)]
@@ -58,8 +58,8 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Whether the parts stay in host memory.
-    pub(crate) fn is_near(&self) -> bool {
-        self.count <= NEAR_ITEMS
+    pub(crate) fn fits_host_memory(&self) -> bool {
+        self.count <= HOST_ITEMS_MAX
     }
 
     pub(crate) fn of(count: usize) -> Self {
@@ -100,13 +100,15 @@ impl Ring {
         let mut copies = CopyQueue::new(stream, sizes)?;
         let regions = [Region::Host(pinned.clone()), Region::Device(device.clone())]
             .map(|region| copies.add_region(region));
-        let [Some(there), Some(here)] = regions else { unreachable!("two regions are less than 65,536") };
+        let [Some(on_device), Some(on_host)] = regions else {
+            unreachable!("two regions are less than 65,536")
+        };
         Ok(Self {
             copies,
             host,
             pinned,
             device,
-            regions: [there, here],
+            regions: [on_device, on_host],
             scratch_bytes,
             image: Vec::with_capacity(parts.end),
         })
@@ -133,14 +135,14 @@ impl Ring {
     /// Returns the addresses of a batch's parts as the device sees them.
     pub(crate) fn batch(&self, slot: u32, parts: &Parts, planes: u64, sums: Option<bool>) -> Batch {
         let scratch = self.device.address() + slot as u64 * self.device.layout().stride() as u64;
-        let items = if parts.is_near() {
+        let items = if parts.fits_host_memory() {
             let near = self.pinned.device_address(slot, 0, parts.end);
             near.unwrap_or_else(|| unreachable!("a slot of the ring has room for {} bytes", parts.end))
         } else {
             scratch + self.scratch_bytes as u64
         };
         let at = |offset: usize| items + offset as u64;
-        let sums = sums.map(|are_expected| SumPlaces {
+        let sums = sums.map(|are_expected| ChecksumArrays {
             checksums: at(parts.checksums),
             scratch,
             expected: if are_expected { at(parts.expected) } else { 0 },
@@ -149,12 +151,12 @@ impl Ring {
     }
 
     /// Returns the copy of a batch's arguments to the device.
-    pub(crate) fn there(&self, slot: u32, parts: &Parts) -> CopyRequest {
+    pub(crate) fn copy_to_device(&self, slot: u32, parts: &Parts) -> CopyRequest {
         self.request(slot, 0..parts.checksums, false)
     }
 
     /// Returns the copy of a batch's results to the host.
-    pub(crate) fn back(&self, slot: u32, parts: &Parts) -> CopyRequest {
+    pub(crate) fn copy_to_host(&self, slot: u32, parts: &Parts) -> CopyRequest {
         self.request(slot, parts.status..parts.end, true)
     }
 

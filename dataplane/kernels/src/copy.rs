@@ -2,7 +2,7 @@
 
 use crate::divider::Divider;
 use crate::error::PlanError;
-use crate::launch::{Batch, Device, Launch, Parameters, SumPlaces, bounded, cut};
+use crate::launch::{Batch, ChecksumArrays, Device, Launch, Parameters, bounded, cut};
 use crate::layout::{HeadRange, PagedLayout, SlotLayout, agree, alignment_of};
 use crate::parameters::{CopyParameters, PagedParameters};
 
@@ -181,7 +181,7 @@ impl CopyPlan {
             items: batch.items,
             status: batch.status,
             paged: paged_parameters(&self.paged, self.heads, batch.planes),
-            sums: SumPlaces::parameters(batch.sums),
+            sums: ChecksumArrays::parameters(batch.sums),
             slot_first: self.slot_first(),
             slot_plane_stride: self.slot.plane_stride,
             slot_token_stride: self.slot_token_stride(),

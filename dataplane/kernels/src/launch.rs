@@ -60,12 +60,12 @@ pub struct Batch {
     /// before.
     pub status: u64,
     /// Arrays for checksums; `None`: no checksums are taken.
-    pub sums: Option<SumPlaces>,
+    pub sums: Option<ChecksumArrays>,
 }
 
 /// Device addresses of a batch's checksum arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SumPlaces {
+pub struct ChecksumArrays {
     /// Array of `u64`, one per item, that is written.
     pub checksums: u64,
     /// Array of [`Scratch`](crate::Scratch), one per item: zeroed once, and used by one launch at a time.
@@ -75,7 +75,7 @@ pub struct SumPlaces {
     pub expected: u64,
 }
 
-impl SumPlaces {
+impl ChecksumArrays {
     pub(crate) fn parameters(places: Option<Self>) -> SumParameters {
         let none = Self { checksums: 0, scratch: 0, expected: 0 };
         let Self { checksums, scratch, expected } = places.unwrap_or(none);

@@ -46,7 +46,7 @@ pub use copy::{CopyPlan, Direction};
 pub use dataplane_checksum::{LANE_BYTES, Sum, checksum};
 pub use divider::Divider;
 pub use error::PlanError;
-pub use launch::{Batch, Device, Launch, Parameters, SumPlaces};
+pub use launch::{Batch, ChecksumArrays, Device, Launch, Parameters};
 pub use layout::{
     EngineTensors, HeadRange, InnerOrder, KeyValueLayout, PagedLayout, SlotLayout, alignment_of,
 };

@@ -2,7 +2,7 @@
 
 use crate::divider::Divider;
 use crate::error::PlanError;
-use crate::launch::{Batch, Device, Launch, Parameters, SumPlaces, bounded, cut};
+use crate::launch::{Batch, ChecksumArrays, Device, Launch, Parameters, bounded, cut};
 use crate::parameters::ChecksumParameters;
 
 const THREADS: u32 = 256;
@@ -38,7 +38,7 @@ impl ChecksumPlan {
         let parameters = ChecksumParameters {
             items: batch.items,
             status: batch.status,
-            sums: SumPlaces::parameters(Some(sums)),
+            sums: ChecksumArrays::parameters(Some(sums)),
             bytes: self.bytes,
             tiles,
             tile_units,

@@ -6,7 +6,7 @@ mod harness;
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use dataplane_kernels::{Batch, ChecksumPlan, Device, FUNCTIONS, Item, Scratch, SumPlaces, checksum};
+use dataplane_kernels::{Batch, ChecksumArrays, ChecksumPlan, Device, FUNCTIONS, Item, Scratch, checksum};
 use libloading::{Library, Symbol};
 
 type Sizes = unsafe extern "C" fn(*const c_char, *mut usize, c_int) -> c_int;
@@ -73,7 +73,7 @@ fn a_launch_through_the_library_reads_and_writes_translated_memory() {
             count: 1,
             planes: 0,
             status: place((&raw mut status).cast()),
-            sums: Some(SumPlaces {
+            sums: Some(ChecksumArrays {
                 checksums: place((&raw mut found).cast()),
                 scratch: place((&raw mut scratch).cast()),
                 expected: 0,

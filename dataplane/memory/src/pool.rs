@@ -119,7 +119,7 @@ impl SlotRef {
     #[must_use]
     pub fn has_stray_writes(&self) -> bool {
         let grants = self.pool.grants[self.slot as usize].load(Ordering::Acquire);
-        grants == 0 && self.pool.slab.landings(self.slot) > 0
+        grants == 0 && self.pool.slab.writes_in_progress(self.slot) > 0
     }
 
     /// Grants a peer the use of the slot's name until the grant ends.
@@ -258,11 +258,11 @@ mod tests {
         assert_eq!((slot.slot(), other.generation(), pool.freed_count(number)), (number, others, used));
         assert_eq!(slot.reference_count(), 1);
         let grant = slot.grant();
-        pool.slab().begin_landing(number);
+        pool.slab().begin_write(number);
         assert!(!slot.has_stray_writes(), "it is granted");
         drop(grant);
         assert!(slot.has_stray_writes() && !other.has_stray_writes());
-        pool.slab().end_landing(number);
+        pool.slab().end_write(number);
         assert!(!slot.has_stray_writes());
         drop(slot);
         assert_ne!(pool.freed_count(number), used);

@@ -78,7 +78,7 @@ pub struct Slab {
     device: Option<Arc<dyn DeviceMemory>>,
     generations: Generations,
     /// By slot: number of peers' writes in progress; empty in a slab that was attached.
-    landings: Box<[AtomicU32]>,
+    writes_in_progress: Box<[AtomicU32]>,
 }
 
 // SAFETY: the mapping belongs to this value until it is dropped, and every access goes through atomics or
@@ -177,24 +177,26 @@ impl Slab {
 
     /// Counts a write in progress: a fabric has taken the header of a peer's write, and from now on the
     /// kernel may write its bytes to the slot, even after the slot's name has become stale.
-    pub fn begin_landing(&self, slot: u32) {
-        if let Some(landings) = self.landings.get(slot as usize) {
-            landings.fetch_add(1, Ordering::Relaxed);
+    pub fn begin_write(&self, slot: u32) {
+        if let Some(writes_in_progress) = self.writes_in_progress.get(slot as usize) {
+            writes_in_progress.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Ends a write in progress: it has landed, or its connection is over.
-    pub fn end_landing(&self, slot: u32) {
-        if let Some(landings) = self.landings.get(slot as usize) {
+    pub fn end_write(&self, slot: u32) {
+        if let Some(writes_in_progress) = self.writes_in_progress.get(slot as usize) {
             // Release: the write's bytes come before the new count.
-            landings.fetch_sub(1, Ordering::Release);
+            writes_in_progress.fetch_sub(1, Ordering::Release);
         }
     }
 
     /// Returns the number of writes in progress into the slot.
     #[must_use]
-    pub fn landings(&self, slot: u32) -> u32 {
-        self.landings.get(slot as usize).map_or(0, |landings| landings.load(Ordering::Acquire))
+    pub fn writes_in_progress(&self, slot: u32) -> u32 {
+        self.writes_in_progress
+            .get(slot as usize)
+            .map_or(0, |writes_in_progress| writes_in_progress.load(Ordering::Acquire))
     }
 
     #[cfg(any(test, feature = "testing"))]

@@ -32,7 +32,7 @@ const COMPLETIONS_MAX: usize = 4096;
 const COPIED_BYTES_MAX: usize = 192 << 10;
 
 /// Most accepted sockets that are not authenticated yet.
-const STRANGERS_MAX: usize = 64;
+const UNAUTHENTICATED_MAX: usize = 64;
 
 /// Fabric over memory that the processes of one host share.
 pub struct ShmFabric {
@@ -110,7 +110,7 @@ impl ShmFabric {
             frame_bytes: hello::MAGIC.len(),
             descriptors: Some(hello::DESCRIPTORS),
             timeout: config.handshake_timeout,
-            strangers_max: STRANGERS_MAX,
+            unauthenticated_max: UNAUTHENTICATED_MAX,
         };
         let listener = listen.map(address::listen).transpose()?;
         let handshakes = Handshakes::new(handshakes, listener).map_err(ShmError::Socket)?;

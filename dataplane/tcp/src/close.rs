@@ -102,7 +102,7 @@ impl TcpFabric {
     /// Frees a connection on which the kernel has no more operations.
     fn forget(&mut self, number: u32) {
         let Some(mut connection) = self.connections.remove(number) else { return };
-        connection.halves.receiver.end_landings(&self.slab);
+        connection.halves.receiver.end_writes(&self.slab);
         if let Some(position) = connection.registered {
             self.ring.unregister_file(position);
         }

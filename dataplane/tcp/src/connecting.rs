@@ -34,7 +34,7 @@ pub(crate) fn handshakes(config: &TcpConfig, listener: Option<OwnedFd>) -> std::
         frame_bytes: HEADER_BYTES,
         descriptors: None,
         timeout: config.handshake_timeout,
-        strangers_max: config.handshakes_max,
+        unauthenticated_max: config.handshakes_max,
     };
     Handshakes::new(handshakes, listener)
 }

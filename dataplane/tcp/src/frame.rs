@@ -48,7 +48,7 @@ pub(crate) enum Payload {
 }
 
 /// The next part of a payload.
-pub(crate) enum Run {
+pub(crate) enum PayloadChunk {
     /// Bytes that stay in place until they are sent.
     InPlace(NonNull<u8>, u32),
     /// Bytes to copy; at most this many at a time.
@@ -69,23 +69,25 @@ impl Payload {
     }
 
     /// Returns the part that begins at byte `at`, which is below the length.
-    pub(crate) fn run(&self, slab: &Slab, at: u32) -> Run {
+    pub(crate) fn run(&self, slab: &Slab, at: u32) -> PayloadChunk {
         let left = self.len() - at;
         match self {
-            Self::Nothing | Self::Inline { .. } => Run::ToCopy(left),
-            Self::Message(bytes) if left < COPIED_RUN_BYTES_MAX || bytes.is_empty() => Run::ToCopy(left),
-            Self::Message(bytes) => Run::InPlace(NonNull::from_ref(&bytes[at as usize]), left),
-            Self::Served { len, .. } if *len <= COPIED_RESPONSE_BYTES_MAX => Run::ToCopyWhole(left),
+            Self::Nothing | Self::Inline { .. } => PayloadChunk::ToCopy(left),
+            Self::Message(bytes) if left < COPIED_RUN_BYTES_MAX || bytes.is_empty() => {
+                PayloadChunk::ToCopy(left)
+            }
+            Self::Message(bytes) => PayloadChunk::InPlace(NonNull::from_ref(&bytes[at as usize]), left),
+            Self::Served { len, .. } if *len <= COPIED_RESPONSE_BYTES_MAX => PayloadChunk::ToCopyWhole(left),
             Self::Slot { extent, .. } | Self::Served { extent, .. } if extent.has_short_runs() => {
-                Run::ToCopy(left)
+                PayloadChunk::ToCopy(left)
             }
             Self::Slot { slot, extent } => {
                 let (start, len) = extent.run_at(slot.slab(), at);
-                Run::InPlace(start, len)
+                PayloadChunk::InPlace(start, len)
             }
             Self::Served { extent, at: first, .. } => {
                 let (start, len) = extent.run_at(slab, first + at);
-                Run::InPlace(start, len.min(left))
+                PayloadChunk::InPlace(start, len.min(left))
             }
         }
     }

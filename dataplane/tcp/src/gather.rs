@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dataplane_memory::Slab;
 use io_uring::{opcode, squeue, types};
 
-use crate::frame::{Payload, Run};
+use crate::frame::{Payload, PayloadChunk};
 use crate::ring::{Ring, set_registered_buffer};
 use crate::send::{NextSend, Sender, VECTORS_MAX};
 
@@ -60,16 +60,16 @@ impl Sender {
                 let room = vector.room();
                 let staging_room = room.min(self.staging.len() - staged);
                 let (len, is_copied) = match frame.payload.run(slab, at) {
-                    Run::InPlace(start, len) => {
+                    PayloadChunk::InPlace(start, len) => {
                         let len = room.min(len as usize);
                         if len > 0 {
                             vector.push(start.as_ptr(), len);
                         }
                         (len, false)
                     }
-                    Run::ToCopy(len) => (staging_room.min(len as usize), true),
-                    Run::ToCopyWhole(len) if staging_room < len as usize => (0, true),
-                    Run::ToCopyWhole(len) => (len as usize, true),
+                    PayloadChunk::ToCopy(len) => (staging_room.min(len as usize), true),
+                    PayloadChunk::ToCopyWhole(len) if staging_room < len as usize => (0, true),
+                    PayloadChunk::ToCopyWhole(len) => (len as usize, true),
                 };
                 if len == 0 {
                     return Ok(false);
@@ -108,7 +108,7 @@ impl Sender {
                 break;
             }
             while at < frame.payload.len() {
-                let Run::InPlace(start, len) = frame.payload.run(slab, at) else { break };
+                let PayloadChunk::InPlace(start, len) = frame.payload.run(slab, at) else { break };
                 let len = vector.room().min(len as usize);
                 let buffer = ring.registered_buffer(start.as_ptr(), len);
                 if len == 0 || *common.get_or_insert(buffer) != buffer {

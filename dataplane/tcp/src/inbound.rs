@@ -105,7 +105,7 @@ impl Inbound<'_> {
     /// Handles a payload whose bytes have all arrived.
     pub(crate) fn landed(&mut self, receive_target: ReceiveTarget) -> Result<(), &'static str> {
         if let ReceiveTarget::Write { extent, .. } = &receive_target {
-            self.slab.end_landing(extent.slot);
+            self.slab.end_write(extent.slot);
         }
         if !receive_target.is_current(self.slab) {
             return Err("a write to a slot that was reused meanwhile");

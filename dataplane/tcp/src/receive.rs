@@ -185,13 +185,13 @@ impl Receiver {
 
     /// Ends the landings of incomplete writes in the slab: the kernel has no more operations of this
     /// connection.
-    pub(crate) fn end_landings(&mut self, slab: &Slab) {
+    pub(crate) fn end_writes(&mut self, slab: &Slab) {
         if let Some(ReceiveTarget::Write { extent, .. }) = self.receive_target.take() {
-            slab.end_landing(extent.slot);
+            slab.end_write(extent.slot);
         }
         for Decoded { header, .. } in self.batch.drain(self.next..) {
             if let Header::Write { target, .. } = header {
-                slab.end_landing(target.slot);
+                slab.end_write(target.slot);
             }
         }
     }
@@ -216,7 +216,7 @@ impl Receiver {
                 inbound.lane.reads.promise(number, len)?;
             }
             if let Header::Write { target, .. } = decoded.header {
-                inbound.slab.begin_landing(target.slot);
+                inbound.slab.begin_write(target.slot);
             }
             self.batch.push(decoded);
         }

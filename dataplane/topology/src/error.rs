@@ -28,7 +28,7 @@ pub enum TopologyError {
     #[error("'{0}' is no memory; examples: gpu0, 0000:17:00.0, host, host:1")]
     NoMemory(String),
     /// No description of that node was given.
-    #[error("nothing is known of the node '{0}'; give a file with its description")]
+    #[error("node '{0}' is unknown; pass a file with its description")]
     NodeUnknown(String),
     /// The path starts at another node.
     #[error("'{0}' is on another node; a path is explained from this node to another, so name it second")]

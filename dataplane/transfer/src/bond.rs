@@ -62,13 +62,13 @@ const GREET_WITHIN: Duration = Duration::from_secs(5);
 const FENCE_WITHIN: Duration = Duration::from_secs(5);
 /// A connection that this node makes is reported once its links reach every kind of memory that this node
 /// shows, or this long after the first link is up.
-const SETTLE_WITHIN: Duration = Duration::from_millis(500);
+const LINKS_WITHIN: Duration = Duration::from_millis(500);
 /// Time that slices wait for a link that reaches their memory, while other links are up.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
 /// Interval at which the end of a link is sent again to a peer that has not confirmed it.
 const LINK_DOWN_RESEND_AFTER: Duration = Duration::from_millis(250);
 /// Most accepted connections that have not sent a hello.
-const STRANGERS_MAX: usize = 1024;
+const AWAITING_HELLO_MAX: usize = 1024;
 /// Most links of one peer.
 pub const LINKS_MAX: usize = 16;
 /// Delay after which posting to a full rail is retried.
@@ -149,7 +149,7 @@ pub struct Bond<F> {
     peers: HashMap<PeerId, Peer>,
     inners: HashMap<(usize, PeerId), RailConnection>,
     /// Accepted connections without a hello, with the time of their acceptance.
-    strangers: HashMap<(usize, PeerId), Instant>,
+    awaiting_hello: HashMap<(usize, PeerId), Instant>,
     sessions: HashMap<u64, PeerId>,
     in_flight: HashMap<u64, InFlightSlice>,
     next_peer: u64,
@@ -192,7 +192,7 @@ impl<F: Fabric> Bond<F> {
             clock,
             peers: HashMap::new(),
             inners: HashMap::new(),
-            strangers: HashMap::new(),
+            awaiting_hello: HashMap::new(),
             sessions: HashMap::new(),
             in_flight: HashMap::new(),
             next_peer: 1,
@@ -248,8 +248,8 @@ impl<F: Fabric> Bond<F> {
 
     /// Returns the earliest deadline of all peers and of connections without a hello.
     fn earliest_deadline(&self, now: Instant) -> Option<Instant> {
-        let strangers = self.strangers.values().map(|since| *since + GREET_WITHIN);
-        strangers.chain(self.peers.values().filter_map(|peer| peer.next_deadline(now))).min()
+        let awaiting_hello = self.awaiting_hello.values().map(|since| *since + GREET_WITHIN);
+        awaiting_hello.chain(self.peers.values().filter_map(|peer| peer.next_deadline(now))).min()
     }
 
     /// Whether a link of this peer is up that satisfies `fits`.

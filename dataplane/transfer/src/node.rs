@@ -50,9 +50,9 @@ pub struct TransferNode<F> {
     counters: Arc<TransferCounters>,
     peers: HashMap<PeerId, Peer>,
     /// Peers that this node connected to, by address.
-    dialled: HashMap<String, PeerId>,
+    peers_by_address: HashMap<String, PeerId>,
     /// Peers with messages in their outbox, in order, so that equal seeds give equal runs.
-    talking: BTreeSet<PeerId>,
+    peers_with_messages: BTreeSet<PeerId>,
     /// Addresses that could not be reached, with the time of the next attempt.
     backoff: HashMap<String, Backoff>,
     random: fastrand::Rng,
@@ -113,8 +113,8 @@ impl<F: Fabric> TransferNode<F> {
             limits,
             counters,
             peers: HashMap::new(),
-            dialled: HashMap::new(),
-            talking: BTreeSet::new(),
+            peers_by_address: HashMap::new(),
+            peers_with_messages: BTreeSet::new(),
             backoff: HashMap::new(),
             random: fastrand::Rng::with_seed(limits.seed),
             inbound: HashMap::new(),
@@ -188,7 +188,10 @@ impl<F: Fabric> TransferNode<F> {
             || !self.unreserved.is_empty()
             || !self.unasked.is_empty()
             || self.summing.as_ref().is_some_and(SumQueue::has_waiting)
-            || self.talking.iter().any(|peer| self.peers.get(peer).is_some_and(|peer| peer.connected))
+            || self
+                .peers_with_messages
+                .iter()
+                .any(|peer| self.peers.get(peer).is_some_and(|peer| peer.connected))
     }
 
     /// Whether nothing is held, expected or quarantined: what a leak check asserts.
@@ -262,7 +265,7 @@ impl<F: Fabric> TransferNode<F> {
         let Command::Expect { transfer, .. } = *command else { return false };
         let is_known = self.expects(transfer);
         if is_known {
-            tracing::warn!(transfer, "transfer: expected a second time; the first one goes on");
+            tracing::warn!(transfer, "transfer: duplicate expectation refused; the first one continues");
             let (slots, outcome) = (Vec::new(), Outcome::Duplicate);
             self.notices.push(Notice::Arrived { transfer, slots, outcome });
         }

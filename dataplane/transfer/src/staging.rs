@@ -187,7 +187,7 @@ impl<C: Copier> Staging<C> {
                     Command::Expect { transfer, address, content, first_block, slots, deadline },
                     now,
                 );
-                self.look_at(node, transfer);
+                self.update_verified(node, transfer);
             }
             Command::Push { transfer, content, first_block, slots, layers }
                 if self.outgoing.contains_key(&transfer)
@@ -323,7 +323,7 @@ impl<C: Copier> Staging<C> {
         if moved > 0 {
             let mut transfers = std::mem::take(&mut self.transfers_scratch);
             transfers.extend(self.incoming.keys());
-            transfers.drain(..).for_each(|transfer| self.look_at(node, transfer));
+            transfers.drain(..).for_each(|transfer| self.update_verified(node, transfer));
             self.transfers_scratch = transfers;
         }
         let impossible = self.start_copies();
@@ -373,10 +373,10 @@ impl<C: Copier> Staging<C> {
         }
     }
 
-    fn look_at<F: Fabric>(&mut self, node: &TransferNode<F>, transfer: TransferId) {
+    fn update_verified<F: Fabric>(&mut self, node: &TransferNode<F>, transfer: TransferId) {
         let view = node.inbound_view(transfer);
         if let Some((incoming, (cut, layers))) = self.incoming.get_mut(&transfer).zip(view) {
-            incoming.look(cut, layers);
+            incoming.record_verified(cut, layers);
         }
     }
 }

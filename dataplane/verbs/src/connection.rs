@@ -124,7 +124,7 @@ impl Connection {
     /// Returns the time of the next check without an event: the deadline, or now when the device has
     /// returned everything. A connection that ends waits for its pairs to return from a command, however
     /// long that takes, since their state is unknown until then.
-    pub(crate) fn next_look(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         if self.phase.is_end() && self.is_in_command() {
             return None;
         }

@@ -48,17 +48,17 @@ impl VerbsFabric {
             self.take_outcomes();
         }
         if sockets {
-            self.look_at_sockets();
+            self.poll_handshakes();
         }
         if events {
             self.take_async_events();
         }
         if self.establishing > 0 {
-            self.look_at_deadlines();
+            self.expire_connections();
         }
     }
 
-    fn look_at_sockets(&mut self) {
+    fn poll_handshakes(&mut self) {
         let mut handshake_events = std::mem::take(&mut self.handshake_events);
         let peer_dead_after = self.local.config.peer_dead_after;
         let admit = |socket: &OwnedFd| {
@@ -87,9 +87,10 @@ impl VerbsFabric {
         self.handshake_events = handshake_events;
     }
 
-    fn look_at_deadlines(&mut self) {
+    fn expire_connections(&mut self) {
         let now = Instant::now();
-        let late = |connection: &Connection| connection.next_look().is_some_and(|deadline| deadline <= now);
+        let late =
+            |connection: &Connection| connection.next_deadline().is_some_and(|deadline| deadline <= now);
         // Ending a connection allocates; it is rare.
         let late: Vec<(u64, Phase)> = self
             .connections
@@ -120,7 +121,7 @@ impl VerbsFabric {
         if self.establishing == 0 {
             return false;
         }
-        let next = self.connections.values().filter_map(|connection| connection.next_look()).min();
+        let next = self.connections.values().filter_map(|connection| connection.next_deadline()).min();
         if let Some(next) = next {
             self.handshakes.wake_at(next);
         }

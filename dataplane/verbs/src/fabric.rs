@@ -104,7 +104,7 @@ impl VerbsFabric {
             frame_bytes: HANDSHAKE_BYTES,
             descriptors: None,
             timeout: local.config.handshake_timeout,
-            strangers_max: local.config.handshakes_max,
+            unauthenticated_max: local.config.handshakes_max,
         };
         let listener = listen.map(sockets::listen).transpose()?;
         let failed = |error| VerbsError::System { operation: "make handshakes".to_owned(), error };

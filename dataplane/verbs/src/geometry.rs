@@ -22,7 +22,7 @@ pub(crate) struct Cursor {
 
 /// Payload of one work request: `rows` local ranges of `bytes` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct PayloadRange {
     /// Offset of the piece at this side, from the first byte of the request.
     pub(crate) local: u32,
     /// Offset of the piece at the peer, from the first byte of the request.
@@ -66,7 +66,7 @@ impl Geometry {
     }
 
     /// Returns the next piece, of at most `entries_max` ranges and `bytes_max` bytes.
-    pub(crate) fn next(&self, cursor: &mut Cursor, entries_max: u32, bytes_max: u32) -> Piece {
+    pub(crate) fn next(&self, cursor: &mut Cursor, entries_max: u32, bytes_max: u32) -> PayloadRange {
         let Rows { bytes: row_bytes, local_stride, remote_stride } = self.rows;
         let local = cursor.row * local_stride + cursor.within;
         let remote = cursor.row * remote_stride + cursor.within;
@@ -82,7 +82,7 @@ impl Geometry {
         if cursor.within == row_bytes {
             *cursor = Cursor { row: cursor.row + rows, within: 0 };
         }
-        Piece { local, remote, rows, bytes, local_stride, is_last: cursor.row == self.row_count }
+        PayloadRange { local, remote, rows, bytes, local_stride, is_last: cursor.row == self.row_count }
     }
 }
 
@@ -90,7 +90,7 @@ impl Geometry {
 mod tests {
     use super::*;
 
-    fn pieces(len: u32, rows: Option<Rows>, entries_max: u32, bytes_max: u32) -> Vec<Piece> {
+    fn pieces(len: u32, rows: Option<Rows>, entries_max: u32, bytes_max: u32) -> Vec<PayloadRange> {
         let geometry = Geometry::new(len, rows).expect("valid");
         let mut cursor = Cursor::default();
         let mut pieces = Vec::new();

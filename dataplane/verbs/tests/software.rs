@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, Dialled, SharedKey, Transport, Versions};
+use dataplane_fabric::auth::{Authentication, DialledAddress, SharedKey, Transport, Versions};
 use dataplane_fabric::testing::{Pair, conformance, pool};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
@@ -625,7 +625,7 @@ fn opened(two: &mut Two, address: std::net::SocketAddr) -> (std::net::TcpStream,
     two.until("an answer", |_| socket.peek(&mut answer).is_ok_and(|bytes| bytes == answer.len()));
     socket.set_nonblocking(false).expect("an option");
     socket.read_exact(&mut answer).expect("an answer");
-    let dialled = Dialled::of(socket.peer_addr().expect("an address"));
+    let dialled = DialledAddress::of(socket.peer_addr().expect("an address"));
     authentication.opened(&answer, dialled).expect("an opening");
     (socket, authentication)
 }

@@ -10,7 +10,7 @@ pub type Identity = [u8; 16];
 /// Place of a block in its chain (the leading blocks of a prompt, each named by all tokens up to its end), and
 /// its tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ChainPlace {
+pub struct ChainPosition {
     /// The preceding block. `None`: the block is the first of its chain, or belongs to no chain.
     pub parent: Option<Identity>,
     /// Number of blocks before this one in the chain.
@@ -66,7 +66,7 @@ pub trait Backend: Send + Sync + 'static {
     fn put(
         &self,
         identity: &Identity,
-        place: ChainPlace,
+        place: ChainPosition,
         meta: &Source,
         payload: &Source,
     ) -> Result<PutOutcome, BackendError>;
@@ -104,7 +104,7 @@ pub struct NewBlock {
     /// Identity of the block.
     pub identity: Identity,
     /// Place of the block in its chain.
-    pub place: ChainPlace,
+    pub place: ChainPosition,
     /// Bytes of the block.
     pub payload: Source,
 }

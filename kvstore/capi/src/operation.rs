@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::backend::{Backend, ChainPlace, GetOutcome, Identity};
+use crate::backend::{Backend, ChainPosition, GetOutcome, Identity};
 use crate::buffers::{Destination, Ranges, Source};
 use crate::status::{Failure, Status};
 
@@ -62,7 +62,7 @@ impl Operation {
                 let meta = unsafe { Source::new(meta) };
                 // SAFETY: as above.
                 let payload = unsafe { Source::new(payload) };
-                Ok(Outcome::of(backend.put(&identity, ChainPlace::default(), &meta, &payload)?.into()))
+                Ok(Outcome::of(backend.put(&identity, ChainPosition::default(), &meta, &payload)?.into()))
             }
             Self::Delete { identity } => {
                 let there = backend.delete(&identity)?;

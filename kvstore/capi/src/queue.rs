@@ -83,11 +83,11 @@ pub(crate) enum Submitted {
 /// The queue of one open store.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    common: Arc<Common>,
+    common: Arc<QueueShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Common {
+struct QueueShared {
     backend: Arc<dyn Backend>,
     state: Mutex<State>,
     /// Signalled when a request is submitted or the queue closes.
@@ -98,7 +98,7 @@ struct Common {
     depth: usize,
 }
 
-impl std::fmt::Debug for Common {
+impl std::fmt::Debug for QueueShared {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Common").field("depth", &self.depth).finish_non_exhaustive()
     }
@@ -129,7 +129,7 @@ impl Queue {
             identities: 0,
             closed: false,
         };
-        let common = Arc::new(Common {
+        let common = Arc::new(QueueShared {
             backend,
             state: Mutex::new(state),
             submitted: Condvar::new(),
@@ -246,7 +246,7 @@ impl Drop for Queue {
 
 /// Handle through which requests that run outside the queue's threads complete.
 #[derive(Debug, Clone)]
-pub(crate) struct Completions(Arc<Common>);
+pub(crate) struct Completions(Arc<QueueShared>);
 
 impl Completions {
     /// Admits a request that another thread begins, if there is room, as [`Queue::admit`] does.
@@ -291,7 +291,7 @@ impl State {
     }
 }
 
-impl Common {
+impl QueueShared {
     fn state(&self) -> MutexGuard<'_, State> {
         // No code panics while the lock is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -379,7 +379,7 @@ impl Common {
 mod tests {
     use super::*;
     use crate::backend::{
-        BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
+        BackendError, ChainPosition, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
     };
     use crate::buffers::{Destination, Source};
 
@@ -418,7 +418,7 @@ mod tests {
         fn put(
             &self,
             _: &Identity,
-            _: ChainPlace,
+            _: ChainPosition,
             _: &Source,
             _: &Source,
         ) -> Result<PutOutcome, BackendError> {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::device::Places;
+use crate::device::StagingRoutes;
 use crate::handoff::HandOffRoutes;
 use crate::lock::lock;
 use crate::status::{Failure, Status};
@@ -18,11 +18,11 @@ pub(crate) const REGISTERED_MAX: usize = 64;
 /// All tensors of an open store.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    known: Mutex<Known>,
+    known: Mutex<RegistryState>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct RegistryState {
     next: u64,
     all: BTreeMap<u64, Arc<Registered>>,
 }
@@ -32,21 +32,21 @@ struct Registered {
     id: u64,
     tensors: PagedTensors,
     on_device: Option<OnDevice>,
-    uses: Arc<Uses>,
+    uses: Arc<UseCount>,
 }
 
 /// Places and routes of tensors in a device's memory.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     /// Places of the threads for saves and loads.
-    pub(crate) places: [Places; 2],
+    pub(crate) places: [StagingRoutes; 2],
     /// `None`: the layers of these tensors do not fit hand-offs, or there are no hand-offs.
     pub(crate) handoff: Option<HandOffRoutes>,
 }
 
 /// Use count, stored apart from the tensors so that a use releases the tensors before it is counted down.
 #[derive(Debug, Default)]
-struct Uses {
+struct UseCount {
     transfers: Mutex<usize>,
     /// Signalled when no transfer uses the tensors any more.
     idle: Condvar,
@@ -57,11 +57,11 @@ struct Uses {
 pub(crate) struct TensorsGuard {
     registered: Arc<Registered>,
     // Dropped after the tensors: fields are dropped in declaration order.
-    _use: Use,
+    _use: UseGuard,
 }
 
 #[derive(Debug)]
-struct Use(Arc<Uses>);
+struct UseGuard(Arc<UseCount>);
 
 fn unknown(id: u64) -> Failure {
     Failure::new(Status::InvalidArgument, format!("tensors {id} are not registered"))
@@ -69,7 +69,7 @@ fn unknown(id: u64) -> Failure {
 
 impl Registry {
     pub(crate) fn new() -> Self {
-        Self { known: Mutex::new(Known { next: 1, all: BTreeMap::new() }) }
+        Self { known: Mutex::new(RegistryState { next: 1, all: BTreeMap::new() }) }
     }
 
     /// Registers tensors. Returns their number, or `None` if [`REGISTERED_MAX`] are registered.
@@ -90,7 +90,7 @@ impl Registry {
         let known = lock(&self.known);
         let registered = known.all.get(&id).ok_or_else(|| unknown(id))?;
         *lock(&registered.uses.transfers) += 1;
-        let _use = Use(Arc::clone(&registered.uses));
+        let _use = UseGuard(Arc::clone(&registered.uses));
         Ok(TensorsGuard { registered: Arc::clone(registered), _use })
     }
 
@@ -112,7 +112,7 @@ impl TensorsGuard {
     }
 
     /// Places of the tensors in each thread of a device; `None` for tensors in host memory.
-    pub(crate) fn places(&self) -> Option<&[Places; 2]> {
+    pub(crate) fn places(&self) -> Option<&[StagingRoutes; 2]> {
         self.registered.on_device.as_ref().map(|on_device| &on_device.places)
     }
 
@@ -130,7 +130,7 @@ impl std::ops::Deref for TensorsGuard {
     }
 }
 
-impl Drop for Use {
+impl Drop for UseGuard {
     fn drop(&mut self) {
         let mut transfers = lock(&self.0.transfers);
         *transfers -= 1;

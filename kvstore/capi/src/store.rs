@@ -13,7 +13,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_store::{Description, HostBlock, LoadTimes, Store, TenantId};
 
 use crate::backend::{
-    Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, NewBlock, PutOutcome,
+    Backend, BackendError, ChainPosition, GetOutcome, Identity, LoadReport, Loaded, NewBlock, PutOutcome,
     Statistics,
 };
 use crate::buffers::{Destination, Source};
@@ -50,7 +50,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-impl ChainPlace {
+impl ChainPosition {
     /// The description of a block at this place.
     pub(crate) fn description(self) -> Description {
         let Self { parent, position, tenant } = self;
@@ -239,7 +239,7 @@ impl StoreBackend {
     fn begin_put(
         &self,
         identity: &Identity,
-        place: ChainPlace,
+        place: ChainPosition,
         (meta, payload): (&Source, &Source),
         needs_slot: bool,
     ) -> Result<BegunPut, BackendError> {
@@ -362,7 +362,7 @@ impl Backend for StoreBackend {
     fn put(
         &self,
         identity: &Identity,
-        place: ChainPlace,
+        place: ChainPosition,
         meta: &Source,
         payload: &Source,
     ) -> Result<PutOutcome, BackendError> {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, ChainPlace, Identity, LoadReport, Loaded, NewBlock};
+use crate::backend::{Backend, ChainPosition, Identity, LoadReport, Loaded, NewBlock};
 use crate::buffers::{Destination, Source};
 use crate::operation::{Outcome, catch_store_panic};
 use crate::registry::TensorsGuard;
@@ -39,7 +39,7 @@ pub(crate) struct Blocks {
     /// Block number in the tensors, one for each identity.
     pub(crate) blocks: Vec<u64>,
     /// The place of the first block, if the identities are a chain. `None`: the blocks belong to no chain.
-    pub(crate) chain: Option<ChainPlace>,
+    pub(crate) chain: Option<ChainPosition>,
     /// The tenant of blocks that are saved.
     pub(crate) tenant: u32,
     /// Blocks of a load that the disk has not delivered by this time are misses.
@@ -81,12 +81,12 @@ pub(crate) struct Claim {
 
 impl Blocks {
     /// Returns the chain place of the block with index `at`.
-    pub(crate) fn place(&self, at: usize) -> ChainPlace {
+    pub(crate) fn place(&self, at: usize) -> ChainPosition {
         let tenant = self.tenant;
         match (self.chain, at.checked_sub(1)) {
-            (None, _) => ChainPlace { tenant, ..ChainPlace::default() },
-            (Some(first), None) => ChainPlace { tenant, ..first },
-            (Some(first), Some(before)) => ChainPlace {
+            (None, _) => ChainPosition { tenant, ..ChainPosition::default() },
+            (Some(first), None) => ChainPosition { tenant, ..first },
+            (Some(first), Some(before)) => ChainPosition {
                 parent: Some(self.identities[before]),
                 position: first.position + at as u32,
                 tenant,

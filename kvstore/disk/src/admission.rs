@@ -105,7 +105,7 @@ impl Default for AdmissionConfig {
 
 /// Decision on the write of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum WriteAdmission {
     /// The block may be written; its bytes are charged to the bandwidth.
     Admit,
     /// The block was seen fewer than `frequency_min` times.
@@ -133,16 +133,16 @@ impl Admission {
 
     /// Decides whether a block of `bytes` that was seen `frequency` times may be written now. The endurance is
     /// checked before the bandwidth is charged, so a refusal costs nothing.
-    pub fn decide(&mut self, frequency: u32, bytes: u64, usage: &Usage, now: ClockReading) -> Verdict {
+    pub fn decide(&mut self, frequency: u32, bytes: u64, usage: &Usage, now: ClockReading) -> WriteAdmission {
         let limit = self.config.bytes_per_day;
         if frequency < self.config.frequency_min {
-            Verdict::TooRare
+            WriteAdmission::TooRare
         } else if limit > 0 && usage.rolling_bytes(now.unix_s).saturating_add(bytes) > limit {
-            Verdict::OverEndurance
+            WriteAdmission::OverEndurance
         } else if !passes(&mut self.bucket, now.instant, bytes) {
-            Verdict::OverBandwidth
+            WriteAdmission::OverBandwidth
         } else {
-            Verdict::Admit
+            WriteAdmission::Admit
         }
     }
 }
@@ -170,18 +170,22 @@ mod tests {
         let mut usage = Usage::default();
         let mut decide =
             |frequency, bytes, usage: &Usage, ms| admission.decide(frequency, bytes, usage, at(start, ms));
-        assert_eq!(decide(1, 10, &usage, 0), Verdict::TooRare);
-        assert_eq!(decide(2, 500, &usage, 0), Verdict::Admit);
+        assert_eq!(decide(1, 10, &usage, 0), WriteAdmission::TooRare);
+        assert_eq!(decide(2, 500, &usage, 0), WriteAdmission::Admit);
         usage.add(at(start, 0).unix_s, 500);
-        assert_eq!(decide(2, 100, &usage, 99), Verdict::OverBandwidth);
-        assert_eq!(decide(2, 100, &usage, 100), Verdict::Admit);
+        assert_eq!(decide(2, 100, &usage, 99), WriteAdmission::OverBandwidth);
+        assert_eq!(decide(2, 100, &usage, 100), WriteAdmission::Admit);
         usage.add(at(start, 0).unix_s, 100);
-        assert_eq!(decide(9, 601, &usage, 10_000), Verdict::OverEndurance);
-        assert_eq!(decide(9, 600, &usage, 10_000), Verdict::Admit, "more than the burst, from a full bucket");
-        assert_eq!(decide(9, 1, &usage, 10_000), Verdict::OverBandwidth);
+        assert_eq!(decide(9, 601, &usage, 10_000), WriteAdmission::OverEndurance);
+        assert_eq!(
+            decide(9, 600, &usage, 10_000),
+            WriteAdmission::Admit,
+            "more than the burst, from a full bucket"
+        );
+        assert_eq!(decide(9, 1, &usage, 10_000), WriteAdmission::OverBandwidth);
         assert_eq!(
             decide(9, 1, &usage, 10_101),
-            Verdict::Admit,
+            WriteAdmission::Admit,
             "100 bytes of debt are paid off after 100 ms"
         );
     }
@@ -212,9 +216,9 @@ mod tests {
         usage.add(DAY_S * 90_000, 1000);
         let mut admission = Admission::new(config, at(start, 0));
         let mut decide = |usage: &Usage, ms| admission.decide(0, 100, usage, at(start, ms));
-        assert_eq!(decide(&usage, 0), Verdict::OverEndurance, "the bytes are not forgotten");
+        assert_eq!(decide(&usage, 0), WriteAdmission::OverEndurance, "the bytes are not forgotten");
         let noon_ms = DAY_S * 500;
-        assert_eq!(decide(&usage, noon_ms), Verdict::Admit);
+        assert_eq!(decide(&usage, noon_ms), WriteAdmission::Admit);
         usage.add(at(start, noon_ms).unix_s, 100);
         let expected = Usage { total_bytes: 1100, day: 20_000, day_bytes: 100, previous_day_bytes: 1000 };
         assert_eq!(usage, expected);

@@ -29,7 +29,7 @@ pub use page::{
     encode_segment_header, seal_page,
 };
 pub use record::{
-    Record, RecordDamaged, RecordPlace, RecordState, decode_record, encode_record, parse_record,
+    Record, RecordDamaged, RecordLocation, RecordState, decode_record, encode_record, parse_record,
 };
 
 /// Bytes of a page, and the unit of every request.

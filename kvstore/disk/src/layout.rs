@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use kvstore_io::Geometry;
 
-use crate::format::{PAGE_BYTES, RECORD_BYTES, RECORDS_AT, RecordPlace, SegmentHeader};
+use crate::format::{PAGE_BYTES, RECORD_BYTES, RECORDS_AT, RecordLocation, SegmentHeader};
 use crate::{Area, DiskConfig, DiskError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -130,8 +130,8 @@ impl SegmentLayout {
         start..start + self.record_bytes as usize
     }
 
-    pub(crate) fn place(&self, store_id: u64, slot: u32) -> RecordPlace {
-        RecordPlace { store_id, segment: self.segment, slot }
+    pub(crate) fn place(&self, store_id: u64, slot: u32) -> RecordLocation {
+        RecordLocation { store_id, segment: self.segment, slot }
     }
 
     pub(crate) fn header(&self, fingerprint: u64) -> SegmentHeader {

@@ -42,7 +42,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
+pub use admission::{Admission, AdmissionConfig, Usage, WriteAdmission};
 pub use completion::{
     Block, Closed, DiskCompletion, MissReason, ReadCheck, ReadOutcome, Refusal, RefusedOperation,
     WriteOutcome,

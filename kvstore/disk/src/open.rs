@@ -206,7 +206,7 @@ fn scan(
         })?;
     damaged.retain(|&(segment, page, _)| taken[segment][page as usize] == 0);
     let mut found = Found { tables, usage, sequence, report };
-    salvage(engine, config.operation_timeout, headers.store_id, &damaged, &mut found)?;
+    recover_records(engine, config.operation_timeout, headers.store_id, &damaged, &mut found)?;
     Ok(found)
 }
 
@@ -217,7 +217,7 @@ fn take_page(table: &mut SegmentTable, page: u32, copy: PageCopy, bytes: &[u8]) 
 }
 
 /// Takes the records that verify on their own from pages of which no copy is whole.
-fn salvage(
+fn recover_records(
     engine: &mut dyn IoEngine,
     timeout: Duration,
     store_id: u64,

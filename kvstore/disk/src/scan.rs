@@ -193,7 +193,7 @@ pub(crate) fn scan_tables(
     for (index, segment) in segments.iter().enumerate() {
         let mut on_chunk = |(copy, page), bytes: &[u8]| {
             bytes_read += PAGE_BYTES as u64;
-            let state = judge(bytes, segment, page, store_id);
+            let state = check_page(bytes, segment, page, store_id);
             on_page(FoundPage { segment: index, page, copy, bytes: Some(bytes), state });
         };
         let chunks = [PageCopy::A, PageCopy::B].into_iter().flat_map(|copy| chunks_of(segment, copy, chunk));
@@ -256,7 +256,12 @@ fn place_of(segment: &SegmentLayout, offset: u64) -> (PageCopy, u32) {
     if page < segment.pages { (PageCopy::A, page) } else { (PageCopy::B, page - segment.pages) }
 }
 
-fn judge(bytes: &[u8], segment: &SegmentLayout, page: u32, store_id: u64) -> Result<PageHeader, PageError> {
+fn check_page(
+    bytes: &[u8],
+    segment: &SegmentLayout,
+    page: u32,
+    store_id: u64,
+) -> Result<PageHeader, PageError> {
     let header = decode_page(bytes)?;
     if header.store_id != store_id {
         return Err(PageError::Foreign);

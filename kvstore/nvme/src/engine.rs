@@ -26,7 +26,7 @@ use crate::recovery::Health;
 use crate::request_queue::RequestQueue;
 use crate::vfio::VfioBus;
 use crate::volatile_cache::VolatileCache;
-use crate::wake::{Pause, WakeFlag};
+use crate::wake::{Backoff, WakeFlag};
 use crate::{ENGINE_NAME, NvmeConfig, NvmeError, PciAddress};
 
 /// Number of empty polls after which the clock is read.
@@ -191,7 +191,7 @@ impl<B: Bus> NvmeEngine<B> {
     }
 
     /// Whether `poll` would find a completion. Entries in queues that no longer exist are ignored.
-    fn has_news(&self) -> bool {
+    fn has_completions(&self) -> bool {
         let has_completion =
             |pair: &crate::queue_pair::QueuePair| pair.has_completion(&self.controller.memory);
         !self.queue.finished.is_empty()
@@ -200,13 +200,13 @@ impl<B: Bus> NvmeEngine<B> {
 
     /// Issues one command while others are in flight, and waits for it.
     fn run_blocking(&mut self, operation: &str, command: Command) -> Result<(), IoError> {
-        let mut pause = Pause::new();
+        let mut pause = Backoff::new();
         while !(self.health.is_running() && self.commands.iter().any(Commands::has_room)) {
             if let Health::Failed(error) = &self.health {
                 return Err(error.clone().into_io(operation));
             }
             if !self.turn(usize::MAX) {
-                pause.rest();
+                pause.back_off();
             }
         }
         self.blocking = Blocking::Waiting;
@@ -218,7 +218,7 @@ impl<B: Bus> NvmeEngine<B> {
                 return result.map_err(|error| error.into_io(operation));
             }
             if !self.turn(usize::MAX) {
-                pause.rest();
+                pause.back_off();
             }
         }
     }
@@ -226,11 +226,11 @@ impl<B: Bus> NvmeEngine<B> {
 
 impl<B: Bus> Drop for NvmeEngine<B> {
     fn drop(&mut self) {
-        let mut pause = Pause::new();
+        let mut pause = Backoff::new();
         // Bounded: a command that does not complete is aborted, then the controller is reset or cut off.
         while self.commands_in_flight() > 0 || self.queue.first().is_some() {
             if !self.turn(usize::MAX) {
-                pause.rest();
+                pause.back_off();
             }
         }
         while let Some((address, bytes, slab)) = self.queue.registrations.pop() {

@@ -34,9 +34,9 @@ pub(crate) struct QueuePair {
     pub(crate) completion: usize,
     tail: u16,
     /// The tail that was last written to the doorbell.
-    tail_rung: u16,
+    tail_written: u16,
     head: u16,
-    head_rung: u16,
+    head_written: u16,
     phase: bool,
     tail_doorbell: usize,
     head_doorbell: usize,
@@ -55,9 +55,9 @@ impl QueuePair {
             submission,
             completion,
             tail: 0,
-            tail_rung: 0,
+            tail_written: 0,
             head: 0,
-            head_rung: 0,
+            head_written: 0,
             phase: true,
             tail_doorbell: doorbell(id, false, stride_bytes),
             head_doorbell: doorbell(id, true, stride_bytes),
@@ -73,7 +73,7 @@ impl QueuePair {
     pub(crate) fn reset(&mut self, memory: &DmaMemory) {
         memory.clear(self.submission, usize::from(self.entries) * SUBMISSION_BYTES);
         memory.clear(self.completion, usize::from(self.entries) * COMPLETION_BYTES);
-        (self.tail, self.tail_rung, self.head, self.head_rung, self.phase) = (0, 0, 0, 0, true);
+        (self.tail, self.tail_written, self.head, self.head_written, self.phase) = (0, 0, 0, 0, true);
     }
 
     /// Writes a command behind the last; [`Self::ring_tail`] makes the controller fetch it.
@@ -95,12 +95,12 @@ impl QueuePair {
     /// Rings the submission doorbell if commands were pushed; returns whether there were any.
     #[inline]
     pub(crate) fn ring_tail(&mut self, bus: &impl Bus) -> bool {
-        if self.tail == self.tail_rung {
+        if self.tail == self.tail_written {
             return false;
         }
         memory_before_register();
         bus.write(self.tail_doorbell, self.tail.into());
-        self.tail_rung = self.tail;
+        self.tail_written = self.tail;
         true
     }
 
@@ -133,10 +133,10 @@ impl QueuePair {
     /// Rings the completion doorbell, which gives the popped entries back to the controller.
     #[inline]
     pub(crate) fn ring_head(&mut self, bus: &impl Bus) {
-        if self.head != self.head_rung {
+        if self.head != self.head_written {
             memory_before_register();
             bus.write(self.head_doorbell, self.head.into());
-            self.head_rung = self.head;
+            self.head_written = self.head;
         }
     }
 }

@@ -54,7 +54,7 @@ impl Health {
     }
 
     /// Whether the state changes only because of a failure or a request.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn is_stable(&self) -> bool {
         matches!(self, Self::Running | Self::Failed(_))
     }
 

@@ -22,38 +22,38 @@ const SLEEP_MAX: Duration = Duration::from_millis(1);
 /// A flag to sleep on. `wake` sets it, the sleeper takes it.
 #[derive(Debug, Default)]
 pub(crate) struct WakeFlag {
-    rung: AtomicU32,
+    is_set: AtomicU32,
 }
 
 impl WakeFlag {
     /// Whether `wake` was called since the last call. Acquire pairs with the release in `wake`.
     pub(crate) fn take(&self) -> bool {
-        self.rung.load(Ordering::Relaxed) != 0 && self.rung.swap(0, Ordering::Acquire) != 0
+        self.is_set.load(Ordering::Relaxed) != 0 && self.is_set.swap(0, Ordering::Acquire) != 0
     }
 
     /// Sleeps until woken, or for at most `limit`; may return early.
     pub(crate) fn sleep(&self, limit: Option<Duration>) {
         let limit = limit.and_then(|limit| rustix::time::Timespec::try_from(limit).ok());
         // Each error means that the time is over or the flag is set: `wait` may return early.
-        let _ = futex::wait(&self.rung, futex::Flags::PRIVATE, 0, limit.as_ref());
+        let _ = futex::wait(&self.is_set, futex::Flags::PRIVATE, 0, limit.as_ref());
     }
 }
 
 impl Waker for WakeFlag {
     fn wake(&self) {
-        if self.rung.swap(1, Ordering::Release) == 0 {
-            let _ = futex::wake(&self.rung, futex::Flags::PRIVATE, 1);
+        if self.is_set.swap(1, Ordering::Release) == 0 {
+            let _ = futex::wake(&self.is_set, futex::Flags::PRIVATE, 1);
         }
     }
 }
 
 /// Backoff for callers that may block: spinning, then sleeps that double.
-pub(crate) struct Pause {
+pub(crate) struct Backoff {
     started: Instant,
     length: Duration,
 }
 
-impl Pause {
+impl Backoff {
     pub(crate) fn new() -> Self {
         Self { started: Instant::now(), length: SLEEP_MIN }
     }
@@ -69,7 +69,7 @@ impl Pause {
         Some(length)
     }
 
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn back_off(&mut self) {
         if let Some(length) = self.next(Instant::now()) {
             std::thread::sleep(length);
         }

@@ -23,12 +23,12 @@ impl RetryBudget {
     }
 
     /// Credits the share of one request.
-    pub(crate) fn earn(&self) {
+    pub(crate) fn deposit(&self) {
         self.update(|level| Some((level + self.earned).min(self.limit.max(RETRY))));
     }
 
     /// Takes one retry from the budget; false when there is none.
-    pub(crate) fn spend(&self) -> bool {
+    pub(crate) fn withdraw(&self) -> bool {
         self.update(|level| level.checked_sub(RETRY))
     }
 
@@ -72,15 +72,15 @@ mod tests {
         let budget = RetryBudget::new(10, 5);
         let mut retries = 0;
         for _ in 0..1000 {
-            budget.earn();
-            while budget.spend() {
+            budget.deposit();
+            while budget.withdraw() {
                 retries += 1;
             }
         }
         assert!((100..=105).contains(&retries), "{retries} retries for 1000 requests");
         let none = RetryBudget::new(0, 0);
-        none.earn();
-        assert!(!none.spend());
+        none.deposit();
+        assert!(!none.withdraw());
     }
 
     #[test]

@@ -106,7 +106,7 @@ pub struct ObjectConfig {
     pub breaker_failures: u32,
     /// Minimum time after which an attempt that the caller's deadline ended counts as a failure: a shorter one
     /// says nothing about the service. Default 100 ms, at most `request_timeout`.
-    pub breaker_patience: Duration,
+    pub breaker_wait_max: Duration,
     /// Pause of an open breaker until one request is admitted. Default 5 s, 10 ms to 10 min.
     pub breaker_pause: Duration,
     /// Memory of the cache of keys and indexes, in bytes. Default 32 MiB, 64 KiB to 4 GiB.
@@ -149,7 +149,7 @@ impl ObjectConfig {
             backoff: Duration::from_millis(50),
             backoff_max: Duration::from_secs(2),
             breaker_failures: 5,
-            breaker_patience: Duration::from_millis(100),
+            breaker_wait_max: Duration::from_millis(100),
             breaker_pause: Duration::from_secs(5),
             cache_bytes: 32 << 20,
             present_ttl: Duration::from_secs(60),
@@ -192,7 +192,7 @@ impl ObjectConfig {
         require(within(self.backoff, 1, 10_000), "backoff: 1 ms to 10 s");
         require(self.backoff_max >= self.backoff, "backoff_max: at least backoff");
         require((1..=1000).contains(&self.breaker_failures), "breaker_failures: 1 to 1000");
-        require(self.breaker_patience <= self.request_timeout, "breaker_patience: at most request_timeout");
+        require(self.breaker_wait_max <= self.request_timeout, "breaker_wait_max: at most request_timeout");
         require(within(self.breaker_pause, 10, 600_000), "breaker_pause: 10 ms to 10 min");
         require((64 << 10..=4 << 30).contains(&self.cache_bytes), "cache_bytes: 64 KiB to 4 GiB");
         require((1..=100_000).contains(&self.sweep_deletes_per_s), "sweep_deletes_per_s: 1 to 100,000");

@@ -40,7 +40,7 @@ pub(crate) enum Found {
 }
 
 /// Part of an object.
-struct Part {
+struct ObjectRange {
     bytes: Bytes,
     object_bytes: u64,
     e_tag: Option<String>,
@@ -132,7 +132,7 @@ impl ObjectTier {
                     verified = blocks;
                     add(&self.counters.damaged_reads, 1);
                     if read == 1 {
-                        self.condemn(identity, deadline).await;
+                        self.discard_damaged(identity, deadline).await;
                     }
                 }
                 Err(error) => {
@@ -142,14 +142,14 @@ impl ObjectTier {
                         Some(FailureCause::OutOfRange) => {
                             add(&self.counters.damaged_reads, 1);
                             if read == 1 {
-                                self.condemn(identity, deadline).await;
+                                self.discard_damaged(identity, deadline).await;
                             }
                         }
                         _ => break,
                     }
                 }
             }
-            if !self.budget.spend() {
+            if !self.budget.withdraw() {
                 add(&self.counters.retries_denied, 1);
                 break;
             }
@@ -203,7 +203,7 @@ impl ObjectTier {
         if entries.iter().map(|entry| &entry.identity).ne(wanted) {
             // The last identity determines all before it, so this object was not made from a chain.
             add(&self.counters.damaged_reads, 1);
-            self.condemn(last, deadline).await;
+            self.discard_damaged(last, deadline).await;
             return None;
         }
         Some(run)
@@ -248,10 +248,10 @@ impl ObjectTier {
             }
             let damaged = error.and_then(|error| error.cause()) != Some(FailureCause::Precondition);
             if read == 1 && damaged {
-                self.condemn(last, deadline).await;
+                self.discard_damaged(last, deadline).await;
                 return Found::Avoided;
             }
-            if read == 0 && !self.budget.spend() {
+            if read == 0 && !self.budget.withdraw() {
                 add(&self.counters.retries_denied, 1);
                 break;
             }
@@ -327,7 +327,7 @@ impl ObjectTier {
         range: Range<u64>,
         e_tag: Option<String>,
         deadline: Instant,
-    ) -> Result<Part, ObjectError> {
+    ) -> Result<ObjectRange, ObjectError> {
         let path = Path::from(key);
         let request = || async {
             let options = GetOptions {
@@ -349,13 +349,13 @@ impl ObjectTier {
                     break;
                 }
             }
-            Ok(Part { bytes: bytes.freeze(), object_bytes, e_tag })
+            Ok(ObjectRange { bytes: bytes.freeze(), object_bytes, e_tag })
         };
         self.request(operation, key, deadline, request).await
     }
 
     /// Called when two reads found the object damaged: deletes it, or avoids it for a while.
-    async fn condemn(&self, last: BlockIdentity, deadline: Instant) {
+    async fn discard_damaged(&self, last: BlockIdentity, deadline: Instant) {
         let key = self.key(last);
         add(&self.counters.damaged_objects, 1);
         self.presence.set(last, Presence::Avoided, Instant::now());

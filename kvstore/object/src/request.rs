@@ -47,7 +47,7 @@ impl ObjectTier {
     {
         let counters = &*self.counters;
         add(&counters.requests, 1);
-        self.budget.earn();
+        self.budget.deposit();
         let mut attempts = 0;
         loop {
             let failed = |cause, status| Err(self.error(operation, key, cause, status, attempts));
@@ -78,7 +78,7 @@ impl ObjectTier {
             } else {
                 add(&counters.failures, 1);
                 let hurried = failure.cause == FailureCause::Deadline
-                    && started.elapsed() < self.config.breaker_patience;
+                    && started.elapsed() < self.config.breaker_wait_max;
                 if !hurried && self.breaker.failed(Instant::now()) {
                     add(&counters.breaker_opened, 1);
                 }
@@ -96,7 +96,7 @@ impl ObjectTier {
                 add(&counters.deadlines, 1);
                 return failed(failure.cause);
             }
-            if !self.budget.spend() {
+            if !self.budget.withdraw() {
                 add(&counters.retries_denied, 1);
                 return failed(failure.cause);
             }

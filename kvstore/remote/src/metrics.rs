@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Name, help text and value of a counter.
-pub(crate) type Counted = (&'static str, &'static str, u64);
+pub(crate) type CounterSample = (&'static str, &'static str, u64);
 
 macro_rules! counters {
     ($(#[$doc:meta])* $visibility:vis $name:ident, $count:literal, { $($field:ident: $help:literal,)* }) => {
@@ -18,7 +18,7 @@ macro_rules! counters {
         impl $name {
             /// Name, help text and value of each counter.
             #[must_use]
-            $visibility fn snapshot(&self) -> [Counted; $count] {
+            $visibility fn snapshot(&self) -> [CounterSample; $count] {
                 [$((stringify!($field), $help, self.$field.load(Ordering::Relaxed)),)*]
             }
         }
@@ -29,7 +29,7 @@ counters! {
     /// Counters of a pool node.
     pub PoolCounters, 19, {
         slots: "Slots in memory (level)",
-        free_slots: "Slots that nobody uses (level)",
+        free_slots: "Free slots (level)",
         blocks: "Blocks in memory (level)",
         leases: "Leases and reservations out (level)",
         fenced_slots: "Slots kept until the connection of a late client has ended (level)",
@@ -104,7 +104,7 @@ pub struct RemoteCounters {
 impl RemoteCounters {
     /// Name, help text and value of each counter over all nodes.
     #[must_use]
-    pub fn snapshot(&self) -> [Counted; 18] {
+    pub fn snapshot(&self) -> [CounterSample; 18] {
         self.totals.snapshot()
     }
 

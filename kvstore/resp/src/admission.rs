@@ -10,7 +10,7 @@
 //! answers together stay within `bytes_max`, apart from a single read that is larger than that.
 //!
 //! The order comes from the order in which [`RunningCommands`](crate::running_commands::RunningCommands) polls: a read that was not admitted
-//! sets `behind` for the pass, and the reads after it wait. No waker is kept, because each pass polls all
+//! sets `has_waiting_read` for the pass, and the reads after it wait. No waker is kept, because each pass polls all
 //! running commands, and a pass follows every event that frees bytes. Only the connection's task uses this; atomics are
 //! needed because its future is `Send`.
 
@@ -45,7 +45,7 @@ pub(crate) struct Admission {
     /// Bytes of answers that the client has not taken.
     unsent: AtomicUsize,
     /// An older read was not admitted in this pass.
-    behind: AtomicBool,
+    has_waiting_read: AtomicBool,
 }
 
 impl Admission {
@@ -55,7 +55,7 @@ impl Admission {
             reserved: AtomicUsize::new(0),
             unsized_reads: AtomicUsize::new(0),
             unsent: AtomicUsize::new(0),
-            behind: AtomicBool::new(false),
+            has_waiting_read: AtomicBool::new(false),
         }
     }
 
@@ -71,7 +71,7 @@ impl Admission {
 
     /// Starts a pass: all running commands are about to be polled, the oldest first.
     pub(crate) fn begin_pass(&self) {
-        self.behind.store(false, Relaxed);
+        self.has_waiting_read.store(false, Relaxed);
     }
 
     /// Releases the reservation of a command that was answered.
@@ -97,7 +97,7 @@ impl Admission {
         poll_fn(|context| {
             let looked = looking.as_mut().poll(context);
             if looked.is_pending() {
-                self.behind.store(true, Relaxed);
+                self.has_waiting_read.store(true, Relaxed);
             }
             looked
         })
@@ -128,9 +128,9 @@ impl Admission {
         poll_fn(|_| {
             let used = self.reserved().saturating_add(self.unsent.load(Relaxed));
             if size.bytes > 0
-                && (self.behind.load(Relaxed) || used.saturating_add(size.bytes) > self.bytes_max)
+                && (self.has_waiting_read.load(Relaxed) || used.saturating_add(size.bytes) > self.bytes_max)
             {
-                self.behind.store(true, Relaxed);
+                self.has_waiting_read.store(true, Relaxed);
                 return Poll::Pending;
             }
             self.reserved.fetch_add(size.bytes, Relaxed);

@@ -46,7 +46,7 @@ pub(crate) enum Kind {
 
 /// The arguments of a command that are keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KeyPlaces {
+pub(crate) enum KeyArguments {
     /// The command concerns the connection or the server.
     Connection,
     /// The command concerns all keys.
@@ -66,57 +66,57 @@ pub(crate) struct Specification {
     pub(crate) kind: Kind,
     /// Number of arguments including the name; a negative arity is a minimum.
     pub(crate) arity: i64,
-    pub(crate) keys: KeyPlaces,
+    pub(crate) keys: KeyArguments,
     pub(crate) writes: bool,
 }
 
-const fn reads(name: &'static str, kind: Kind, arity: i64, keys: KeyPlaces) -> Specification {
+const fn reads(name: &'static str, kind: Kind, arity: i64, keys: KeyArguments) -> Specification {
     Specification { name, kind, arity, keys, writes: false }
 }
 
-const fn writes(name: &'static str, kind: Kind, arity: i64, keys: KeyPlaces) -> Specification {
+const fn writes(name: &'static str, kind: Kind, arity: i64, keys: KeyArguments) -> Specification {
     Specification { name, kind, arity, keys, writes: true }
 }
 
 /// All commands, the frequent ones first because the table is searched in this order.
 pub(crate) static COMMANDS: &[Specification] = &[
-    reads("get", Kind::Get, 2, KeyPlaces::At(1)),
-    writes("set", Kind::Set, -3, KeyPlaces::At(1)),
-    reads("exists", Kind::Exists, -2, KeyPlaces::All),
-    reads("mget", Kind::MGet, -2, KeyPlaces::All),
-    writes("mset", Kind::MSet, -3, KeyPlaces::Pairs),
-    writes("del", Kind::Delete, -2, KeyPlaces::All),
-    writes("unlink", Kind::Delete, -2, KeyPlaces::All),
-    writes("setex", Kind::SetEx, 4, KeyPlaces::At(1)),
-    writes("psetex", Kind::PSetEx, 4, KeyPlaces::At(1)),
-    writes("setnx", Kind::SetNx, 3, KeyPlaces::At(1)),
-    reads("strlen", Kind::StrLen, 2, KeyPlaces::At(1)),
-    reads("getrange", Kind::GetRange, 4, KeyPlaces::At(1)),
-    reads("substr", Kind::GetRange, 4, KeyPlaces::At(1)),
-    reads("touch", Kind::Exists, -2, KeyPlaces::All),
-    reads("ttl", Kind::Ttl, 2, KeyPlaces::At(1)),
-    reads("pttl", Kind::PTtl, 2, KeyPlaces::At(1)),
-    writes("expire", Kind::Expire, 3, KeyPlaces::At(1)),
-    writes("pexpire", Kind::PExpire, 3, KeyPlaces::At(1)),
-    writes("persist", Kind::Persist, 2, KeyPlaces::At(1)),
-    reads("type", Kind::Type, 2, KeyPlaces::At(1)),
-    reads("memory", Kind::Memory, -2, KeyPlaces::At(2)),
-    reads("dbsize", Kind::DbSize, 1, KeyPlaces::Everything),
-    reads("keys", Kind::Keys, 2, KeyPlaces::Everything),
-    reads("scan", Kind::Scan, -2, KeyPlaces::Everything),
-    writes("flushdb", Kind::Flush, -1, KeyPlaces::Everything),
-    writes("flushall", Kind::Flush, -1, KeyPlaces::Everything),
-    reads("ping", Kind::Ping, -1, KeyPlaces::Connection),
-    reads("echo", Kind::Echo, 2, KeyPlaces::Connection),
-    reads("hello", Kind::Hello, -1, KeyPlaces::Connection),
-    reads("auth", Kind::Auth, -2, KeyPlaces::Connection),
-    reads("select", Kind::Select, 2, KeyPlaces::Connection),
-    reads("client", Kind::Client, -2, KeyPlaces::Connection),
-    reads("quit", Kind::Quit, -1, KeyPlaces::Connection),
-    reads("reset", Kind::Reset, 1, KeyPlaces::Connection),
-    reads("command", Kind::Command, -1, KeyPlaces::Connection),
-    reads("config", Kind::Config, -2, KeyPlaces::Connection),
-    reads("info", Kind::Info, -1, KeyPlaces::Connection),
+    reads("get", Kind::Get, 2, KeyArguments::At(1)),
+    writes("set", Kind::Set, -3, KeyArguments::At(1)),
+    reads("exists", Kind::Exists, -2, KeyArguments::All),
+    reads("mget", Kind::MGet, -2, KeyArguments::All),
+    writes("mset", Kind::MSet, -3, KeyArguments::Pairs),
+    writes("del", Kind::Delete, -2, KeyArguments::All),
+    writes("unlink", Kind::Delete, -2, KeyArguments::All),
+    writes("setex", Kind::SetEx, 4, KeyArguments::At(1)),
+    writes("psetex", Kind::PSetEx, 4, KeyArguments::At(1)),
+    writes("setnx", Kind::SetNx, 3, KeyArguments::At(1)),
+    reads("strlen", Kind::StrLen, 2, KeyArguments::At(1)),
+    reads("getrange", Kind::GetRange, 4, KeyArguments::At(1)),
+    reads("substr", Kind::GetRange, 4, KeyArguments::At(1)),
+    reads("touch", Kind::Exists, -2, KeyArguments::All),
+    reads("ttl", Kind::Ttl, 2, KeyArguments::At(1)),
+    reads("pttl", Kind::PTtl, 2, KeyArguments::At(1)),
+    writes("expire", Kind::Expire, 3, KeyArguments::At(1)),
+    writes("pexpire", Kind::PExpire, 3, KeyArguments::At(1)),
+    writes("persist", Kind::Persist, 2, KeyArguments::At(1)),
+    reads("type", Kind::Type, 2, KeyArguments::At(1)),
+    reads("memory", Kind::Memory, -2, KeyArguments::At(2)),
+    reads("dbsize", Kind::DbSize, 1, KeyArguments::Everything),
+    reads("keys", Kind::Keys, 2, KeyArguments::Everything),
+    reads("scan", Kind::Scan, -2, KeyArguments::Everything),
+    writes("flushdb", Kind::Flush, -1, KeyArguments::Everything),
+    writes("flushall", Kind::Flush, -1, KeyArguments::Everything),
+    reads("ping", Kind::Ping, -1, KeyArguments::Connection),
+    reads("echo", Kind::Echo, 2, KeyArguments::Connection),
+    reads("hello", Kind::Hello, -1, KeyArguments::Connection),
+    reads("auth", Kind::Auth, -2, KeyArguments::Connection),
+    reads("select", Kind::Select, 2, KeyArguments::Connection),
+    reads("client", Kind::Client, -2, KeyArguments::Connection),
+    reads("quit", Kind::Quit, -1, KeyArguments::Connection),
+    reads("reset", Kind::Reset, 1, KeyArguments::Connection),
+    reads("command", Kind::Command, -1, KeyArguments::Connection),
+    reads("config", Kind::Config, -2, KeyArguments::Connection),
+    reads("info", Kind::Info, -1, KeyArguments::Connection),
 ];
 
 /// Maximum length of a command's new name, in bytes.
@@ -188,16 +188,16 @@ impl Specification {
     pub(crate) fn takes(&self, arguments: &[Value]) -> bool {
         let count = i64::try_from(arguments.len()).unwrap_or(i64::MAX);
         let right = if self.arity < 0 { count >= -self.arity } else { count == self.arity };
-        right && (self.keys != KeyPlaces::Pairs || arguments.len() % 2 == 1)
+        right && (self.keys != KeyArguments::Pairs || arguments.len() % 2 == 1)
     }
 
     /// The arguments that are keys.
     pub(crate) fn keys<'a>(&self, arguments: &'a [Value]) -> impl Iterator<Item = &'a Value> + use<'a> {
         let (from, to, step) = match self.keys {
-            KeyPlaces::Connection | KeyPlaces::Everything => (0, 0, 1),
-            KeyPlaces::At(at) => (at, at + 1, 1),
-            KeyPlaces::All => (1, usize::MAX, 1),
-            KeyPlaces::Pairs => (1, usize::MAX, 2),
+            KeyArguments::Connection | KeyArguments::Everything => (0, 0, 1),
+            KeyArguments::At(at) => (at, at + 1, 1),
+            KeyArguments::All => (1, usize::MAX, 1),
+            KeyArguments::Pairs => (1, usize::MAX, 2),
         };
         let to = to.min(arguments.len());
         arguments[from.min(to)..to].iter().step_by(step)
@@ -206,10 +206,10 @@ impl Specification {
     /// The line as `COMMAND` tells it: name, arity, flags, first key, last key, step.
     pub(crate) fn describe(&self) -> Reply {
         let (first, last, step) = match self.keys {
-            KeyPlaces::Connection | KeyPlaces::Everything => (0, 0, 0),
-            KeyPlaces::At(at) => (at, at, 1),
-            KeyPlaces::All => (1, usize::MAX, 1),
-            KeyPlaces::Pairs => (1, usize::MAX, 2),
+            KeyArguments::Connection | KeyArguments::Everything => (0, 0, 0),
+            KeyArguments::At(at) => (at, at, 1),
+            KeyArguments::All => (1, usize::MAX, 1),
+            KeyArguments::Pairs => (1, usize::MAX, 2),
         };
         let last = if last == usize::MAX { Reply::Integer(-1) } else { Reply::count(last) };
         let flag = if self.writes { Reply::Simple("write") } else { Reply::Simple("readonly") };

@@ -58,7 +58,7 @@ struct Charge<'a> {
     /// Permits taken from the budget.
     paid: Option<SemaphorePermit<'a>>,
     /// Held by the one command that may exceed the budget; it takes no further permits.
-    beyond: Option<SemaphorePermit<'a>>,
+    over_budget: Option<SemaphorePermit<'a>>,
 }
 
 /// Serves a connection until the client leaves, violates the protocol or stalls, or the server stops.
@@ -101,7 +101,7 @@ pub(crate) async fn serve<V: Values>(
                 admission.release(size);
                 drop::<Charge<'_>>(paid);
                 answer(shared, &session, &mut output, &reply);
-                quiet.excuse();
+                quiet.mark_server_delay();
             }
             if waiting.is_none() && fault.is_none() && !session.closing {
                 match input.parser.next(&mut input.buffer) {
@@ -117,8 +117,8 @@ pub(crate) async fn serve<V: Values>(
                 }
             }
             // An answer may be longer than its reservation.
-            let beyond = |(reply, size): &(Reply, Size)| reply.bytes().saturating_sub(size.bytes);
-            let finished = running_commands.finished().map(beyond).sum::<usize>();
+            let excess = |(reply, size): &(Reply, Size)| reply.bytes().saturating_sub(size.bytes);
+            let finished = running_commands.finished().map(excess).sum::<usize>();
             let buffered = held + output.remaining() + admission.reserved() + finished;
             admission.unsent(output.remaining());
             let full = (!running_commands.is_empty() || output.has_remaining())
@@ -178,19 +178,19 @@ pub(crate) async fn serve<V: Values>(
         }
 
         let reading = waiting.is_none() && fault.is_none() && !session.closing;
-        let mut lacking = charge.lacking(&input.parser);
+        let mut missing_units = charge.missing_units(&input.parser);
         if reading
-            && lacking > 0
-            && let Ok(permit) = shared.received.try_acquire_many(lacking)
+            && missing_units > 0
+            && let Ok(permit) = shared.received.try_acquire_many(missing_units)
         {
             if !charge.is_some() {
                 // From here on the connection must keep up [`RATE_MIN`](crate::stall_detector::RATE_MIN).
-                quiet.excuse();
+                quiet.mark_server_delay();
             }
-            charge.pay(permit);
-            lacking = 0;
+            charge.add_permits(permit);
+            missing_units = 0;
         }
-        if lacking == 0 {
+        if missing_units == 0 {
             short_since = None;
         }
         let mut short_until = || *short_since.get_or_insert_with(Instant::now) + CHARGE_WAIT;
@@ -208,12 +208,12 @@ pub(crate) async fn serve<V: Values>(
                 RespCounters::add(&shared.counters.bytes_sent, written);
                 quiet.moved(written);
             }
-            permit = async { timeout_at(short_until(), permit(shared, lacking)).await },
-                if reading && lacking > 0 =>
+            permit = async { timeout_at(short_until(), permit(shared, missing_units)).await },
+                if reading && missing_units > 0 =>
             {
                 match permit {
-                    Ok(Ok(Permit::Paid(permit))) => charge.pay(permit),
-                    Ok(Ok(Permit::Beyond(permit))) => charge.beyond = Some(permit),
+                    Ok(Ok(Permit::Paid(permit))) => charge.add_permits(permit),
+                    Ok(Ok(Permit::Beyond(permit))) => charge.over_budget = Some(permit),
                     // The semaphores are never closed.
                     Ok(Err(_)) => return Ok(ConnectionEnd::Closed),
                     Err(_) => {
@@ -223,9 +223,9 @@ pub(crate) async fn serve<V: Values>(
                     }
                 }
                 // The client could not send during the wait.
-                quiet.excuse();
+                quiet.mark_server_delay();
             }
-            read = input.read(), if reading && lacking == 0 => {
+            read = input.read(), if reading && missing_units == 0 => {
                 let read = read?;
                 // A client that has closed its sending side may still want its answers.
                 session.closing |= read == 0;
@@ -271,12 +271,12 @@ async fn permit<V>(shared: &Shared<V>, units: u32) -> Result<Permit<'_>, Acquire
     tokio::select! {
         biased;
         permit = shared.received.acquire_many(units) => permit.map(Permit::Paid),
-        permit = shared.beyond.acquire() => permit.map(Permit::Beyond),
+        permit = shared.over_budget.acquire() => permit.map(Permit::Beyond),
     }
 }
 
 impl<'a> Charge<'a> {
-    fn pay(&mut self, permit: SemaphorePermit<'a>) {
+    fn add_permits(&mut self, permit: SemaphorePermit<'a>) {
         match &mut self.paid {
             Some(paid) => paid.merge(permit),
             none => *none = Some(permit),
@@ -284,12 +284,12 @@ impl<'a> Charge<'a> {
     }
 
     fn is_some(&self) -> bool {
-        self.paid.is_some() || self.beyond.is_some()
+        self.paid.is_some() || self.over_budget.is_some()
     }
 
     /// Units of [`CHARGE_BYTES`] that the command in progress still has to take from the common budget.
-    fn lacking(&self, parser: &RequestParser) -> u32 {
-        if self.beyond.is_some() {
+    fn missing_units(&self, parser: &RequestParser) -> u32 {
+        if self.over_budget.is_some() {
             return 0;
         }
         let needed = parser.charged_bytes().div_ceil(CHARGE_BYTES);

@@ -15,7 +15,7 @@ use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::commands::{KeyPlaces, Specification};
+use crate::commands::{KeyArguments, Specification};
 use crate::values::Value;
 
 /// Keys that a command reads or writes.
@@ -29,7 +29,7 @@ pub(crate) enum Claims {
 
 impl Claims {
     pub(crate) fn of(specification: &Specification, arguments: &[Value], hasher: &impl BuildHasher) -> Self {
-        if specification.keys == KeyPlaces::Everything {
+        if specification.keys == KeyArguments::Everything {
             return Self::Everything;
         }
         let mut keys =
@@ -40,7 +40,7 @@ impl Claims {
         }
     }
 
-    fn meets(&self, other: &Self) -> bool {
+    fn conflicts_with(&self, other: &Self) -> bool {
         let (Self::Keys { writes, first, more }, Self::Keys { writes: wrote, first: one, more: others }) =
             (self, other)
         else {
@@ -77,7 +77,7 @@ impl<F: Future, T> RunningCommands<F, T> {
     /// Whether a command with these claims may start now.
     pub(crate) fn admits(&self, claims: &Claims) -> bool {
         self.running.len() < self.commands_max
-            && !self.running.iter().any(|command| command.claims.meets(claims))
+            && !self.running.iter().any(|command| command.claims.conflicts_with(claims))
     }
 
     /// Starts a command and polls it once. The caller has checked [`RunningCommands::admits`].
@@ -146,9 +146,14 @@ mod tests {
     #[test]
     fn reads_share_and_writes_do_not() {
         let (read, write) = (claims(false, &[1, 2]), claims(true, &[2, 3]));
-        assert!(!read.meets(&read) && read.meets(&write) && write.meets(&read) && write.meets(&write));
-        assert!(!write.meets(&claims(true, &[4])) && !read.meets(&claims(true, &[3])));
-        assert!(Claims::Everything.meets(&read) && read.meets(&Claims::Everything));
+        assert!(
+            !read.conflicts_with(&read)
+                && read.conflicts_with(&write)
+                && write.conflicts_with(&read)
+                && write.conflicts_with(&write)
+        );
+        assert!(!write.conflicts_with(&claims(true, &[4])) && !read.conflicts_with(&claims(true, &[3])));
+        assert!(Claims::Everything.conflicts_with(&read) && read.conflicts_with(&Claims::Everything));
     }
 
     #[test]

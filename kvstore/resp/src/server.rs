@@ -45,7 +45,7 @@ pub(crate) struct Shared<V> {
     /// Budget for long arguments, in units of [`CHARGE_BYTES`].
     pub(crate) received: Semaphore,
     /// Permit of the one command that may exceed that budget.
-    pub(crate) beyond: Semaphore,
+    pub(crate) over_budget: Semaphore,
     pub(crate) hasher: RandomState,
     next_id: AtomicU64,
     /// Time of the last warning about a client that spoke HTTP.
@@ -126,7 +126,7 @@ impl<V: Values> Server<V> {
             counters: Arc::default(),
             started: Instant::now(),
             received,
-            beyond: Semaphore::new(1),
+            over_budget: Semaphore::new(1),
             hasher: RandomState::new(),
             next_id: AtomicU64::new(1),
             warned: Mutex::new(None),

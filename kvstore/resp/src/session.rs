@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 
-use crate::commands::{KeyPlaces, Kind, Names, Specification};
+use crate::commands::{KeyArguments, Kind, Names, Specification};
 use crate::options::{SYNTAX, integer, word};
 use crate::reply::{Protocol, Reply};
 use crate::server::Shared;
@@ -77,7 +77,7 @@ impl Session {
             return Dispatch::Answer(wrong_count(specification.name));
         }
         match specification.keys {
-            KeyPlaces::Connection => Dispatch::Session(specification, command),
+            KeyArguments::Connection => Dispatch::Session(specification, command),
             _ => Dispatch::Stored(specification, command),
         }
     }

@@ -25,7 +25,7 @@ impl StallDetector {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    pub(crate) fn excuse(&mut self) {
+    pub(crate) fn mark_server_delay(&mut self) {
         (self.moved, self.excused) = (true, true);
     }
 
@@ -61,7 +61,7 @@ mod tests {
         assert!(!ring(Some(1), true) && ring(Some(1), true), "not with a part of the budget");
         assert!(!ring(Some(RATE_MIN), true) && !ring(Some(1), true) && !ring(Some(RATE_MIN), true));
         assert!(!ring(Some(RATE_MIN - 1), true));
-        quiet.excuse();
+        quiet.mark_server_delay();
         assert!(!quiet.tick(pace, limit, Some(limit)));
     }
 }

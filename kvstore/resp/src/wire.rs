@@ -89,7 +89,7 @@ enum State {
     /// Inside a short argument, with its length.
     Short(usize),
     /// Inside a long argument: bytes still lacking, and bytes that are worth taking at once.
-    Long { lacking: usize, piece: usize },
+    Long { missing_bytes: usize, piece: usize },
     /// After the last byte of a long argument.
     LongEnd,
 }
@@ -153,7 +153,7 @@ impl RequestParser {
                 },
                 State::Header => self.header(buffer)?,
                 State::Short(length) => self.short(buffer, length)?,
-                State::Long { lacking, piece } => self.long(buffer, lacking, piece),
+                State::Long { missing_bytes, piece } => self.long(buffer, missing_bytes, piece),
                 State::LongEnd => {
                     let ended = end(buffer)?;
                     if ended {
@@ -179,8 +179,8 @@ impl RequestParser {
     pub fn room(&self, buffered: usize) -> ReadLimit {
         match self.state {
             // The two bytes that end the argument are read along with its last piece.
-            State::Long { lacking, piece } if piece >= lacking => {
-                ReadLimit::AtMost((lacking + 2).saturating_sub(buffered))
+            State::Long { missing_bytes, piece } if piece >= missing_bytes => {
+                ReadLimit::AtMost((missing_bytes + 2).saturating_sub(buffered))
             }
             State::Long { piece, .. } => ReadLimit::AtMost(piece.saturating_sub(buffered)),
             _ => ReadLimit::Any,
@@ -205,7 +205,7 @@ impl RequestParser {
         let short = self.short_bytes.saturating_sub(SHORT_FREE_BYTES);
         match self.state {
             _ if self.abandoned => 0,
-            State::Long { lacking, piece } => self.command.long_bytes - lacking + piece + short,
+            State::Long { missing_bytes, piece } => self.command.long_bytes - missing_bytes + piece + short,
             _ => self.command.long_bytes + short,
         }
     }
@@ -252,7 +252,7 @@ impl RequestParser {
             State::Short(length)
         } else {
             self.command.long_bytes += length;
-            State::Long { lacking: length, piece: READ_BYTES.min(length) }
+            State::Long { missing_bytes: length, piece: READ_BYTES.min(length) }
         };
         Ok(true)
     }
@@ -268,27 +268,30 @@ impl RequestParser {
         Ok(true)
     }
 
-    fn long(&mut self, buffer: &mut BytesMut, lacking: usize, piece: usize) -> bool {
-        let take = buffer.len().min(lacking);
+    fn long(&mut self, buffer: &mut BytesMut, missing_bytes: usize, piece: usize) -> bool {
+        let take = buffer.len().min(missing_bytes);
         if self.abandoned && take > 0 {
             buffer.advance(take);
-            let lacking = lacking - take;
-            self.state = match lacking {
+            let missing_bytes = missing_bytes - take;
+            self.state = match missing_bytes {
                 0 => State::LongEnd,
-                _ => State::Long { lacking, piece: READ_BYTES.min(lacking) },
+                _ => State::Long { missing_bytes, piece: READ_BYTES.min(missing_bytes) },
             };
             return true;
         }
         // Bytes that came along with the header are taken at once, whatever their number.
         let first = self.value.is_empty() && take > 0;
-        if take < lacking && take < piece && !first {
+        if take < missing_bytes && take < piece && !first {
             return false;
         }
         self.value.push(buffer.split_to(take).freeze());
-        let lacking = lacking - take;
-        self.state = match lacking {
+        let missing_bytes = missing_bytes - take;
+        self.state = match missing_bytes {
             0 => State::LongEnd,
-            _ => State::Long { lacking, piece: self.value.len().clamp(READ_BYTES, PIECE_MAX).min(lacking) },
+            _ => State::Long {
+                missing_bytes,
+                piece: self.value.len().clamp(READ_BYTES, PIECE_MAX).min(missing_bytes),
+            },
         };
         true
     }

@@ -34,7 +34,7 @@ pub(crate) struct HostMemory {
     /// block is registered, and read by holders of a lease.
     notes: Vec<Note>,
     /// Places of the blocks of [`MAPPED`], by their slots in that tier.
-    mapped: Vec<Mutex<Option<Arc<MappedPlace>>>>,
+    mapped: Vec<Mutex<Option<Arc<MappedSlot>>>>,
     pages_ahead: Option<PagesAhead>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) const MAPPED_SLOTS: u32 = 16 << 10;
 /// A block in the memory of a pool on this host. Its bytes may change: every reader compares them with the
 /// checksum.
 #[derive(Debug)]
-pub(crate) struct MappedPlace {
+pub(crate) struct MappedSlot {
     pub(crate) slab: Arc<Slab>,
     pub(crate) slot: u32,
     /// Generation of the slot while it holds the block.
@@ -60,7 +60,7 @@ pub(crate) struct MappedPlace {
     reads: AtomicU32,
 }
 
-impl MappedPlace {
+impl MappedSlot {
     pub(crate) fn new(slab: Arc<Slab>, slot: u32, generation: u32, position: u32, word: u64) -> Self {
         let (made, read_at_ms, reads) = (Instant::now(), AtomicU64::new(0), AtomicU32::new(0));
         Self { slab, slot, generation, position, word, made, read_at_ms, reads }
@@ -142,12 +142,12 @@ impl HostMemory {
     }
 
     /// Returns the place of the block in a slot of [`MAPPED`]; `None`: the block is not known any more.
-    pub(crate) fn mapped(&self, slot: u32) -> Option<Arc<MappedPlace>> {
+    pub(crate) fn mapped(&self, slot: u32) -> Option<Arc<MappedSlot>> {
         // Nothing panics while it is held.
         self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set_mapped(&self, slot: u32, place: Option<Arc<MappedPlace>>) {
+    pub(crate) fn set_mapped(&self, slot: u32, place: Option<Arc<MappedSlot>>) {
         *self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
@@ -349,7 +349,7 @@ pub struct HostBlock {
     lease: Lease,
     memory: Arc<HostMemory>,
     /// The block's place in a pool's memory, if it lies there.
-    mapped: Option<Arc<MappedPlace>>,
+    mapped: Option<Arc<MappedSlot>>,
 }
 
 impl HostBlock {

@@ -43,7 +43,7 @@ impl StoreThread {
             return has_room.then(|| self.offloads.held.pop_front()).flatten();
         }
         let block = self.offloads.incoming.try_recv().ok()?;
-        self.tiers.saw(&block.identity);
+        self.tiers.count_offer(&block.identity);
         Some(block)
     }
 

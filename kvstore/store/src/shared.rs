@@ -29,8 +29,8 @@ const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// take although they are not expected to pay. The contents of those tiers may have changed.
 const CURIOSITY: f64 = 32.0;
 /// Assumed part of the searches in other nodes' tiers that find blocks, before any is measured.
-const FAR_HIT_GUESS: f64 = 0.5;
-/// Weight of the latest search in the moving average `far_hit`.
+const SECONDARY_HIT_RATIO_INITIAL: f64 = 0.5;
+/// Weight of the latest search in the moving average `secondary_hit_ratio`.
 const LAST: f64 = 0.1;
 /// The part of host memory that one probe may fill, as a divisor.
 const PROBE_SHARE: u64 = 16;
@@ -121,9 +121,9 @@ struct Estimates {
     /// Scratch of `plan`.
     held: Vec<TierSet>,
     /// Part of the recent searches in other nodes' tiers that found blocks, as a moving average.
-    far_hit: f64,
+    secondary_hit_ratio: f64,
     /// Seconds that look-ups may take although they are not expected to pay.
-    curiosity_s: f64,
+    search_credit_s: f64,
     exploration: Exploration,
 }
 
@@ -166,7 +166,7 @@ impl Estimates {
         };
         let everything = expected(tokens, context);
         let rest = expected(tokens.saturating_sub(fetched).max(1), context + fetched);
-        everything.seconds - self.recompute.optimistic_rest_s(rest, everything)
+        everything.seconds - self.recompute.optimistic_remaining_s(rest, everything)
     }
 }
 
@@ -190,8 +190,8 @@ impl Shared {
             recompute: RecomputeModel::default(),
             previous: Choice::Recompute,
             held: Vec::new(),
-            far_hit: FAR_HIT_GUESS,
-            curiosity_s: 0.0,
+            secondary_hit_ratio: SECONDARY_HIT_RATIO_INITIAL,
+            search_credit_s: 0.0,
             exploration: Exploration::new(probing),
         };
         Self {
@@ -323,7 +323,8 @@ impl Shared {
                 // The answer costs its latency whether anything is there or not, and groups are asked for when it has come.
                 _ => {
                     let rounds = if prompt.groups.is_empty() { 1.0 } else { 2.0 };
-                    compute.saturating_sub(fetch).as_secs_f64() * estimates.far_hit - rounds * speed.latency_s
+                    compute.saturating_sub(fetch).as_secs_f64() * estimates.secondary_hit_ratio
+                        - rounds * speed.latency_s
                 }
             };
             (compute, gain_s, speed.latency_s)
@@ -358,11 +359,11 @@ impl Shared {
         if let Some((compute, gain_s, latency_s)) = question {
             let is_worth = gain_s > 0.0;
             if !is_worth {
-                estimates.curiosity_s += compute.as_secs_f64() / CURIOSITY;
+                estimates.search_credit_s += compute.as_secs_f64() / CURIOSITY;
             }
-            let is_curious = !is_worth && estimates.curiosity_s >= latency_s;
+            let is_curious = !is_worth && estimates.search_credit_s >= latency_s;
             if is_curious {
-                estimates.curiosity_s = 0.0;
+                estimates.search_credit_s = 0.0;
             }
             if is_worth || is_curious {
                 let deadline = now + compute.min(self.config.others_deadline);
@@ -421,7 +422,7 @@ impl Shared {
     pub(crate) fn observe_reached(&self, tier: Tier) {
         let mut estimates = self.estimates();
         if estimates.speeds.forget_slowness(tier) {
-            estimates.far_hit = estimates.far_hit.max(FAR_HIT_GUESS);
+            estimates.secondary_hit_ratio = estimates.secondary_hit_ratio.max(SECONDARY_HIT_RATIO_INITIAL);
         }
     }
 
@@ -429,7 +430,7 @@ impl Shared {
     pub(crate) fn observe_search(&self, found_something: bool) {
         let mut estimates = self.estimates();
         let hit = if found_something { 1.0 } else { 0.0 };
-        estimates.far_hit += (hit - estimates.far_hit) * LAST;
+        estimates.secondary_hit_ratio += (hit - estimates.secondary_hit_ratio) * LAST;
     }
 
     pub(crate) fn observe_copy(&self, bytes: usize, elapsed: Duration) {

@@ -187,7 +187,7 @@ impl StoreThread {
         match (message, block) {
             (Some(Ok(message)), _) => self.take(message),
             (_, Some(Ok(block))) => {
-                self.tiers.saw(&block.identity);
+                self.tiers.count_offer(&block.identity);
                 self.offload(block);
                 true
             }

@@ -55,7 +55,7 @@ fn an_admitted_request_allocates_nothing() {
             deadline: u64::MAX,
         };
         let Entry::Admitted(permit) = gate.enter(&ask, now) else { panic!("nobody is inside") };
-        charge.settle(900, now);
+        charge.reconcile(900, now);
         permit.release(now + 1);
         drop(charge);
     });

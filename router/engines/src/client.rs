@@ -258,7 +258,7 @@ impl EngineClient {
         if status != StatusCode::OK {
             return Err(EngineError::Refused(refusal(status, &body)));
         }
-        let counted: Counted =
+        let counted: TokenCountReply =
             serde_json::from_slice(&body).map_err(|error| self.protocol(format!("POST {path}: {error}")))?;
         let count = match how {
             TokenCount::Tokenize => counted.count,
@@ -270,7 +270,7 @@ impl EngineClient {
 
 /// The number in an answer about a prompt's tokens. The tokens themselves are skipped by the parser.
 #[derive(Deserialize)]
-struct Counted {
+struct TokenCountReply {
     count: Option<usize>,
     input_tokens: Option<usize>,
 }

@@ -30,7 +30,7 @@ pub enum IntakeError {
     #[error("the body did not arrive in time")]
     Slow,
     /// The connection broke, or the body is malformed.
-    #[error("the body broke off")]
+    #[error("the connection closed before the request body was complete")]
     Broken,
 }
 

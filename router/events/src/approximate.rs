@@ -39,7 +39,7 @@ const RUN: usize = 16;
 
 /// A run of blocks, stored under the key of its last block.
 #[derive(Debug)]
-struct Run {
+struct BlockRun {
     /// Last use: the number of the request, which grows.
     turn: u64,
     at: Instant,
@@ -47,7 +47,7 @@ struct Run {
     before: Option<Box<[EngineHash; RUN - 1]>>,
 }
 
-impl Run {
+impl BlockRun {
     fn len(&self) -> usize {
         if self.before.is_some() { RUN } else { 1 }
     }
@@ -59,7 +59,7 @@ pub struct ApproximateTracker {
     member: Member,
     ttl: Duration,
     blocks_max: usize,
-    runs: HashMap<EngineHash, Run, BuildHasherDefault<IdentityHasher>>,
+    runs: HashMap<EngineHash, BlockRun, BuildHasherDefault<IdentityHasher>>,
     /// Number of blocks of all runs. A block at the end of a prompt that became part of a longer prompt's run counts twice for a while.
     blocks: usize,
     /// Runs in order of use; an entry is stale if its run was used again since.
@@ -148,7 +148,7 @@ impl ApproximateTracker {
             self.runs.entry(key).and_modify(|run| (run.turn, run.at) = (turn, now)).or_insert_with(|| {
                 self.blocks += end - start;
                 let before = <[EngineHash; RUN - 1]>::try_from(&keys[start..end - 1]);
-                Run { turn, at: now, before: before.ok().map(Box::new) }
+                BlockRun { turn, at: now, before: before.ok().map(Box::new) }
             });
             self.order.push_back((key, turn, now));
         }

@@ -24,7 +24,7 @@ pub(crate) struct Expected {
     /// Upper bound of these tokens that are in the holder's own tiers.
     own_tokens: usize,
     /// The leg whose answer reports them.
-    told_by: Leg,
+    reported_by: Leg,
     /// The leg whose worker holds them, according to the index.
     held_by: Leg,
 }
@@ -44,7 +44,7 @@ impl Expected {
                     prompt_tokens,
                     cached_tokens: found,
                     own_tokens: found,
-                    told_by: leg,
+                    reported_by: leg,
                     held_by: leg,
                 })
             }
@@ -64,13 +64,13 @@ impl Expected {
                 prompt_tokens,
                 cached_tokens: found,
                 own_tokens: found,
-                told_by: leg,
+                reported_by: leg,
                 held_by: leg,
             };
         }
         let held_by = if held > found { Leg::Decode } else { Leg::Prefill };
         let cached_tokens = found.max(held);
-        Self { prompt_tokens, cached_tokens, own_tokens: cached_tokens, told_by: Leg::Decode, held_by }
+        Self { prompt_tokens, cached_tokens, own_tokens: cached_tokens, reported_by: Leg::Decode, held_by }
     }
 
     /// Sets the numbers of tokens that the computing and the decode worker hold in their own tiers.
@@ -162,8 +162,10 @@ impl Booking {
         self.compare(Leg::Prefill, reported);
     }
 
-    fn compare(&mut self, told_by: Leg, reported: usize) {
-        let Some(expected) = self.expected.take_if(|expected| expected.told_by == told_by) else { return };
+    fn compare(&mut self, reported_by: Leg, reported: usize) {
+        let Some(expected) = self.expected.take_if(|expected| expected.reported_by == reported_by) else {
+            return;
+        };
         let holder = match expected.held_by {
             Leg::Prefill => self.computing(),
             Leg::Decode => &self.decode,
@@ -242,7 +244,7 @@ mod tests {
     fn a_hand_off_is_compared_where_its_count_is_defined() {
         let expected = |engine: Engine, found, held| {
             let expected = Expected::of_handoff(engine.dialect(), 100, found, held);
-            (expected.cached_tokens, expected.told_by, expected.held_by)
+            (expected.cached_tokens, expected.reported_by, expected.held_by)
         };
         // SGLang's decode worker reports the larger of both counts.
         assert_eq!(expected(Engine::Sglang, 64, 0), (64, Leg::Decode, Leg::Prefill));

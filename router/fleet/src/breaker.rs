@@ -98,7 +98,7 @@ impl Default for RetryBudget {
 
 impl RetryBudget {
     /// Adds a request's share of a retry, a fifth; `inside` is the number of requests in flight.
-    pub fn earn(&self, inside: usize) {
+    pub fn deposit(&self, inside: usize) {
         let most = SAVED_MIN.max(i64::try_from(inside).unwrap_or(i64::MAX / 100)).saturating_mul(100);
         if self.balance.load(Ordering::Relaxed) < most {
             self.balance.fetch_add(EARNED, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl RetryBudget {
     }
 
     /// Takes a retry; false when none is left.
-    pub fn spend(&self) -> bool {
+    pub fn withdraw(&self) -> bool {
         if self.balance.fetch_sub(100, Ordering::Relaxed) >= 100 {
             return true;
         }
@@ -150,8 +150,8 @@ mod tests {
         let budget = RetryBudget::default();
         let mut spent = 0;
         for _ in 0..1000 {
-            budget.earn(64);
-            spent += i64::from(budget.spend());
+            budget.deposit(64);
+            spent += i64::from(budget.withdraw());
         }
         assert!((SAVED_MIN + 195..=SAVED_MIN + 205).contains(&spent), "{spent}");
     }
@@ -159,17 +159,17 @@ mod tests {
     #[test]
     fn as_many_retries_are_saved_as_requests_are_inside() {
         let budget = RetryBudget::default();
-        (0..10_000).for_each(|_| budget.earn(1000));
-        assert_eq!((0..2000).filter(|_| budget.spend()).count(), 1000);
-        (0..10_000).for_each(|_| budget.earn(3));
-        assert_eq!((0..2000).filter(|_| budget.spend()).count(), 100);
+        (0..10_000).for_each(|_| budget.deposit(1000));
+        assert_eq!((0..2000).filter(|_| budget.withdraw()).count(), 1000);
+        (0..10_000).for_each(|_| budget.deposit(3));
+        assert_eq!((0..2000).filter(|_| budget.withdraw()).count(), 100);
     }
 
     #[test]
     fn a_refund_gives_one_retry_back() {
         let budget = RetryBudget::default();
-        while budget.spend() {}
+        while budget.withdraw() {}
         budget.refund();
-        assert_eq!([budget.spend(), budget.spend()], [true, false]);
+        assert_eq!([budget.withdraw(), budget.withdraw()], [true, false]);
     }
 }

@@ -39,9 +39,9 @@ pub struct Capacity {
     /// Whether the last report showed a queue.
     had_queue: AtomicBool,
     /// Requests at the rank that were sent neither by this gateway nor by its peers.
-    foreign: AtomicU32,
-    /// The waiting requests among `foreign`.
-    foreign_waiting: AtomicU32,
+    external_requests: AtomicU32,
+    /// The waiting requests among `external_requests`.
+    external_waiting: AtomicU32,
 }
 
 impl Default for Capacity {
@@ -50,8 +50,8 @@ impl Default for Capacity {
             limit: AtomicU32::new(u32::MAX),
             kv_limit: AtomicU32::new(u32::MAX),
             had_queue: AtomicBool::new(false),
-            foreign: AtomicU32::new(0),
-            foreign_waiting: AtomicU32::new(0),
+            external_requests: AtomicU32::new(0),
+            external_waiting: AtomicU32::new(0),
         }
     }
 }
@@ -61,9 +61,9 @@ impl Capacity {
     /// that this gateway and its peers had there meanwhile.
     pub fn report(&self, load: &EngineLoad, requests_max: Option<u32>, known: u32) {
         let inside = load.running.saturating_add(load.waiting);
-        let foreign = inside.saturating_sub(known);
-        self.foreign.store(foreign, Ordering::Relaxed);
-        self.foreign_waiting.store(foreign.min(load.waiting), Ordering::Relaxed);
+        let external_requests = inside.saturating_sub(known);
+        self.external_requests.store(external_requests, Ordering::Relaxed);
+        self.external_waiting.store(external_requests.min(load.waiting), Ordering::Relaxed);
         let has_queue = load.waiting > load.running / QUEUE_SHARE;
         let had_queue = self.had_queue.swap(has_queue, Ordering::Relaxed);
         let limit = self.limit.load(Ordering::Relaxed);
@@ -86,14 +86,14 @@ impl Capacity {
 
     /// Requests that the rank may have from this gateway while it has `peers` requests from other gateways.
     pub fn share(&self, peers: u32) -> u32 {
-        let others = self.foreign.load(Ordering::Relaxed).saturating_add(peers);
+        let others = self.external_requests.load(Ordering::Relaxed).saturating_add(peers);
         let places = self.limit.load(Ordering::Relaxed).min(self.kv_limit.load(Ordering::Relaxed));
         places.saturating_sub(others)
     }
 
     /// Estimated tokens still to be computed for waiting requests that no known gateway sent.
     pub fn foreign_tokens(&self) -> u32 {
-        self.foreign_waiting.load(Ordering::Relaxed).saturating_mul(FOREIGN_TOKENS)
+        self.external_waiting.load(Ordering::Relaxed).saturating_mul(FOREIGN_TOKENS)
     }
 }
 

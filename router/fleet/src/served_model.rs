@@ -46,7 +46,7 @@ struct Told {
     /// Time of the first worker's description.
     first: Option<Instant>,
     /// The name is configured, or all workers have agreed on it.
-    is_settled: bool,
+    is_name_final: bool,
     dispute: Option<Dispute>,
 }
 
@@ -69,7 +69,7 @@ impl ServedModel {
                 models: Vec::new(),
                 is_configured: configured.is_some(),
                 first: None,
-                is_settled: configured.is_some(),
+                is_name_final: configured.is_some(),
                 dispute: None,
             }),
             is_disputed: AtomicBool::new(false),
@@ -90,12 +90,12 @@ impl ServedModel {
         told.models = workers.map(said_before).collect();
         self.has_workers.store(!told.models.is_empty(), Ordering::Relaxed);
         if told.models.is_empty() && !told.is_configured {
-            (told.first, told.is_settled) = (None, false);
+            (told.first, told.is_name_final) = (None, false);
             self.name.store(None);
         }
         // A worker that disagreed, or that has never answered, may be gone.
-        if !told.is_settled && self.name().is_some() && !told.models.is_empty() {
-            told.is_settled = told.models.iter().all(|(_, said)| said.is_some());
+        if !told.is_name_final && self.name().is_some() && !told.models.is_empty() {
+            told.is_name_final = told.models.iter().all(|(_, said)| said.is_some());
         }
         if told.dispute.is_some()
             && (told.said().next().is_none() || told.agreed(self.name().as_deref()).is_some())
@@ -140,7 +140,7 @@ impl ServedModel {
     /// Records the models that a worker serves, the preferred one first.
     pub(crate) fn tell(&self, worker: &str, models: &[String], now: Instant) -> ModelMatch {
         let mut told = self.lock();
-        if told.is_settled
+        if told.is_name_final
             && let Some(name) = self.name()
         {
             return match models.contains(&name) {
@@ -168,12 +168,12 @@ impl ServedModel {
             tracing::warn!(model = name, "the workers agree on a model now");
         }
         self.is_disputed.store(false, Ordering::Relaxed);
-        let is_settled = told.models.iter().all(|(_, said)| said.is_some());
+        let is_name_final = told.models.iter().all(|(_, said)| said.is_some());
         let is_late = now.saturating_duration_since(first) >= CHOSEN_AFTER;
-        if !is_settled && !is_late && self.name().is_none() {
+        if !is_name_final && !is_late && self.name().is_none() {
             return ModelMatch::Waits;
         }
-        told.is_settled = is_settled;
+        told.is_name_final = is_name_final;
         if self.name().is_none() {
             self.name.store(Some(Arc::new(name)));
         }

@@ -32,7 +32,7 @@ use crate::state::WorkerState;
 use crate::worker::Worker;
 
 /// Interval between two checks of a worker's requests.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time without requests before a worker is put to sleep: a peer may not have learned of the drain yet.
 const IDLE_FOR: Duration = Duration::from_secs(1);
 /// Longest wait for the worker's requests to end.
@@ -202,7 +202,7 @@ impl Fleet {
             && !worker.is_removed()
             && began.elapsed() < TURN_MAX + WARM_MAX
         {
-            tokio::time::sleep(LOOK_EVERY / 10).await;
+            tokio::time::sleep(CHECK_INTERVAL / 10).await;
         }
         let took = began.elapsed();
         if worker.state() != WorkerState::Ready {
@@ -246,7 +246,7 @@ async fn is_idle_within(worker: &Worker, dialect: &dyn Dialect, most: Duration) 
         let of_gateways: u32 = runs.iter().map(|run| run.load.own.get()[0] + run.load.peers.get()[0]).sum();
         // For an engine that does not report its load the gateways' counts decide.
         let reported = match of_gateways {
-            0 => tokio::time::timeout(LOOK_EVERY * 10, dialect.report(&worker.client)).await.ok(),
+            0 => tokio::time::timeout(CHECK_INTERVAL * 10, dialect.report(&worker.client)).await.ok(),
             _ => None,
         };
         let is_idle = match reported {
@@ -258,7 +258,7 @@ async fn is_idle_within(worker: &Worker, dialect: &dyn Dialect, most: Duration) 
         } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= IDLE_FOR {
             return true;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
     false
 }

@@ -148,12 +148,12 @@ impl Stores {
         }
         let Ok(groups) = self.groups.try_lock() else { return true };
         let own = groups.iter().find(|group| group.workers.contains(&run.member));
-        own.map(|group| &group.shared) == shared.filter(|shared| self.are_told(shared))
+        own.map(|group| &group.shared) == shared.filter(|shared| self.are_known(shared))
     }
 
     /// Whether each of these stores has reported its name. With a store that this gateway does not know, a worker finds more
     /// blocks than are known here.
-    fn are_told(&self, shared: &SharedStores) -> bool {
+    fn are_known(&self, shared: &SharedStores) -> bool {
         let is_told = |name: &String| self.stores.iter().any(|store| store.mirror().store() == Some(name));
         shared.stores.iter().all(is_told)
     }
@@ -168,7 +168,7 @@ impl Stores {
         known_before: &SnapshotCache,
     ) {
         let mut groups = self.lock();
-        if !self.are_told(shared) {
+        if !self.are_known(shared) {
             // The next report repeats this one.
             return;
         }

@@ -570,7 +570,7 @@ impl Access {
             match text.and_then(|text| keys.reload(&text).map_err(|error| error.to_string())) {
                 Ok(count) => tracing::info!(file = %file.display(), count, "keys read again"),
                 Err(error) => {
-                    tracing::warn!(file = %file.display(), error, "the keys are bad; the old ones stay")
+                    tracing::warn!(file = %file.display(), error, "access.keys_file is invalid; the previous keys stay in use")
                 }
             }
         }
@@ -579,7 +579,9 @@ impl Access {
         {
             match jwks(file) {
                 Ok(keys) => drop(tokens.set_keys(keys)),
-                Err(error) => tracing::warn!(error, "the token keys are bad; the old ones stay"),
+                Err(error) => {
+                    tracing::warn!(error, "the keys of tokens are invalid; the previous ones stay in use")
+                }
             }
         }
     }
@@ -593,7 +595,7 @@ impl Access {
 }
 
 /// Advances time and reloads changed files until the gateway is dropped.
-pub(crate) async fn keep(gateway: std::sync::Weak<crate::Gateway>) {
+pub(crate) async fn reload_credentials(gateway: std::sync::Weak<crate::Gateway>) {
     let mut stamps = match gateway.upgrade() {
         Some(gateway) => gateway.access.stamps_first.clone(),
         None => return,

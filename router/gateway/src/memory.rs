@@ -33,12 +33,12 @@ fn units(bytes: usize) -> u32 {
 
 /// One part of the memory.
 #[derive(Debug)]
-struct MemoryPart {
+struct MemoryPool {
     free: Semaphore,
     units: u32,
 }
 
-impl MemoryPart {
+impl MemoryPool {
     fn new(bytes: usize) -> Arc<Self> {
         let units = units(bytes);
         Arc::new(Self { free: Semaphore::new(units as usize), units })
@@ -69,7 +69,7 @@ impl MemoryPart {
 /// Memory that a request or its work holds; released on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryCharge {
-    part: Arc<MemoryPart>,
+    part: Arc<MemoryPool>,
     units: Mutex<u32>,
 }
 
@@ -117,9 +117,9 @@ impl Footprint {
 /// Memory of all requests, in three parts.
 #[derive(Debug)]
 pub(crate) struct RequestMemory {
-    large: Arc<MemoryPart>,
-    small: Arc<MemoryPart>,
-    scratch: Arc<MemoryPart>,
+    large: Arc<MemoryPool>,
+    small: Arc<MemoryPool>,
+    scratch: Arc<MemoryPool>,
 }
 
 impl RequestMemory {
@@ -127,9 +127,9 @@ impl RequestMemory {
         let (small, scratch) = (bytes / 8, bytes / 4);
         let large = bytes - small - scratch;
         Self {
-            large: MemoryPart::new(large),
-            small: MemoryPart::new(small),
-            scratch: MemoryPart::new(scratch),
+            large: MemoryPool::new(large),
+            small: MemoryPool::new(small),
+            scratch: MemoryPool::new(scratch),
         }
     }
 

@@ -316,15 +316,15 @@ impl Models {
 }
 
 impl Gateway {
-    /// Returns the target of a request. Waits up to `patience` for workers that have yet to report their
+    /// Returns the target of a request. Waits up to `ready_timeout` for workers that have yet to report their
     /// model. Fails when no model has this name, or when its workers disagree on it.
     pub(crate) async fn target(
         &self,
         model: Option<&str>,
         session: Option<u64>,
-        patience: Duration,
+        ready_timeout: Duration,
     ) -> Result<Target, ApiError> {
-        let deadline = tokio::time::Instant::now() + patience;
+        let deadline = tokio::time::Instant::now() + ready_timeout;
         loop {
             let changed = self.fleet.changed.notified();
             match self.models.resolve(model, session) {

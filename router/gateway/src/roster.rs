@@ -180,17 +180,17 @@ async fn remove(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -
 /// `POST /kvasir/workers/NAME/sleep`: answered when the worker sleeps, which its last request may delay.
 async fn sleep(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
     let fleet = Arc::clone(gateway.fleet());
-    turned(tokio::spawn(async move { fleet.put_to_sleep(&name).await })).await
+    sleep_response(tokio::spawn(async move { fleet.put_to_sleep(&name).await })).await
 }
 
 /// `POST /kvasir/workers/NAME/wake`: answered when the worker takes requests.
 async fn wake(State(gateway): State<Arc<Gateway>>, Path(name): Path<String>) -> Response {
     let fleet = Arc::clone(gateway.fleet());
-    turned(tokio::spawn(async move { fleet.wake(&name).await })).await
+    sleep_response(tokio::spawn(async move { fleet.wake(&name).await })).await
 }
 
 /// A task of its own, which continues when the client disconnects: an engine must not stay half asleep.
-async fn turned(turning: tokio::task::JoinHandle<Result<Duration, SleepError>>) -> Response {
+async fn sleep_response(turning: tokio::task::JoinHandle<Result<Duration, SleepError>>) -> Response {
     let (status, code, message) = match turning.await {
         Ok(Ok(took)) => {
             return json_response(StatusCode::OK, json!({ "seconds": took.as_secs_f64() }).to_string());

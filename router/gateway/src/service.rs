@@ -18,7 +18,7 @@ use router_trace::Tracer;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::access::{Access, SharedLimits, keep, keep_keys};
+use crate::access::{Access, SharedLimits, keep_keys, reload_credentials};
 use crate::caller::{AtAdminListener, Caller};
 use crate::compute::ComputePool;
 use crate::guardrail::Guardrail;
@@ -112,7 +112,7 @@ impl Gateway {
         let weak = || Arc::downgrade(&gateway);
         gateway.fleet.share(Box::new(SharedLimits(weak())));
         gateway.fleet.adopt([
-            tokio::spawn(keep(weak())),
+            tokio::spawn(reload_credentials(weak())),
             tokio::spawn(keep_keys(weak())),
             tokio::spawn(crate::history::keep(weak())),
             tokio::spawn(crate::gate::keep(weak())),

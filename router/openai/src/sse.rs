@@ -15,7 +15,7 @@ pub const DONE: &[u8] = b"[DONE]";
 
 /// An event without an end is longer than its reader's limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an event without end")]
+#[error("the engine sent an event above the size limit")]
 pub struct EventTooLarge;
 
 /// Assembles the events of a stream from pieces of any size. Nothing is copied as long as pieces end where events end.

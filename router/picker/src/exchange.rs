@@ -267,7 +267,7 @@ where
     match shows_answers {
         true if is_complete => without_body(&engine, feed, &out, answer).await,
         true => AnswerExchange::new(engine, feed).run(&mut incoming, &out, answer).await,
-        false => unseen(&engine, is_complete, feed, &mut incoming, &out, answer).await,
+        false => headers_only(&engine, is_complete, feed, &mut incoming, &out, answer).await,
     }
 }
 
@@ -463,7 +463,7 @@ async fn send_immediately(out: &Outgoing, response: Response) -> Result<(), Stat
 }
 
 /// Follows an answer whose body the proxy does not pass on.
-async fn unseen<I>(
+async fn headers_only<I>(
     engine: &http::Response<()>,
     is_complete: bool,
     mut feed: Feed<BodyPiece>,

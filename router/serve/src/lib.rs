@@ -128,12 +128,12 @@ impl Drop for InFlight {
 }
 
 /// The body of an HTTP/2 call with its guard. Dropped when it is complete or aborted, whatever the state of its stream.
-struct Counted {
+struct CountedBody {
     body: Body,
     _in_flight: InFlight,
 }
 
-impl HttpBody for Counted {
+impl HttpBody for CountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -182,7 +182,7 @@ impl<A: Clone + Send + Sync + 'static> Service<Request<Incoming>> for Calls<A> {
                 return Ok(answer);
             }
             // A stream's window may be closed while the socket takes bytes.
-            let counted = |body| Body::new(Counted { body, _in_flight: in_flight });
+            let counted = |body| Body::new(CountedBody { body, _in_flight: in_flight });
             Ok(answer.map(|body| Body::new(StalledReadBody::new(counted(body), limit))))
         })
     }

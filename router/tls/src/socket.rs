@@ -79,7 +79,7 @@ impl<S> ClientSocket<S> {
     }
 
     /// Returns the result of a write: unchanged, or an error when the socket has been full for too long.
-    fn judge(
+    fn check_write_timeout(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
@@ -132,7 +132,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientSocket<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write(context, bytes);
-        self.judge(context, written, bytes)
+        self.check_write_timeout(context, written, bytes)
     }
 
     fn poll_write_vectored(
@@ -142,7 +142,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientSocket<S> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write_vectored(context, parts);
         let first = parts.iter().find(|part| !part.is_empty());
-        self.judge(context, written, first.map_or(&[][..], |part| &part[..]))
+        self.check_write_timeout(context, written, first.map_or(&[][..], |part| &part[..]))
     }
 
     fn is_write_vectored(&self) -> bool {

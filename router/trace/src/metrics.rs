@@ -31,7 +31,7 @@ use crate::error::TraceError;
 /// Least time between two warnings.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
 /// Interval at which the thread checks whether it is to end.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Sends metrics until it is dropped.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl Sender {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                tokio::time::sleep(LOOK_EVERY.min(next.saturating_duration_since(Instant::now()))).await;
+                tokio::time::sleep(CHECK_INTERVAL.min(next.saturating_duration_since(Instant::now()))).await;
             }
             next = Instant::now() + interval;
             let Some(text) = render() else { return };

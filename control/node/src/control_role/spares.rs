@@ -243,7 +243,7 @@ async fn ask(
             if wakes {
                 sleep_changes.woken_in.push((role, took.as_secs_f64()));
             }
-            tracing::info!(worker = name, ?took, wakes, "worker turned");
+            tracing::info!(worker = name, ?took, wakes, "worker put to sleep or woken");
         }
         Some(problem) => {
             if !wakes {

@@ -25,7 +25,7 @@ pub(super) struct LocalWorker {
     /// Whether the gateway has the worker in its list.
     pub(super) is_known: bool,
     /// Time since which the worker drains; `None`: it does not drain.
-    pub(super) leaving: Option<Instant>,
+    pub(super) draining_since: Option<Instant>,
     /// Time at which the worker's process was sent SIGTERM; `None`: it was not.
     pub(super) stopping: Option<Instant>,
     /// Consecutive polls in which the worker was draining and had no request.
@@ -36,7 +36,7 @@ pub(super) struct LocalFleet<'a> {
     settings: &'a Settings,
     secrets: &'a Secrets,
     /// Command-line arguments that every child gets.
-    inherited: Vec<String>,
+    child_arguments: Vec<String>,
     /// Command-line arguments of the gateway, without its workers.
     gateway_arguments: Vec<String>,
     /// Threads of a worker that is not pinned to cores.
@@ -69,13 +69,13 @@ impl<'a> LocalFleet<'a> {
         aside: Option<SocketAddr>,
         secrets: &'a Secrets,
     ) -> Result<Self> {
-        let mut inherited = vec!["--supervised".to_owned(), "--log".to_owned(), common.log.clone()];
+        let mut child_arguments = vec!["--supervised".to_owned(), "--log".to_owned(), common.log.clone()];
         if common.log_format == LogFormat::Json {
-            inherited.extend(["--log-format".to_owned(), "json".to_owned()]);
+            child_arguments.extend(["--log-format".to_owned(), "json".to_owned()]);
         }
         if let Some(config) = &common.config {
             let config = config.canonicalize().unwrap_or_else(|_| config.clone());
-            inherited.extend(["--config".to_owned(), config.display().to_string()]);
+            child_arguments.extend(["--config".to_owned(), config.display().to_string()]);
         }
         let serve = &settings.serve;
         let prefill = (0..serve.prefill_workers).map(|_| Role::Prefill);
@@ -89,11 +89,11 @@ impl<'a> LocalFleet<'a> {
         gateway_arguments.extend(
             cores_of(settings, 0, count).into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]),
         );
-        gateway_arguments.extend(inherited.iter().cloned());
+        gateway_arguments.extend(child_arguments.iter().cloned());
         let mut fleet = Self {
             settings,
             secrets,
-            inherited,
+            child_arguments,
             gateway: Service::new("gateway".to_owned(), Vec::new(), secrets, settings),
             gateway_arguments,
             shared_threads: (process::available_cores() / roles.len()).max(1),
@@ -121,7 +121,7 @@ impl<'a> LocalFleet<'a> {
             arguments.extend(["--threads".to_owned(), threads.to_string()]);
         }
         arguments.extend(cores.into_iter().flat_map(|(cores, _)| ["--cores".to_owned(), cores]));
-        arguments.extend(self.inherited.iter().cloned());
+        arguments.extend(self.child_arguments.iter().cloned());
         let name = format!("{} worker {number}", role.name());
         self.workers.push(LocalWorker {
             service: Service::new(name, arguments, self.secrets, self.settings),
@@ -131,7 +131,7 @@ impl<'a> LocalFleet<'a> {
             asked: Instant::now(),
             was_ready: false,
             is_known: false,
-            leaving: None,
+            draining_since: None,
             stopping: None,
             idle_polls: 0,
         });
@@ -152,7 +152,7 @@ impl<'a> LocalFleet<'a> {
 
     /// Sets the gateway's arguments to the present workers; they take effect when the gateway starts again.
     pub(super) fn update_gateway_arguments(&mut self) {
-        let staying = self.workers.iter().filter(|worker| worker.leaving.is_none());
+        let staying = self.workers.iter().filter(|worker| worker.draining_since.is_none());
         let workers = staying.flat_map(|worker| ["--worker".to_owned(), worker.url.clone()]);
         self.gateway.arguments = self.gateway_arguments.iter().cloned().chain(workers).collect();
     }
@@ -167,7 +167,7 @@ impl<'a> LocalFleet<'a> {
     /// restarted.
     pub(super) fn watch(&mut self) -> Result<()> {
         self.gateway.watch(self.settings)?;
-        let staying = self.workers.iter_mut().filter(|worker| worker.leaving.is_none());
+        let staying = self.workers.iter_mut().filter(|worker| worker.draining_since.is_none());
         staying.map(|worker| &mut worker.service).try_for_each(|service| service.watch(self.settings))
     }
 

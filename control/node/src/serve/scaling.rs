@@ -25,7 +25,7 @@ use crate::serve::WORKERS_STOP_WITHIN;
 use crate::serve::local_fleet::{LocalFleet, LocalWorker};
 
 /// Interval between two polls of draining workers.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 /// Consecutive idle polls after which a worker is stopped: a decode worker may still fetch blocks that it has
 /// computed.
@@ -86,7 +86,8 @@ impl Scaling {
     }
 
     pub(super) async fn tick(&mut self, fleet: &mut LocalFleet<'_>) {
-        if self.looked.elapsed() >= LOOK_EVERY && fleet.workers.iter().any(|worker| worker.leaving.is_some())
+        if self.looked.elapsed() >= CHECK_INTERVAL
+            && fleet.workers.iter().any(|worker| worker.draining_since.is_some())
         {
             self.looked = Instant::now();
             self.end_drained(fleet).await;
@@ -103,7 +104,7 @@ impl Scaling {
             for (role, decision) in roles.into_iter().zip(&decisions) {
                 self.set(fleet, role_of(role), decision.wanted as usize, &seen).await;
             }
-            self.introduce(fleet).await;
+            self.add_to_gateway(fleet).await;
         }
         post(&self.client, &self.planning.to_json(&decisions, &counts)).await;
     }
@@ -119,15 +120,15 @@ impl Scaling {
                 let is_ready = seen.get(name(worker)).is_some_and(|seen| seen.is_ready);
                 // An administrator drained or removed the worker.
                 let is_sent_away = seen.get(name(worker)).map_or(worker.is_known, |seen| seen.is_draining);
-                if is_sent_away && worker.leaving.is_none() && self.is_acting {
-                    worker.leaving = Some(Instant::now());
+                if is_sent_away && worker.draining_since.is_none() && self.is_acting {
+                    worker.draining_since = Some(Instant::now());
                 }
                 if worker.was_ready && !is_ready {
                     // The worker was restarted.
                     (worker.was_ready, worker.asked) = (false, Instant::now());
                 }
                 let age = worker.asked.elapsed().as_secs_f64();
-                if worker.leaving.is_some() || is_sent_away {
+                if worker.draining_since.is_some() || is_sent_away {
                     *draining += 1;
                     continue;
                 }
@@ -151,7 +152,7 @@ impl Scaling {
     async fn set(&self, fleet: &mut LocalFleet<'_>, role: Role, wanted: usize, seen: &FleetObservation) {
         loop {
             let staying: Vec<usize> = (0..fleet.workers.len())
-                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].leaving.is_none())
+                .filter(|&at| fleet.workers[at].role == role && fleet.workers[at].draining_since.is_none())
                 .collect();
             if staying.len() < wanted {
                 // Starting may fail for lack of processes or files; the next round tries again.
@@ -169,7 +170,7 @@ impl Scaling {
                 // If the gateway does not answer, the drain is requested again later; a restarted gateway no
                 // longer has the worker.
                 let _asked_again = self.change(&format!("{}/drain", path(worker))).await;
-                fleet.workers[at].leaving = Some(Instant::now());
+                fleet.workers[at].draining_since = Some(Instant::now());
             } else {
                 break;
             }
@@ -178,8 +179,10 @@ impl Scaling {
     }
 
     /// Adds workers to the gateway that it does not have yet.
-    async fn introduce(&self, fleet: &mut LocalFleet<'_>) {
-        for worker in fleet.workers.iter_mut().filter(|worker| !worker.is_known && worker.leaving.is_none()) {
+    async fn add_to_gateway(&self, fleet: &mut LocalFleet<'_>) {
+        for worker in
+            fleet.workers.iter_mut().filter(|worker| !worker.is_known && worker.draining_since.is_none())
+        {
             let body = json!({ "url": worker.url, "role": worker.role.name(), "key": self.worker_key });
             match self.ask("/kvasir/workers", body.to_string().into()).await {
                 Ok(()) => worker.is_known = true,
@@ -202,7 +205,7 @@ impl Scaling {
         let mut at = 0;
         while at < fleet.workers.len() {
             let worker = &mut fleet.workers[at];
-            let Some(since) = worker.leaving else {
+            let Some(since) = worker.draining_since else {
                 at += 1;
                 continue;
             };

@@ -3,12 +3,12 @@
 use super::*;
 
 fn sides() -> (Authentication, Authentication) {
-    sides_at(Dialled::LOCAL, Dialled::LOCAL)
+    sides_at(DialledAddress::LOCAL, DialledAddress::LOCAL)
 }
 
 const TCP: Protocol = Protocol { transport: Transport::Tcp, versions: Versions { oldest: 2, newest: 4 } };
 
-fn sides_at(from: Dialled, at: Dialled) -> (Authentication, Authentication) {
+fn sides_at(from: DialledAddress, at: DialledAddress) -> (Authentication, Authentication) {
     let (mut initiator, bytes) = Authentication::connecting(TCP).expect("random bytes");
     let mut acceptor = Authentication::accepting(TCP);
     let answer = acceptor.opened(&bytes, at).expect("an opening").expect("an answer");
@@ -59,7 +59,7 @@ fn a_proof_is_of_no_use_for_anything_else() {
 
 #[test]
 fn a_hello_that_is_passed_on_proves_nothing() {
-    let address = |text: &str| Dialled::of(text.parse().expect("an address"));
+    let address = |text: &str| DialledAddress::of(text.parse().expect("an address"));
     let (one, mapped) = (address("10.0.0.1:7"), address("[::ffff:10.0.0.1]:7"));
     for (dialled, at, is_good) in [
         (one, mapped, true),
@@ -79,7 +79,7 @@ fn a_hello_that_is_passed_on_proves_nothing() {
 fn other_openings_are_refused() {
     let (connecting, good) = Authentication::connecting(TCP).expect("random bytes");
     assert_eq!(connecting.prove(&key("a"), b"hello"), Err(AuthError::Order));
-    assert_eq!(sides().0.opened(&good, Dialled::LOCAL), Err(AuthError::Order), "a second opening");
+    assert_eq!(sides().0.opened(&good, DialledAddress::LOCAL), Err(AuthError::Order), "a second opening");
     for (at, value, error) in [
         (0, b'X', AuthError::Stranger),
         (8, 1, AuthError::Format),
@@ -89,7 +89,7 @@ fn other_openings_are_refused() {
     ] {
         let mut bad = good;
         bad[at] = value;
-        let refused = Authentication::accepting(TCP).opened(&bad, Dialled::LOCAL);
+        let refused = Authentication::accepting(TCP).opened(&bad, DialledAddress::LOCAL);
         assert_eq!(refused, Err(error), "byte {at}");
     }
 }
@@ -132,8 +132,9 @@ fn processes_of_two_releases_speak_the_newest_version_that_both_know() {
             let (from, at) = (speaking(from.0, from.1), speaking(at.0, at.1));
             let (mut initiator, bytes) = Authentication::connecting(from).expect("random bytes");
             let mut acceptor = Authentication::accepting(at);
-            let answer = acceptor.opened(&bytes, Dialled::LOCAL).expect("an opening").expect("an answer");
-            let opened = initiator.opened(&answer, Dialled::LOCAL);
+            let answer =
+                acceptor.opened(&bytes, DialledAddress::LOCAL).expect("an opening").expect("an answer");
+            let opened = initiator.opened(&answer, DialledAddress::LOCAL);
             assert_eq!((initiator.version(), acceptor.version()), (common, common), "{from:?} {at:?}");
             let refused = |theirs: Protocol, ours: Protocol| AuthError::Version {
                 theirs: theirs.versions,
@@ -164,11 +165,11 @@ fn openings_cannot_be_changed_on_their_way() {
         // Of the versions the low byte, so that there is a common one.
         bytes[at] = if at == NEWEST_AT { 2 } else { bytes[at] ^ 1 };
         let mut acceptor = Authentication::accepting(speaking(0, 4));
-        let Ok(Some(answer)) = acceptor.opened(&bytes, Dialled::LOCAL) else {
+        let Ok(Some(answer)) = acceptor.opened(&bytes, DialledAddress::LOCAL) else {
             assert!((14..16).contains(&at), "byte {at}");
             continue;
         };
-        initiator.opened(&answer, Dialled::LOCAL).expect("a common version");
+        initiator.opened(&answer, DialledAddress::LOCAL).expect("a common version");
         let proof = initiator.prove(&key, b"hello").expect("agreed");
         let refused = acceptor.check(&key, b"hello", &proof);
         assert!(

@@ -13,7 +13,7 @@ use rustix::net::{
 };
 
 use super::{DESCRIPTORS_MAX, HandshakeConfig, HandshakeError};
-use crate::auth::{Authentication, Dialled, OPENING_BYTES, PROOF_BYTES, Protocol, Transport};
+use crate::auth::{Authentication, DialledAddress, OPENING_BYTES, PROOF_BYTES, Protocol, Transport};
 
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -21,7 +21,7 @@ pub(super) struct Socket {
     /// Whether this side made the connection.
     pub(super) is_initiator: bool,
     /// Whether the socket was accepted and the peer's proof has not been verified.
-    pub(super) is_stranger: bool,
+    pub(super) is_unauthenticated: bool,
     /// Whether the failure has been reported: further input is discarded until the socket ends.
     pub(super) has_failed: bool,
     pub(super) is_watched_for_output: bool,
@@ -53,7 +53,7 @@ impl Socket {
         Self {
             descriptor,
             is_initiator: false,
-            is_stranger: true,
+            is_unauthenticated: true,
             has_failed: false,
             is_watched_for_output: false,
             deadline: Some(deadline),
@@ -73,7 +73,7 @@ impl Socket {
             Authentication::connecting(protocol).map_err(std::io::Error::other)?;
         Ok(Self {
             is_initiator: true,
-            is_stranger: false,
+            is_unauthenticated: false,
             authentication,
             opening: Some(opening),
             ..Self::accepted(descriptor, protocol, deadline)
@@ -197,16 +197,16 @@ impl Socket {
 
     /// Returns the remote address of a connection that this side made, and the local address of an accepted
     /// one.
-    fn dialled(&self, transport: Transport) -> Option<Dialled> {
+    fn dialled(&self, transport: Transport) -> Option<DialledAddress> {
         if matches!(transport, Transport::Shm | Transport::CudaIpc) {
-            return Some(Dialled::LOCAL);
+            return Some(DialledAddress::LOCAL);
         }
         let name = if self.is_initiator {
             rustix::net::getpeername(&self.descriptor).ok().flatten()
         } else {
             rustix::net::getsockname(&self.descriptor).ok()
         };
-        name.and_then(|name| SocketAddr::try_from(name).ok()).map(Dialled::of)
+        name.and_then(|name| SocketAddr::try_from(name).ok()).map(DialledAddress::of)
     }
 
     fn frame(&mut self, config: &HandshakeConfig, mut bytes: Vec<u8>) -> Result<Incoming, HandshakeError> {

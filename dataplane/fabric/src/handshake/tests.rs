@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::auth::{Authentication, Dialled, OPENING_BYTES, Transport, Versions};
+use crate::auth::{Authentication, DialledAddress, OPENING_BYTES, Transport, Versions};
 
 const FRAME_BYTES: usize = 8;
 
@@ -16,7 +16,7 @@ fn config() -> HandshakeConfig {
         frame_bytes: FRAME_BYTES,
         descriptors: None,
         timeout: Duration::from_secs(10),
-        strangers_max: 4,
+        unauthenticated_max: 4,
     }
 }
 
@@ -156,7 +156,7 @@ fn strangers_are_bounded_and_end_in_time() {
         std::thread::yield_now();
     }
     assert_eq!(counts, HandshakeCounts { refused: 7, late: 4, displaced: 3, ..HandshakeCounts::default() });
-    assert!(events.is_empty() && b.sockets.is_empty() && b.strangers == 0);
+    assert!(events.is_empty() && b.sockets.is_empty() && b.unauthenticated == 0);
     for mut silent in silent {
         assert!(silent.read(&mut [0; 1]).map_or(true, |count| count == 0), "it was closed");
     }
@@ -225,7 +225,7 @@ fn handshakes_come_in_crumbs_and_break_off_anywhere() {
                     taken += stream.read(&mut answer[taken..]).unwrap_or(0);
                 }
                 stream.set_nonblocking(false).expect("an option");
-                authentication.opened(&answer, Dialled::of(address)).expect("an answer");
+                authentication.opened(&answer, DialledAddress::of(address)).expect("an answer");
                 bytes.extend(b"crumbles");
                 bytes.extend(authentication.prove(&SharedKey::default(), b"crumbles").expect("agreed"));
             }

@@ -1,6 +1,6 @@
 //! The verifying kernel.
 
-use dataplane_kernels::{Batch, ChecksumPlan, SumPlaces, alignment_of, checksum, status};
+use dataplane_kernels::{Batch, ChecksumArrays, ChecksumPlan, alignment_of, checksum, status};
 
 use crate::engine::{DEVICE, with_sums};
 use crate::harness::{Emulator, Memory, Random, seed};
@@ -33,7 +33,7 @@ fn the_kernel_gives_the_checksum_of_any_length_and_alignment() {
             let last = wanted.len() - 1;
             wanted[last] ^= 1 << 40;
             let expected = memory.put_words(&wanted);
-            batch.sums = Some(SumPlaces { expected, ..sums });
+            batch.sums = Some(ChecksumArrays { expected, ..sums });
             emulator.run(&plan.launch(&batch, DEVICE).expect("a launch"), &mut memory, random.bits());
             let mut words = vec![0; slots.len() * 4];
             words[last * 4] = status::CHECKSUM as u8;

@@ -1,7 +1,7 @@
 //! A random engine, slots and a batch in device memory.
 
 use dataplane_kernels::{
-    Batch, Device, EngineTensors, InnerOrder, Item, KeyValueLayout, PagedLayout, Scratch, SumPlaces,
+    Batch, ChecksumArrays, Device, EngineTensors, InnerOrder, Item, KeyValueLayout, PagedLayout, Scratch,
     alignment_of,
 };
 
@@ -94,5 +94,5 @@ pub(crate) fn with_sums(memory: &mut Memory, batch: Batch) -> Batch {
     let count = batch.count as usize;
     let checksums = memory.put(vec![0xee; count * 8], 0);
     let scratch = memory.put(vec![0; count * size_of::<Scratch>()], 0);
-    Batch { sums: Some(SumPlaces { checksums, scratch, expected: 0 }), ..batch }
+    Batch { sums: Some(ChecksumArrays { checksums, scratch, expected: 0 }), ..batch }
 }

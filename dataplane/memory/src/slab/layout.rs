@@ -66,13 +66,13 @@ impl SlabLayout {
 
 /// Place of a slab's slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SlotsPlace {
+pub(super) enum SlotMemory {
     Mapping = 0,
     Device = 1,
 }
 
 /// Encodes the header: magic, version, slot count, slot bytes, place of the slots.
-pub(super) fn header(layout: SlabLayout, place: SlotsPlace) -> [u8; HEADER_BYTES] {
+pub(super) fn header(layout: SlabLayout, place: SlotMemory) -> [u8; HEADER_BYTES] {
     let mut header = [0_u8; HEADER_BYTES];
     header[0..8].copy_from_slice(&MAGIC.to_le_bytes());
     header[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -94,8 +94,8 @@ pub(super) fn layout_of(header: &[u8; HEADER_BYTES], mapped_bytes: usize) -> Res
         return Err(MemoryError::NotASlab("other version"));
     }
     match header[PLACE] {
-        place if place == SlotsPlace::Mapping as u8 => {}
-        place if place == SlotsPlace::Device as u8 => {
+        place if place == SlotMemory::Mapping as u8 => {}
+        place if place == SlotMemory::Device as u8 => {
             return Err(MemoryError::NotASlab("its slots lie in a device's memory"));
         }
         _ => return Err(MemoryError::NotASlab("its slots lie in memory of an unknown kind")),

@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::Slab;
 use super::generations::Generations;
-use super::layout::{HEADER_BYTES, PAGE_BYTES, PageSize, SlabLayout, SlotsPlace, header, layout_of};
+use super::layout::{HEADER_BYTES, PAGE_BYTES, PageSize, SlabLayout, SlotMemory, header, layout_of};
 use crate::{DeviceMemory, MemoryError};
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -31,7 +31,7 @@ impl Slab {
                 }
             }
         };
-        slab.initialise_header(SlotsPlace::Mapping);
+        slab.initialise_header(SlotMemory::Mapping);
         Ok(slab)
     }
 
@@ -52,7 +52,7 @@ impl Slab {
         let mut slab = Self::create_mapped(name, layout, layout.slots_offset(), false)?;
         slab.reachable_count = 0;
         slab.device = Some(device);
-        slab.initialise_header(SlotsPlace::Device);
+        slab.initialise_header(SlotMemory::Device);
         Ok(slab)
     }
 
@@ -84,7 +84,7 @@ impl Slab {
             huge_pages,
             device: None,
             generations: Generations::default(),
-            landings: (0..layout.slot_count).map(|_| AtomicU32::new(0)).collect(),
+            writes_in_progress: (0..layout.slot_count).map(|_| AtomicU32::new(0)).collect(),
         })
     }
 
@@ -116,7 +116,7 @@ impl Slab {
             huge_pages: false,
             device: None,
             generations: Generations::default(),
-            landings: Box::default(),
+            writes_in_progress: Box::default(),
         };
         slab.layout = slab.read_header()?;
         slab.slots_offset = slab.layout.slots_offset();
@@ -197,7 +197,7 @@ impl Slab {
     }
 
     /// Writes the header, and sets the first generation of each slot.
-    fn initialise_header(&self, place: SlotsPlace) {
+    fn initialise_header(&self, place: SlotMemory) {
         let header = header(self.layout, place);
         // SAFETY: the mapping is at least one page and nobody else has its descriptor yet.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.base.as_ptr(), HEADER_BYTES) };

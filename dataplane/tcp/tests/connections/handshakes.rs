@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, Dialled, PROOF_BYTES, SharedKey, Transport, Versions};
+use dataplane_fabric::auth::{Authentication, DialledAddress, PROOF_BYTES, SharedKey, Transport, Versions};
 use dataplane_fabric::{Completion, Event, Fabric, Operation, PeerAccess, Priority, SlotRange};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 
@@ -238,7 +238,7 @@ fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
     let mut opening = [0; 32];
     stream.read_exact(&mut opening).expect("an opening");
     let answer = authentication
-        .opened(&opening, Dialled::of(listener.local_addr().expect("address")))
+        .opened(&opening, DialledAddress::of(listener.local_addr().expect("address")))
         .expect("an opening")
         .expect("an answer");
     stream.write_all(&answer).expect("sent");

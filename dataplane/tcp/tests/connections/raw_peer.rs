@@ -154,7 +154,10 @@ fn a_write_under_way_is_counted_and_ends_with_its_generation() {
     let write = header(WRITE, 0, &[4000, slot.slot(), slot.generation(), 0]);
     streams[1].write_all(&[&write[..], &[7; 1000]].concat()).expect("the first bytes");
     poll_shortly(&mut node);
-    assert_eq!((pool.slab().landings(slot.slot()), pool.slab().landings(other.slot())), (1, 0));
+    assert_eq!(
+        (pool.slab().writes_in_progress(slot.slot()), pool.slab().writes_in_progress(other.slot())),
+        (1, 0)
+    );
     assert!(!slot.has_stray_writes());
     drop(grant);
     assert!(slot.has_stray_writes());
@@ -163,7 +166,7 @@ fn a_write_under_way_is_counted_and_ends_with_its_generation() {
     streams[1].write_all(&[7; 500]).expect("more");
     let events = poll(&mut node, |events| events.iter().any(is_down));
     assert!(matches!(&events[..], [Event::PeerDown { .. }]), "{events:?}");
-    assert!(!slot.has_stray_writes() && pool.slab().landings(slot.slot()) == 0);
+    assert!(!slot.has_stray_writes() && pool.slab().writes_in_progress(slot.slot()) == 0);
     let bytes = content(&slot, 4096);
     assert!(
         bytes[..1000].iter().chain(&bytes[1500..]).all(|&byte| byte == 3),
@@ -182,7 +185,7 @@ fn landings_are_over_when_writes_have_landed() {
         stream.write_all(&[&write[..], &[7; 4000]].concat()).expect("a write");
     }
     poll_shortly(&mut node);
-    assert_eq!((content(&slot, 4000), pool.slab().landings(slot.slot())), (vec![7; 4000], 0));
+    assert_eq!((content(&slot, 4000), pool.slab().writes_in_progress(slot.slot())), (vec![7; 4000], 0));
     // The second header of the batch is refused: the write of the first was counted, and its count ends with
     // the connection.
     let mut first = write;
@@ -190,5 +193,5 @@ fn landings_are_over_when_writes_have_landed() {
     let stale = header(WRITE, 0, &[8, slot.slot(), slot.generation().wrapping_add(1), 0]);
     streams[3].write_all(&[first, stale].concat()).expect("a batch");
     poll(&mut node, |events| events.iter().any(is_down));
-    assert_eq!(pool.slab().landings(slot.slot()), 0);
+    assert_eq!(pool.slab().writes_in_progress(slot.slot()), 0);
 }

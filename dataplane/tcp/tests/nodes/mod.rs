@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey, Transport};
+use dataplane_fabric::auth::{Authentication, DialledAddress, OPENING_BYTES, SharedKey, Transport};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
@@ -159,7 +159,7 @@ pub(crate) fn say_hello(
         assert!(start.elapsed() < PATIENCE, "no answer to an opening");
     }
     stream.set_nonblocking(false).expect("blocking");
-    let dialled = Dialled::of(stream.peer_addr().expect("an address"));
+    let dialled = DialledAddress::of(stream.peer_addr().expect("an address"));
     authentication.opened(&answer, dialled).expect("an opening");
     let proof = authentication.prove(key, hello).expect("agreed");
     stream.write_all(&[&hello[..], &proof].concat()).expect("hello and proof");

@@ -8,7 +8,7 @@ use super::counters::RailCounts;
 use super::link::{Link, State};
 use super::peer::Peer;
 use super::wire::{Frame, LinkName, MarkerName};
-use super::{Bond, LINKS_MAX, RailConnection, SLICE_BIT, STRANGERS_MAX};
+use super::{AWAITING_HELLO_MAX, Bond, LINKS_MAX, RailConnection, SLICE_BIT};
 
 impl<F: Fabric> Bond<F> {
     pub(super) fn digest(&mut self, rail: usize, event: Event, now: Instant) {
@@ -22,8 +22,8 @@ impl<F: Fabric> Bond<F> {
                 self.slice_ended(id, completion, now);
             }
             Event::Completed { .. } => self.emit(event),
-            Event::Accepted { peer } if self.strangers.len() < STRANGERS_MAX => {
-                self.strangers.insert((rail, peer), now);
+            Event::Accepted { peer } if self.awaiting_hello.len() < AWAITING_HELLO_MAX => {
+                self.awaiting_hello.insert((rail, peer), now);
             }
             Event::Accepted { peer } => self.rails[rail].fabric.disconnect(peer),
             Event::Connected { peer } => self.link_connected(rail, peer, now),
@@ -33,7 +33,7 @@ impl<F: Fabric> Bond<F> {
                 None => self.rails[rail].fabric.disconnect(peer),
             },
             Event::PeerDown { peer, reason } => {
-                self.strangers.remove(&(rail, peer));
+                self.awaiting_hello.remove(&(rail, peer));
                 if let Some(inner) = self.inners.remove(&(rail, peer)) {
                     self.link_down(rail, inner, &reason, now);
                 }
@@ -71,7 +71,7 @@ impl<F: Fabric> Bond<F> {
     }
 
     pub(super) fn message(&mut self, rail: usize, inner: PeerId, message: Box<[u8]>) {
-        if self.strangers.remove(&(rail, inner)).is_some() {
+        if self.awaiting_hello.remove(&(rail, inner)).is_some() {
             let now = (self.clock)();
             self.deadlines_changed(now);
             match Frame::decode(&message) {
@@ -152,7 +152,7 @@ impl<F: Fabric> Bond<F> {
         RailCounts::add(restored, u64::from(link.connection > 1));
         link.state = State::Up;
         link.up_since = Some(now);
-        peer.settling_since.get_or_insert(now);
+        peer.first_link_up_at.get_or_insert(now);
         self.announce(id, now);
         self.mark_dirty(id);
     }
@@ -160,7 +160,7 @@ impl<F: Fabric> Bond<F> {
     /// Reports a connection to the user once it has settled.
     pub(super) fn announce(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        if peer.announced || peer.ending.is_some() || !peer.is_settled(&self.rails, now) {
+        if peer.announced || peer.ending.is_some() || !peer.has_all_links(&self.rails, now) {
             return;
         }
         peer.announced = true;

@@ -152,13 +152,13 @@ impl<F: Fabric> Bond<F> {
             return;
         }
         let silent: Vec<(usize, PeerId)> = self
-            .strangers
+            .awaiting_hello
             .iter()
             .filter(|(_, since)| **since + GREET_WITHIN <= now)
             .map(|(&stranger, _)| stranger)
             .collect();
         for (rail, inner) in silent {
-            self.strangers.remove(&(rail, inner));
+            self.awaiting_hello.remove(&(rail, inner));
             self.rails[rail].fabric.disconnect(inner);
         }
         let mut retry = Vec::new();
@@ -180,7 +180,7 @@ impl<F: Fabric> Bond<F> {
             if peer.repeat_overdue(now) {
                 told_again.push(id);
             }
-            if !peer.announced && peer.is_settled(&self.rails, now) {
+            if !peer.announced && peer.has_all_links(&self.rails, now) {
                 settled.push(id);
             }
             if peer.is_reach_overdue(&self.rails, now) {

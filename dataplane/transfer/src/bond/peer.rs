@@ -10,7 +10,7 @@ use super::arrivals::Arrivals;
 use super::lane::{Lane, Slice};
 use super::link::{Link, State};
 use super::wire::LinkName;
-use super::{FENCE_WITHIN, GREET_WITHIN, LINK_DOWN_RESEND_AFTER, REACH_WITHIN, Rail, SETTLE_WITHIN};
+use super::{FENCE_WITHIN, GREET_WITHIN, LINK_DOWN_RESEND_AFTER, LINKS_WITHIN, REACH_WITHIN, Rail};
 
 /// Most connections that may fail while they carry one slice. The peer's side may refuse the target of such
 /// a slice.
@@ -59,7 +59,7 @@ pub(crate) struct Peer {
     /// The link that carries the events of each lane.
     pub(crate) carriers: [Option<usize>; Priority::ALL.len()],
     /// Time at which the peer's first link was up.
-    pub(crate) settling_since: Option<Instant>,
+    pub(crate) first_link_up_at: Option<Instant>,
     /// By lane: time since which the first waiting slice has had no link that reaches its memory.
     pub(crate) out_of_reach: [Option<Instant>; Priority::ALL.len()],
     /// Whether the user was told of the connection.
@@ -85,7 +85,7 @@ impl Peer {
             lanes: Default::default(),
             arrivals: Default::default(),
             carriers: [None; Priority::ALL.len()],
-            settling_since: None,
+            first_link_up_at: None,
             out_of_reach: Default::default(),
             announced: false,
             early: Vec::new(),
@@ -118,10 +118,10 @@ impl Peer {
     }
 
     /// Whether the user can be told of the connection: a link is up, and no link that is being made would
-    /// show the peer a further kind of slab, or [`SETTLE_WITHIN`] has passed. A peer that connects to this
+    /// show the peer a further kind of slab, or [`LINKS_WITHIN`] has passed. A peer that connects to this
     /// node is reported at once: it asks for memory as its own links reach it.
-    pub(crate) fn is_settled<F: Fabric>(&self, rails: &[Rail<F>], now: Instant) -> bool {
-        let Some(since) = self.settling_since else { return false };
+    pub(crate) fn has_all_links<F: Fabric>(&self, rails: &[Rail<F>], now: Instant) -> bool {
+        let Some(since) = self.first_link_up_at else { return false };
         let is_shown = |kind: SlabKind| {
             self.up_links().any(|link| rails[link.rail].fabric.is_shown_to(link.inner, kind))
         };
@@ -131,13 +131,13 @@ impl Peer {
         };
         let mut coming = self.links.iter().filter(|link| link.is_being_made() && link.address.is_some());
         let is_up = self.up_links().next().is_some();
-        is_up && (now >= since + SETTLE_WITHIN || !coming.any(shows_more))
+        is_up && (now >= since + LINKS_WITHIN || !coming.any(shows_more))
     }
 
     /// Whether a first link may still come up. After the first one this is false: the peer has dropped a
     /// session whose last link has ended.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.settling_since.is_none() && self.links.iter().any(Link::is_being_made)
+        self.first_link_up_at.is_none() && self.links.iter().any(Link::is_being_made)
     }
 
     /// Handles the end of a link: the events that it carried, or whose writes it carried, are sent again
@@ -165,7 +165,7 @@ impl Peer {
         let overdue = self.fences.iter().filter(|fence| !fence.slices.is_empty());
         let again = self.fences.iter().map(|fence| fence.last_sent_at + LINK_DOWN_RESEND_AFTER);
         let is_settling = !self.announced && self.up_links().next().is_some();
-        let settles = self.settling_since.filter(|_| is_settling).map(|since| since + SETTLE_WITHIN);
+        let settles = self.first_link_up_at.filter(|_| is_settling).map(|since| since + LINKS_WITHIN);
         let unreached = self.out_of_reach.iter().flatten().map(|&since| since + REACH_WITHIN);
         let fences = overdue.map(|fence| fence.since + FENCE_WITHIN).chain(again);
         retries.chain(fences).chain(settles).chain(unreached).min()

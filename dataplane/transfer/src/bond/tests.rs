@@ -354,7 +354,7 @@ fn a_flood_of_control_frames_puts_off_no_deadline() {
     });
     let mut stranger = world.networks[0].add_node(Arc::clone(pool("stranger").slab()));
     stranger.connect("1").expect("connect");
-    world.until("a stranger", |world| world.bonds[1].strangers.len() == 1);
+    world.until("a stranger", |world| world.bonds[1].awaiting_hello.len() == 1);
     let name = LinkName { link: 0, connection: u32::MAX };
     for _ in 0..GREET_WITHIN.as_micros() / 100 + 100 {
         let link = &world.bonds[0].peers[&to_b].links[0];
@@ -362,7 +362,7 @@ fn a_flood_of_control_frames_puts_off_no_deadline() {
         assert!(world.bonds[0].post_frame(rail, inner, &Frame::Fenced { name, delivered: [0, 0] }));
         world.step();
     }
-    assert!(world.bonds[1].strangers.is_empty(), "its time is over");
+    assert!(world.bonds[1].awaiting_hello.is_empty(), "its time is over");
 }
 
 /// A peer that floods one rail does not block the events of others.
@@ -481,7 +481,7 @@ fn strangers_do_not_stay() {
     }
     rude.poll(16, &mut events);
     assert!(is_down(&events, mute));
-    assert!(world.bonds[1].strangers.is_empty() && world.events[1].is_empty());
+    assert!(world.bonds[1].awaiting_hello.is_empty() && world.events[1].is_empty());
 }
 
 /// A rail that is dead when the connection is made affects no other rail, and joins when it recovers.

@@ -66,7 +66,7 @@ impl Unreachable {
 impl<F: Fabric> TransferNode<F> {
     /// Returns the connection to `address`; starts one if there is none.
     pub(super) fn peer_at(&mut self, address: &str) -> Result<PeerId, Unreachable> {
-        if let Some(&id) = self.dialled.get(address) {
+        if let Some(&id) = self.peers_by_address.get(address) {
             return Ok(id);
         }
         if self.backoff.get(address).is_some_and(|backoff| backoff.not_before > self.now) {
@@ -74,13 +74,13 @@ impl<F: Fabric> TransferNode<F> {
         }
         match self.fabric.connect(address) {
             Ok(id) => {
-                self.dialled.insert(address.to_owned(), id);
+                self.peers_by_address.insert(address.to_owned(), id);
                 self.peers.insert(id, Peer::new(Some(address.to_owned())));
                 Ok(id)
             }
             Err(error) => {
                 tracing::warn!(%error, "transfer: cannot reach a peer");
-                self.rest(address);
+                self.schedule_reconnect(address);
                 // An operating-system error concerns the peer; the other errors concern the request.
                 Err(match error {
                     ConnectError::System { .. } => Unreachable::Resting,
@@ -98,7 +98,7 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(address) = &state.address {
             self.backoff.remove(address);
         }
-        self.talking.insert(peer);
+        self.peers_with_messages.insert(peer);
         self.timers.set(Timer::Greeting(peer), self.now + GREET_WITHIN);
         self.pump_outbox(peer);
     }
@@ -107,13 +107,13 @@ impl<F: Fabric> TransferNode<F> {
     /// not count: its successor may be tried at once.
     fn note_failure(&mut self, peer: Peer) {
         if let Some(address) = peer.address.filter(|_| !peer.connected) {
-            self.rest(&address);
+            self.schedule_reconnect(&address);
         }
     }
 
     /// Doubles the delay for `address`, less a random part, so that the nodes that wait for one node do not
     /// all reconnect at the same moment.
-    fn rest(&mut self, address: &str) {
+    fn schedule_reconnect(&mut self, address: &str) {
         let failures = self.backoff.get(address).map_or(0, |backoff| backoff.failures).min(DOUBLINGS_MAX);
         let whole = self.limits.reconnect_first.saturating_mul(1 << failures).min(self.limits.reconnect_max);
         let half_nanos = (whole.as_nanos() / 2).max(1) as u64;
@@ -135,7 +135,7 @@ impl<F: Fabric> TransferNode<F> {
             return self.give_up(peer);
         }
         state.outbox.push_back(message);
-        self.talking.insert(peer);
+        self.peers_with_messages.insert(peer);
         self.pump_outbox(peer);
     }
 
@@ -149,13 +149,13 @@ impl<F: Fabric> TransferNode<F> {
                 state.outbox.pop_front();
             }
         }
-        self.talking.remove(&peer);
+        self.peers_with_messages.remove(&peer);
     }
 
     /// Sends waiting messages, to each peer as many as it accepts.
     pub(super) fn pump_outboxes(&mut self) {
         let mut peers = std::mem::take(&mut self.peers_scratch);
-        peers.extend(&self.talking);
+        peers.extend(&self.peers_with_messages);
         peers.drain(..).for_each(|peer| self.pump_outbox(peer));
         self.peers_scratch = peers;
     }
@@ -163,8 +163,8 @@ impl<F: Fabric> TransferNode<F> {
     /// Removes the peer from the table of addresses.
     fn forget_address(&mut self, peer: PeerId) {
         let address = self.peers.get(&peer).and_then(|state| state.address.as_ref());
-        if let Some(address) = address.filter(|&address| self.dialled.get(address) == Some(&peer)) {
-            self.dialled.remove(address);
+        if let Some(address) = address.filter(|&address| self.peers_by_address.get(address) == Some(&peer)) {
+            self.peers_by_address.remove(address);
         }
     }
 
@@ -184,7 +184,7 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(state) = self.peers.get_mut(&peer) {
             state.address = None;
             state.outbox.clear();
-            self.talking.remove(&peer);
+            self.peers_with_messages.remove(&peer);
         }
         self.cancel_timers(peer);
         self.fabric.disconnect(peer);
@@ -194,7 +194,7 @@ impl<F: Fabric> TransferNode<F> {
         tracing::info!(?peer, reason, "transfer: connection ended");
         TransferCounters::add(&self.counters.peers_lost, 1);
         self.forget_address(peer);
-        self.talking.remove(&peer);
+        self.peers_with_messages.remove(&peer);
         if let Some(state) = self.peers.remove(&peer) {
             self.note_failure(state);
         }

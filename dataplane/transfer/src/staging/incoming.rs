@@ -53,7 +53,7 @@ impl Incoming {
     }
 
     /// Records the number of verified layers of each block.
-    pub(super) fn look(&mut self, cut: SharedHeads, layers: &[u16]) {
+    pub(super) fn record_verified(&mut self, cut: SharedHeads, layers: &[u16]) {
         if self.has_arrived() {
             return;
         }

@@ -15,7 +15,7 @@ use crate::shard::PieceLayout;
 
 /// Blocks of one push.
 #[derive(Debug)]
-struct Part {
+struct StagedLayers {
     first_block: u32,
     layers: Range<u16>,
     /// Offset of the layers in a slot.
@@ -30,7 +30,7 @@ struct Part {
     copied: usize,
 }
 
-impl Part {
+impl StagedLayers {
     fn has_any_of(&self, blocks: &Range<u32>) -> bool {
         self.first_block < blocks.end && blocks.start < self.first_block + self.device.len() as u32
     }
@@ -40,7 +40,7 @@ impl Part {
 pub(super) struct Outgoing {
     content: [u8; 16],
     /// Parts in the order of the pushes: a receiver verifies the layers of a block in order.
-    parts: VecDeque<Part>,
+    parts: VecDeque<StagedLayers>,
     /// Number of the part at the front.
     first_part: u64,
     /// Copies in flight, also those of parts that were dropped.
@@ -49,7 +49,7 @@ pub(super) struct Outgoing {
     /// Whether the owner has ended the pushes.
     is_ended: bool,
     /// Whether the node was told of the end.
-    is_end_told: bool,
+    is_end_reported: bool,
     /// The blocks that the receiver has reserved, once it has.
     wanted: Option<Range<u32>>,
     /// Whether the transfer was stopped: cancelled, or a copy failed, or the receiver is gone.
@@ -67,7 +67,7 @@ impl Outgoing {
             copying: 0,
             lent: SlotAllotment::new(slots_max.max(1)),
             is_ended: false,
-            is_end_told: false,
+            is_end_reported: false,
             wanted: None,
             is_stopped: false,
             pushed: None,
@@ -94,8 +94,16 @@ impl Outgoing {
                 return;
             }
             let (layers, next_block) = (layers.clone(), first_block + device.len() as u32);
-            let part =
-                Part { first_block, layers, offset, len, device, staged: Vec::new(), started: 0, copied: 0 };
+            let part = StagedLayers {
+                first_block,
+                layers,
+                offset,
+                len,
+                device,
+                staged: Vec::new(),
+                started: 0,
+                copied: 0,
+            };
             if self.wanted.as_ref().is_none_or(|wanted| part.has_any_of(wanted)) {
                 self.parts.push_back(part);
             }
@@ -109,7 +117,7 @@ impl Outgoing {
 
     /// Whether blocks or the end remain to be copied or passed on. Blocks that no receiver has reserved wait.
     pub(super) fn has_work(&self) -> bool {
-        let is_end_due = self.is_ended && !self.is_end_told && !self.is_stopped;
+        let is_end_due = self.is_ended && !self.is_end_reported && !self.is_stopped;
         self.wanted.is_some() && (!self.parts.is_empty() || is_end_due)
     }
 
@@ -183,12 +191,12 @@ impl Outgoing {
     ) {
         while let Some(part) = self.parts.pop_front_if(|part| part.copied == part.device.len()) {
             self.first_part += 1;
-            let Part { first_block, layers, staged: slots, .. } = part;
+            let StagedLayers { first_block, layers, staged: slots, .. } = part;
             let content = self.content;
             node.handle(Command::Push { transfer, content, first_block, slots, layers }, now);
         }
-        if self.is_ended && self.parts.is_empty() && !self.is_stopped && !self.is_end_told {
-            self.is_end_told = true;
+        if self.is_ended && self.parts.is_empty() && !self.is_stopped && !self.is_end_reported {
+            self.is_end_reported = true;
             node.handle(Command::PushEnd { transfer }, now);
         }
     }
@@ -217,7 +225,7 @@ impl Outgoing {
     /// Records that the node is done with the transfer.
     pub(super) fn pushed(&mut self, complete: bool) {
         self.pushed.get_or_insert(complete);
-        if !self.is_end_told {
+        if !self.is_end_reported {
             self.drop_parts();
         }
     }

@@ -245,14 +245,14 @@ fn slots_with_a_write_under_way_are_neither_verified_nor_freed() {
     world.push(1, &sources, 0..1);
     let slab = Arc::clone(world.pools[1].slab());
     assert_eq!((world.notices.len(), world.ends()), (0, 0));
-    slab.begin_landing(stray);
+    slab.begin_write(stray);
     (0..10).for_each(|_| world.run());
     let arrived = |notices: &[Notice]| matches!(notices, [Notice::Arrived { slots, .. }] if slots.is_empty());
     assert!(arrived(&world.notices), "{:?}", world.notices);
     assert_eq!(world.ends(), 1, "its sender acknowledged, and was not believed");
     assert_eq!(world.pools[1].used_count(), 1, "the other slot is free");
     assert!((0..7).all(|_| world.pools[1].acquire().is_some_and(|slot| slot.slot() != stray)));
-    slab.end_landing(stray);
+    slab.end_write(stray);
     world.run();
     assert_eq!(world.pools[1].used_count(), 0);
 }
@@ -264,14 +264,14 @@ fn a_block_with_a_write_under_way_is_damaged() {
     let (sources, targets) = (world.slots(0, 1, 7), world.slots(1, 1, 0));
     let (stray, slab) = (targets[0].slot(), Arc::clone(world.pools[1].slab()));
     world.expect(1, targets);
-    slab.begin_landing(stray);
+    slab.begin_write(stray);
     world.push(1, &sources, 0..2);
     world.sender.handle(Command::PushEnd { transfer: 1 }, world.now);
     (0..10).for_each(|_| world.run());
     let [Notice::Arrived { slots, outcome, .. }] = &world.notices[..] else { panic!("{:?}", world.notices) };
     assert_eq!((slots.len(), *outcome), (0, Outcome::Corrupted));
     assert_eq!((world.ends(), world.pools[1].used_count()), (1, 1));
-    slab.end_landing(stray);
+    slab.end_write(stray);
     world.run();
     assert_eq!(world.pools[1].used_count(), 0);
 }

@@ -16,7 +16,7 @@ use kvstore_store::StoreEvent;
 
 use super::launch::wait_after_panic;
 use super::prepared::{CopyThreadResources, StoredReportFlag};
-use super::{DeviceEvent, Places, failed};
+use super::{DeviceEvent, StagingRoutes, failed};
 use crate::operation::Outcome;
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
@@ -121,7 +121,7 @@ impl CopyThread {
     }
 
     /// Acquires `count` free staging slots.
-    pub(super) fn slots(&mut self, places: &Places, count: usize) -> Result<Vec<SlotRef>, Failure> {
+    pub(super) fn slots(&mut self, places: &StagingRoutes, count: usize) -> Result<Vec<SlotRef>, Failure> {
         let slots: Vec<SlotRef> = (0..count).map_while(|_| places.pool.acquire()).collect();
         if slots.len() < count {
             self.is_broken = true;

@@ -9,7 +9,7 @@ use dataplane_cuda::{Device, DeviceSlab};
 
 use super::copy_thread::{CopyThread, Job};
 use super::prepared::Prepared;
-use super::{LOAD, Places, SAVE, failed};
+use super::{LOAD, SAVE, StagingRoutes, failed};
 use crate::lock::lock;
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
@@ -66,8 +66,8 @@ impl CopyThreads {
     /// Creates the places of tensors in both threads.
     ///
     /// # Safety
-    /// As for [`Places::new`].
-    pub(crate) unsafe fn places(&self, tensors: &PagedTensors) -> Result<[Places; 2], Failure> {
+    /// As for [`StagingRoutes::new`].
+    pub(crate) unsafe fn places(&self, tensors: &PagedTensors) -> Result<[StagingRoutes; 2], Failure> {
         let ordinal = self.device.description().ordinal;
         if tensors.memory() != Memory::Cuda(ordinal) {
             let text = format!("device is not {ordinal}, which is device.ordinal of the configuration");
@@ -75,7 +75,7 @@ impl CopyThreads {
         }
         let [save, load] = &self.staging;
         // SAFETY: handed on to the caller.
-        unsafe { Places::new(&self.device, [save, load], tensors) }
+        unsafe { StagingRoutes::new(&self.device, [save, load], tensors) }
     }
 
     /// Submits a transfer. Its completion follows, unless the threads are closed before.

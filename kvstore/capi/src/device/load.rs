@@ -13,7 +13,7 @@ use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{HostBlock, Onboard, StoreEvent, Throttled};
 
-use super::Places;
+use super::StagingRoutes;
 use super::copy_thread::CopyThread;
 use super::launch::{SUMS, launch};
 use crate::backend::{Backend, LoadReport, Loaded};
@@ -59,7 +59,7 @@ struct Ended {
 
 impl CopyThread {
     /// Loads blocks. Returns the number of leading blocks that are in the tensors.
-    pub(super) fn load(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
+    pub(super) fn load(&mut self, places: &StagingRoutes, what: &Blocks) -> Result<usize, Failure> {
         let mut rounds = Rounds::default();
         let (started, mut counts) = (Instant::now(), Loaded::default());
         let loaded = self.load_rounds(places, what, &mut rounds, &mut counts);
@@ -83,7 +83,7 @@ impl CopyThread {
 
     fn load_rounds(
         &mut self,
-        places: &Places,
+        places: &StagingRoutes,
         what: &Blocks,
         rounds: &mut Rounds,
         counts: &mut Loaded,
@@ -131,7 +131,7 @@ impl CopyThread {
     /// begun, without waiting. `None`: no round was begun.
     fn begin_round(
         &mut self,
-        places: &Places,
+        places: &StagingRoutes,
         what: &Blocks,
         first: usize,
         is_ahead: bool,
@@ -180,7 +180,7 @@ impl CopyThread {
     /// Waits for a round's blocks, verifies them, and scatters them.
     fn end_round(
         &mut self,
-        places: &Places,
+        places: &StagingRoutes,
         what: &Blocks,
         round: Round,
         early: &mut Vec<Arrived>,

@@ -28,7 +28,7 @@ mod save;
 pub(crate) use copy_thread::Job;
 pub(crate) use copy_threads::CopyThreads;
 pub(crate) use launch::{launch, wait_after_panic};
-pub(crate) use places::{GROUPS_MAX, Group, ITEMS_MAX, Places};
+pub(crate) use places::{GROUPS_MAX, Group, ITEMS_MAX, StagingRoutes};
 pub(crate) use prepared::{MakeKernels, Prepared, Reports, open_device, place_of};
 
 use std::ffi::c_void;

@@ -22,7 +22,7 @@ pub(crate) const ITEMS_MAX: usize = 1024;
 
 /// Staging slots of one thread for blocks of certain tensors, and the routes between tensors and slots.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct StagingRoutes {
     pub(crate) routes: Vec<CopyRoute>,
     /// Route for the checksum of a block in the form in which the store keeps it.
     pub(crate) sums: SlotRoute,
@@ -61,7 +61,7 @@ pub(crate) struct Group {
     planes: Range<usize>,
 }
 
-impl Places {
+impl StagingRoutes {
     /// Creates the places of both threads.
     ///
     /// # Safety
@@ -97,7 +97,7 @@ impl Group {
     /// Returns the groups of all planes. Their pieces lie in a slot from `first_byte` on.
     ///
     /// # Safety
-    /// As for [`Places::new`].
+    /// As for [`StagingRoutes::new`].
     pub(crate) unsafe fn all(
         device: &Device,
         tensors: &PagedTensors,
@@ -135,7 +135,7 @@ impl Group {
     /// Creates a group of `planes`, which have one shape. `number` is the index of the first.
     ///
     /// # Safety
-    /// As for [`Places::new`].
+    /// As for [`StagingRoutes::new`].
     unsafe fn new(
         device: &Device,
         planes: &[PlaneRange],

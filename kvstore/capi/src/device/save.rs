@@ -7,20 +7,20 @@ use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Offload, StoreEvent, Throttled};
 
-use super::Places;
+use super::StagingRoutes;
 use super::copy_thread::CopyThread;
 use super::launch::{SUMS, launch};
-use crate::backend::{ChainPlace, Identity};
+use crate::backend::{ChainPosition, Identity};
 use crate::status::{Failure, Status};
 use crate::store::QUEUE_PAUSE;
 use crate::transfer::Blocks;
 
 impl CopyThread {
     /// Saves blocks. Returns the number of blocks that the store took or already had.
-    pub(super) fn save(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
+    pub(super) fn save(&mut self, places: &StagingRoutes, what: &Blocks) -> Result<usize, Failure> {
         let mut count = 0;
         let place = |at: usize| (what.identities[at], what.blocks[at], what.place(at));
-        let blocks: Vec<(Identity, u64, ChainPlace)> = (0..what.identities.len()).map(place).collect();
+        let blocks: Vec<(Identity, u64, ChainPosition)> = (0..what.identities.len()).map(place).collect();
         for round in blocks.chunks(places.pool.slot_count()) {
             if self.is_closing() {
                 break;
@@ -48,8 +48,8 @@ impl CopyThread {
     /// once the store has copied each block or had no room for it. Adds the stored blocks to `saved`.
     fn save_round(
         &mut self,
-        places: &Places,
-        blocks: &[(Identity, u64, ChainPlace)],
+        places: &StagingRoutes,
+        blocks: &[(Identity, u64, ChainPosition)],
         saved: &mut HashSet<Identity>,
     ) -> Result<(), Failure> {
         let slots = self.slots(places, blocks.len())?;

@@ -58,7 +58,7 @@ pub(super) struct Pushed {
     /// Pushes that wait for earlier ones. `None`: the push could not be copied.
     pub(super) copied: BTreeMap<u64, Option<Copied>>,
     /// Number of the push that is submitted next.
-    pub(super) turn: u64,
+    pub(super) next_push: u64,
     /// Whether all pushes have been made.
     pub(super) is_ended: bool,
 }
@@ -111,7 +111,7 @@ impl Pushed {
     pub(super) fn new(transfers: &[TransferId]) -> Self {
         let (transfers, wanted) = (transfers.to_vec(), transfers.to_vec());
         let (slots, copied) = (HashMap::new(), BTreeMap::new());
-        Self { transfers, wanted, slots, copying: 0, count: 0, copied, turn: 0, is_ended: false }
+        Self { transfers, wanted, slots, copying: 0, count: 0, copied, next_push: 0, is_ended: false }
     }
 
     /// Registers a push. Returns its number.
@@ -124,14 +124,14 @@ impl Pushed {
     /// Records that a push was copied, or could not be. Returns the pushes that can be submitted now, in order.
     pub(super) fn end(&mut self, number: u64, copied: Option<Copied>) -> Vec<Copied> {
         // A push that panicked is given up at any stage: it may have been recorded already.
-        if number < self.turn || self.copied.contains_key(&number) {
+        if number < self.next_push || self.copied.contains_key(&number) {
             return Vec::new();
         }
         self.copying -= 1;
         self.copied.insert(number, copied);
         let mut ready = Vec::new();
-        while let Some(next) = self.copied.remove(&self.turn) {
-            self.turn += 1;
+        while let Some(next) = self.copied.remove(&self.next_push) {
+            self.next_push += 1;
             ready.extend(next);
         }
         ready

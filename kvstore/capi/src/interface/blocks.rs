@@ -1,6 +1,6 @@
 //! Calls on single blocks that wait for their result, and the counters.
 
-use super::boundary::{Handle, elements, guarded, identity, invalid, list, tell};
+use super::boundary::{Handle, elements, guarded, identity, invalid, list, write_optional};
 use crate::backend::{Backend, Identity, Statistics};
 use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
 use crate::handles;
@@ -24,12 +24,12 @@ pub unsafe extern "C" fn kvasir_kv_match(
             return Err(invalid("the place for the count is a null pointer"));
         }
         // SAFETY: writable by this function's contract.
-        unsafe { tell(matched, 0) };
+        unsafe { write_optional(matched, 0) };
         // SAFETY: the caller promised `count` identities.
         let identities = unsafe { elements(identities, count, "the identities are a null pointer") }?;
         let count = handles::find(handle.addr())?.backend.matched(identities)?;
         // SAFETY: as above.
-        unsafe { tell(matched, count) };
+        unsafe { write_optional(matched, count) };
         Ok(Status::Ok)
     })
 }
@@ -82,9 +82,9 @@ pub unsafe extern "C" fn kvasir_kv_get(
         Ok(status)
     });
     // SAFETY: null or writable by this function's contract.
-    unsafe { tell(meta_bytes, sizes.0) };
+    unsafe { write_optional(meta_bytes, sizes.0) };
     // SAFETY: as above.
-    unsafe { tell(payload_bytes, sizes.1) };
+    unsafe { write_optional(payload_bytes, sizes.1) };
     status
 }
 

@@ -91,7 +91,7 @@ pub(super) unsafe fn check_room<T>(
         return Err(invalid("the place for the count is a null pointer"));
     }
     // SAFETY: writable by this function's contract.
-    unsafe { tell(count, 0) };
+    unsafe { write_optional(count, 0) };
     if to.is_null() || !to.is_aligned() || capacity == 0 {
         return Err(invalid(&format!("no room for {what}")));
     }
@@ -121,7 +121,7 @@ pub(super) unsafe fn list<T>(
         unsafe { std::ptr::copy_nonoverlapping((&raw const *item).cast::<u8>(), place, written) };
     }
     // SAFETY: not null, and the caller promised that it is writable.
-    unsafe { tell(count, found.len()) };
+    unsafe { write_optional(count, found.len()) };
     Ok(Status::Ok)
 }
 
@@ -129,7 +129,7 @@ pub(super) unsafe fn list<T>(
 ///
 /// # Safety
 /// `to` must be null or valid for a write; it need not be aligned.
-pub(super) unsafe fn tell<T>(to: *mut T, value: T) {
+pub(super) unsafe fn write_optional<T>(to: *mut T, value: T) {
     if !to.is_null() {
         // SAFETY: not null, so valid for a write by the contract of this function.
         unsafe { to.write_unaligned(value) };
@@ -220,7 +220,7 @@ mod tests {
     fn places_need_not_be_aligned() {
         let mut place = [0_u64; 2];
         // SAFETY: nine bytes of sixteen, which no other code reads meanwhile.
-        unsafe { tell(place.as_mut_ptr().cast::<u8>().wrapping_add(1).cast::<u64>(), u64::MAX) };
+        unsafe { write_optional(place.as_mut_ptr().cast::<u8>().wrapping_add(1).cast::<u64>(), u64::MAX) };
         assert_eq!(place.map(u64::to_le), [u64::MAX << 8, 0xFF]);
     }
 }

@@ -1,6 +1,6 @@
 //! Events of the tiers.
 
-use super::boundary::{Handle, check_room, guarded, tell};
+use super::boundary::{Handle, check_room, guarded, write_optional};
 use crate::events::Event;
 use crate::handles;
 use crate::status::Status;
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn kvasir_kv_take_events(
             unsafe { events.wrapping_add(at).write(event) };
         });
         // SAFETY: as above.
-        unsafe { tell(count, taken) };
+        unsafe { write_optional(count, taken) };
         Ok(Status::Ok)
     })
 }

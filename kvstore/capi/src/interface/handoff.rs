@@ -3,7 +3,9 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use super::boundary::{Handle, copy_text, elements, guarded, invalid, list, string, tell, versioned};
+use super::boundary::{
+    Handle, copy_text, elements, guarded, invalid, list, string, versioned, write_optional,
+};
 use crate::device::DeviceEvent;
 use crate::handles::{self, Opened};
 use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics, StageStatistics};
@@ -256,7 +258,7 @@ pub unsafe extern "C" fn kvasir_kv_handoff_address(
         // SAFETY: handed on from the caller.
         let whole = unsafe { copy_text(&ways, text, bytes) };
         // SAFETY: as above.
-        unsafe { tell(length, whole) };
+        unsafe { write_optional(length, whole) };
         Ok(Status::Ok)
     })
 }

@@ -7,7 +7,7 @@ use dataplane_gpu::LayoutKernels;
 use dataplane_rails::RailsConfig;
 use dataplane_verbs::Library;
 
-use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
+use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, write_optional};
 use crate::backend::Backend;
 use crate::compose::{self, StoreParts};
 use crate::device::{CopyThreads, MakeKernels};
@@ -72,7 +72,7 @@ unsafe fn open_into(
 ) -> i32 {
     guarded(|| {
         // SAFETY: null or writable by this function's contract.
-        unsafe { tell(handle, std::ptr::null_mut()) };
+        unsafe { write_optional(handle, std::ptr::null_mut()) };
         let made = if handle.is_null() {
             Err(invalid("the place for the handle is a null pointer"))
         } else {
@@ -82,7 +82,7 @@ unsafe fn open_into(
         // SAFETY: null or writable for `error_bytes` by this function's contract.
         unsafe { copy_text(reason, error, error_bytes) };
         // SAFETY: as above.
-        unsafe { tell(handle, made?) };
+        unsafe { write_optional(handle, made?) };
         Ok(Status::Ok)
     })
 }

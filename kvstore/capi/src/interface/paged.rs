@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
-use crate::backend::{Backend, ChainPlace, Identity};
+use super::boundary::{Handle, elements, guarded, invalid, versioned, write_optional};
+use crate::backend::{Backend, ChainPosition, Identity};
 use crate::device::{DeviceEvent, Job};
 use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};
@@ -86,7 +86,7 @@ unsafe fn read(transfer: *const Transfer) -> Result<Transfer, Failure> {
 
 /// # Safety
 /// As in the header for the parent of the transfer.
-unsafe fn chain(transfer: &Transfer) -> Result<Option<ChainPlace>, Failure> {
+unsafe fn chain(transfer: &Transfer) -> Result<Option<ChainPosition>, Failure> {
     let is_set = !transfer.parent.is_null() || transfer.position > 0;
     match transfer.is_chain {
         0 if is_set => return Err(invalid("parent or position is set, and is_chain is 0")),
@@ -107,7 +107,7 @@ unsafe fn chain(transfer: &Transfer) -> Result<Option<ChainPlace>, Failure> {
         // SAFETY: the caller promised one; an identity is aligned anywhere.
         Some(unsafe { *transfer.parent })
     };
-    Ok(Some(ChainPlace { parent, position, tenant: transfer.tenant }))
+    Ok(Some(ChainPosition { parent, position, tenant: transfer.tenant }))
 }
 
 /// Registers an engine's tensors.
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn kvasir_kv_register(
             return Err(invalid("the place for the id is a null pointer"));
         }
         // SAFETY: writable by this function's contract.
-        unsafe { tell(id, 0) };
+        unsafe { write_optional(id, 0) };
         // SAFETY: the caller promised tensors.
         let tensors = unsafe { elements(tensors, 1, "tensors is a null pointer or not aligned") }?[0];
         // SAFETY: the caller promised as many planes.
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn kvasir_kv_register(
         };
         let Some(registered) = opened.tensors.add(tensors, on_device) else { return Ok(Status::Throttled) };
         // SAFETY: as above.
-        unsafe { tell(id, registered) };
+        unsafe { write_optional(id, registered) };
         Ok(Status::Ok)
     })
 }

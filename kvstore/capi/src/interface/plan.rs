@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Plan, Prompt as StorePrompt, PromptGroup, RemoteCoverage};
 
-use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
+use super::boundary::{Handle, elements, guarded, invalid, versioned, write_optional};
 use super::paged::{FETCH, LOAD};
 use crate::backend::Identity;
 use crate::handles;
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
         }
         let nothing = PromptPlan { operation: COMPUTE, deadline_us: 0, blocks: 0 };
         // SAFETY: writable by this function's contract.
-        unsafe { tell(plan, nothing) };
+        unsafe { write_optional(plan, nothing) };
         // SAFETY: the caller promised one.
         let prompt = unsafe { read(prompt) }?;
         let opened = handles::find(handle.addr())?;
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
             }
         };
         // SAFETY: as above.
-        unsafe { tell(plan, answer) };
+        unsafe { write_optional(plan, answer) };
         Ok(Status::Ok)
     })
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::blocks::ranges;
-use super::boundary::{Handle, check_room, elements, guarded, identity, invalid, remember, tell};
+use super::boundary::{Handle, check_room, elements, guarded, identity, invalid, remember, write_optional};
 use crate::backend::Identity;
 use crate::buffers::Buffer;
 use crate::handles;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn kvasir_kv_submit(
         Ok(Status::Ok)
     });
     // SAFETY: null or writable by this function's contract.
-    unsafe { tell(accepted, taken) };
+    unsafe { write_optional(accepted, taken) };
     status
 }
 
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn kvasir_kv_poll(
             text.into_iter().for_each(remember);
         });
         // SAFETY: as above.
-        unsafe { tell(count, polled) };
+        unsafe { write_optional(count, polled) };
         Ok(Status::Ok)
     })
 }

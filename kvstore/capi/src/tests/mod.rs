@@ -14,7 +14,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_store::{Description, DiskTier, HostTier, StoreBuilder, StoreConfig, TenantId};
 
-use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome};
+use crate::backend::{Backend, BackendError, ChainPosition, GetOutcome, Identity, Loaded, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
 use crate::compose::{self, StoreParts};
 use crate::config::Settings;
@@ -89,7 +89,7 @@ fn put(
     let meta = unsafe { Source::new(ranges(meta)) };
     // SAFETY: as above.
     let payload = unsafe { Source::new(ranges(payload)) };
-    store.put(identity, ChainPlace::default(), &meta, &payload)
+    store.put(identity, ChainPosition::default(), &meta, &payload)
 }
 
 /// Meta and payload of a block.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Folder, PATIENCE, opened, wait_until_written, with_slab};
 use crate::backend::{
-    Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
+    Backend, BackendError, ChainPosition, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
 };
 use crate::buffers::{Destination, Source};
 use crate::config::QueueSettings;
@@ -159,7 +159,7 @@ impl Backend for Gate {
     fn put(
         &self,
         identity: &Identity,
-        _: ChainPlace,
+        _: ChainPosition,
         _: &Source,
         _: &Source,
     ) -> Result<PutOutcome, BackendError> {

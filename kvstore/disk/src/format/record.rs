@@ -42,7 +42,7 @@ pub struct Record {
 
 /// Position of a record; part of its CRC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RecordPlace {
+pub struct RecordLocation {
     /// Id of the store.
     pub store_id: u64,
     /// The segment.
@@ -55,7 +55,7 @@ pub struct RecordPlace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordDamaged;
 
-fn record_crc(record: &[u8], meta_bytes: usize, place: RecordPlace) -> Option<u32> {
+fn record_crc(record: &[u8], meta_bytes: usize, place: RecordLocation) -> Option<u32> {
     let crc = crc32c::crc32c(&place.store_id.to_le_bytes());
     let crc = crc32c::crc32c_append(crc, &place.segment.to_le_bytes());
     let crc = crc32c::crc32c_append(crc, &place.slot.to_le_bytes());
@@ -64,7 +64,7 @@ fn record_crc(record: &[u8], meta_bytes: usize, place: RecordPlace) -> Option<u3
 }
 
 /// Checks a record and reads it; `None` when the slot was never written. The meta bytes follow at [`RECORD_BYTES`].
-pub fn decode_record(bytes: &[u8], place: RecordPlace) -> Result<Option<Record>, RecordDamaged> {
+pub fn decode_record(bytes: &[u8], place: RecordLocation) -> Result<Option<Record>, RecordDamaged> {
     if is_blank(bytes) {
         return Ok(None);
     }
@@ -97,7 +97,7 @@ pub fn parse_record(bytes: &[u8]) -> Option<Record> {
 
 /// Writes a record over `out`, which is as long as the layout's records. Meta bytes beyond its end are cut off; the
 /// log has refused them before.
-pub fn encode_record(out: &mut [u8], record: &Record, meta: &[u8], place: RecordPlace) {
+pub fn encode_record(out: &mut [u8], record: &Record, meta: &[u8], place: RecordLocation) {
     let meta = &meta[..meta.len().min(out.len() - RECORD_BYTES)];
     out.fill(0);
     out[..16].copy_from_slice(&record.identity.0);
@@ -122,7 +122,7 @@ pub fn encode_record(out: &mut [u8], record: &Record, meta: &[u8], place: Record
 mod tests {
     use super::*;
 
-    const PLACE: RecordPlace = RecordPlace { store_id: 7, segment: 2, slot: 5 };
+    const PLACE: RecordLocation = RecordLocation { store_id: 7, segment: 2, slot: 5 };
 
     fn record() -> Record {
         Record {
@@ -145,9 +145,9 @@ mod tests {
         assert_eq!(decode_record(&bytes, PLACE), Ok(Some(record())));
         assert_eq!(&bytes[RECORD_BYTES..RECORD_BYTES + 3], b"abc");
         for other in [
-            RecordPlace { store_id: 8, ..PLACE },
-            RecordPlace { segment: 3, ..PLACE },
-            RecordPlace { slot: 6, ..PLACE },
+            RecordLocation { store_id: 8, ..PLACE },
+            RecordLocation { segment: 3, ..PLACE },
+            RecordLocation { slot: 6, ..PLACE },
         ] {
             assert_eq!(decode_record(&bytes, other), Err(RecordDamaged), "{other:?}");
         }

@@ -166,8 +166,8 @@ impl<K: Commands> RingEngine<K> {
     }
 
     /// Completes the requests that the kernel has not got, once another thread has used the ring.
-    fn fail_misdriven(&mut self) {
-        if self.ring.is_misdriven() {
+    fn fail_cross_thread(&mut self) {
+        if self.ring.is_cross_thread() {
             // The queue will not be handed over any more, so the kernel does not use these buffers.
             while let Some(pending) = self.pending.take_from(self.ring.handed_over()) {
                 let error = self.ring.wrong_thread_error(&pending.describe());
@@ -207,7 +207,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
             return Err(Full(request));
         }
         match self.geometry.check(&request) {
-            Ok(address) if self.ring.is_misdriven() => {
+            Ok(address) if self.ring.is_cross_thread() => {
                 let pending = Pending::new(request, address, None);
                 let error = self.ring.wrong_thread_error(&pending.describe());
                 self.refused.push_back(pending.complete(Err(error)));
@@ -227,7 +227,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
 
     fn flush(&mut self) -> Result<(), IoError> {
         let flushed = self.ring.submit();
-        self.fail_misdriven();
+        self.fail_cross_thread();
         flushed
     }
 
@@ -238,7 +238,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         if refused < budget && self.pending.used() > 0 {
             // An error of continuing occurs again at the next flush, which reports it.
             let _ = self.take(budget - refused, |completion| completions.push(completion));
-            self.fail_misdriven();
+            self.fail_cross_thread();
         }
         refused + completions.len() - before
     }
@@ -249,7 +249,7 @@ impl<K: Commands> IoEngine for RingEngine<K> {
         } else {
             self.ring.submit()
         };
-        self.fail_misdriven();
+        self.fail_cross_thread();
         waited
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Ring<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     pushed: u64,
     /// Another thread than the issuer has entered. Permanent: queued requests have been given back, and the
     /// issuer's next call would make the kernel take them.
-    is_misdriven: bool,
+    is_cross_thread: bool,
     waker: Arc<EventWaker>,
     /// Target of the kernel's read from the eventfd.
     wake_count: Box<UnsafeCell<u64>>,
@@ -68,7 +68,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             mode,
             queued: 0,
             pushed: 0,
-            is_misdriven: false,
+            is_cross_thread: false,
             waker: Arc::new(waker),
             wake_count: Box::new(UnsafeCell::new(0)),
             armed: false,
@@ -115,8 +115,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     }
 
     /// Whether the ring is unusable because another thread than its issuer has entered it.
-    pub(crate) fn is_misdriven(&self) -> bool {
-        self.is_misdriven
+    pub(crate) fn is_cross_thread(&self) -> bool {
+        self.is_cross_thread
     }
 
     /// Returns the error of every call once another thread than the issuer has used the ring.
@@ -132,7 +132,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
 
     fn failed(&mut self, operation: &str, errno: Errno) -> IoError {
         if errno == Errno::EXIST {
-            self.is_misdriven = true;
+            self.is_cross_thread = true;
             return self.wrong_thread_error(operation);
         }
         IoError::from_errno(self.engine, operation.to_owned(), errno.raw_os_error())
@@ -140,7 +140,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
 
     /// Enables the ring at its first use. Call before every entry into the kernel.
     fn enable(&mut self) -> Result<(), IoError> {
-        if self.is_misdriven {
+        if self.is_cross_thread {
             return Err(self.wrong_thread_error("enter the ring"));
         }
         if self.mode.disabled {
@@ -153,7 +153,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
 
     /// Hands over pushed entries: one system call, none if there are no entries.
     pub(crate) fn submit(&mut self) -> Result<(), IoError> {
-        if self.is_misdriven {
+        if self.is_cross_thread {
             return Err(self.wrong_thread_error("io_uring_enter to submit"));
         }
         let mut retries = 0;
@@ -209,13 +209,13 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         // SAFETY: no argument is passed, so there is nothing to be valid.
         let fetched = unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
         // EINTR and EBUSY leave the completions for the next call.
-        self.is_misdriven |= fetched.is_err_and(|error| errno_of(&error) == Errno::EXIST);
+        self.is_cross_thread |= fetched.is_err_and(|error| errno_of(&error) == Errno::EXIST);
     }
 
     /// Sleeps until there is a completion, a wake-up, or the given time; hands over pushed entries. `busy`:
     /// whether requests are in flight.
     pub(crate) fn sleep(&mut self, until: Option<Instant>, busy: bool) -> Result<(), IoError> {
-        if self.is_misdriven {
+        if self.is_cross_thread {
             return Err(self.wrong_thread_error("io_uring_enter to wait"));
         }
         self.take_idle_wake(busy);
@@ -274,7 +274,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
                 return Ok(());
             }
             self.fetch();
-            if self.is_misdriven {
+            if self.is_cross_thread {
                 return Err(self.wrong_thread_error("io_uring_enter to poll"));
             }
         }
@@ -321,7 +321,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
         if self.mode.io_poll {
             self.fetch();
-            return if self.is_misdriven {
+            return if self.is_cross_thread {
                 Err(self.wrong_thread_error("io_uring_enter to drain"))
             } else {
                 Ok(())

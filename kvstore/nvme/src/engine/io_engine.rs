@@ -12,7 +12,7 @@ use crate::command::Command;
 use crate::recovery::Health;
 use crate::request_queue::describe;
 use crate::volatile_cache::LOST;
-use crate::wake::Pause;
+use crate::wake::Backoff;
 use crate::{ENGINE_NAME, NvmeError};
 
 impl<B: Bus> IoEngine for NvmeEngine<B> {
@@ -64,9 +64,9 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
         self.flush()?;
-        let mut pause = Pause::new();
+        let mut pause = Backoff::new();
         loop {
-            if self.has_news() || self.alarm.take() {
+            if self.has_completions() || self.alarm.take() {
                 return Ok(());
             }
             let now = Instant::now();
@@ -74,7 +74,7 @@ impl<B: Bus> IoEngine for NvmeEngine<B> {
                 return Ok(());
             }
             let left = until.map(|until| until.duration_since(now));
-            if self.commands_in_flight() == 0 && self.health.is_settled() {
+            if self.commands_in_flight() == 0 && self.health.is_stable() {
                 self.alarm.sleep(left);
                 continue;
             }

@@ -17,7 +17,7 @@ use crate::commands::{Commands, Owner};
 use crate::engine::Blocking;
 use crate::request_queue::RequestQueue;
 use crate::volatile_cache::VolatileCache;
-use crate::wake::{Pause, WakeFlag};
+use crate::wake::{Backoff, WakeFlag};
 
 pub(super) const NAME: &str = "spdk";
 /// Maximum number of commands in flight: half of SPDK's default queue, so that a command which SPDK splits
@@ -182,7 +182,7 @@ impl SpdkEngine {
         operation: &str,
         call: impl Fn(&Library, Namespace, Pair, *mut c_void) -> i32,
     ) -> Result<(), IoError> {
-        let mut pause = Pause::new();
+        let mut pause = Backoff::new();
         loop {
             if let Some(error) = &self.dead {
                 return Err(dead(error, operation));
@@ -193,7 +193,7 @@ impl SpdkEngine {
                 Ok(()) => break,
                 Err(libc::ENOMEM) if self.commands.count() > 0 => {
                     if !self.turn() {
-                        pause.rest();
+                        pause.back_off();
                     }
                 }
                 Err(errno) => return Err(into_io(self.failed("submit", errno), operation)),
@@ -206,7 +206,7 @@ impl SpdkEngine {
                 return result.map_err(|error| into_io(error, operation));
             }
             if !self.turn() {
-                pause.rest();
+                pause.back_off();
             }
         }
     }
@@ -214,10 +214,10 @@ impl SpdkEngine {
 
 impl Drop for SpdkEngine {
     fn drop(&mut self) {
-        let mut pause = Pause::new();
+        let mut pause = Backoff::new();
         while self.dead.is_none() && (self.commands.count() > 0 || self.queue.first().is_some()) {
             if !self.turn() {
-                pause.rest();
+                pause.back_off();
             }
         }
         if !self.pair.is_null() {

@@ -13,7 +13,7 @@ use super::registration::{self, Refused};
 use crate::NvmeError;
 use crate::request_queue::describe;
 use crate::volatile_cache::LOST;
-use crate::wake::Pause;
+use crate::wake::Backoff;
 
 impl IoEngine for SpdkEngine {
     fn name(&self) -> &'static str {
@@ -66,7 +66,7 @@ impl IoEngine for SpdkEngine {
 
     fn wait(&mut self, until: Option<Instant>) -> Result<(), IoError> {
         self.flush()?;
-        let mut pause = Pause::new();
+        let mut pause = Backoff::new();
         loop {
             self.turn();
             if !self.queue.finished.is_empty() || self.alarm.take() {

@@ -2,7 +2,7 @@
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::FrequencySketch;
-use kvstore_disk::{Admission, AdmissionConfig, ClockReading, Usage, Verdict};
+use kvstore_disk::{Admission, AdmissionConfig, ClockReading, Usage, WriteAdmission};
 
 /// Entries of the sketch for each slot of host memory.
 const SKETCH_ENTRIES: u32 = 4;
@@ -36,7 +36,7 @@ impl WriteGate {
     }
 
     /// Counts an offer of the block.
-    pub(crate) fn saw(&self, identity: &BlockIdentity) {
+    pub(crate) fn count_offer(&self, identity: &BlockIdentity) {
         self.seen.increment(identity);
     }
 
@@ -48,7 +48,8 @@ impl WriteGate {
         }
         // The sketch forgets; this block was offered just now.
         let seen = if is_retained { u32::MAX } else { u32::from(self.seen.estimate(&identity)).max(1) };
-        self.admission.decide(seen, u64::from(bytes), &self.usage, ClockReading::now()) == Verdict::Admit
+        self.admission.decide(seen, u64::from(bytes), &self.usage, ClockReading::now())
+            == WriteAdmission::Admit
     }
 
     /// Remembers that an admitted block has to wait.

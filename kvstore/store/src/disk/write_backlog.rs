@@ -125,7 +125,7 @@ impl WriteBacklog {
 
     /// Releases one held block, the youngest first, so that chains stay whole; false when none is held. No
     /// block is visited twice until further blocks are held.
-    pub(crate) fn let_go(&mut self) -> bool {
+    pub(crate) fn release_held(&mut self) -> bool {
         let held = (self.waiting.range_mut(..self.held_end).enumerate().rev())
             .find_map(|(at, (_, lease))| lease.take().map(|lease| (at, lease)));
         self.held_end = held.as_ref().map_or(0, |(at, _)| *at);
@@ -200,7 +200,7 @@ mod tests {
         let mut unwritten = WriteBacklog::new(8);
         (0..8).for_each(|number| unwritten.push(identity(number), || catalog.lease(TIER, &identity(number))));
         assert_eq!(pinned(), 4);
-        assert!(unwritten.let_go());
+        assert!(unwritten.release_held());
         assert_eq!(pinned(), 3);
         let (first, lease) = unwritten.pop().expect("eight wait");
         assert!(first == identity(0) && lease.is_some());
@@ -213,7 +213,7 @@ mod tests {
         let expected = [(0, true), (2, true), (3, false), (4, false), (5, false), (6, false)];
         assert_eq!(left, expected.map(|(number, is_held)| (identity(number), is_held)));
         assert_eq!((pinned(), unwritten.held), (0, 0));
-        assert!(!unwritten.let_go());
+        assert!(!unwritten.release_held());
     }
 
     #[test]
@@ -259,22 +259,22 @@ mod tests {
         let mut unwritten = WriteBacklog::new(8);
         (0..8).for_each(|number| unwritten.push(identity(number), || catalog.lease(TIER, &identity(number))));
         assert_eq!((unwritten.held, unwritten.held_end), (4, 4));
-        assert!(unwritten.let_go());
+        assert!(unwritten.release_held());
         let (first, lease) = unwritten.pop().expect("eight wait");
         assert_eq!((unwritten.held, unwritten.held_end), (2, 2));
         // One that is held behind many that are not is the first to go.
         unwritten.push(identity(8), || catalog.lease(TIER, &identity(8)));
         assert_eq!((unwritten.held, unwritten.held_end), (3, 8));
-        assert!(unwritten.let_go());
+        assert!(unwritten.release_held());
         assert!(
             unwritten.waiting.back().is_some_and(|(last, lease)| *last == identity(8) && lease.is_none())
         );
-        assert!(unwritten.let_go());
+        assert!(unwritten.release_held());
         unwritten.put_back(first, lease.expect("held"));
         assert_eq!((unwritten.held, unwritten.held_end), (2, 2));
         unwritten.forget(&(1..8).map(identity).collect::<Vec<_>>());
         assert_eq!((unwritten.held, unwritten.held_end), (1, 2));
-        assert!(unwritten.let_go() && !unwritten.let_go());
+        assert!(unwritten.release_held() && !unwritten.release_held());
         assert_eq!((unwritten.held_end, catalog.census(TIER).pinned), (0, 0));
     }
 }

@@ -189,7 +189,7 @@ pub enum SecondaryTierEvent {
 
 /// Size of the portions in which a tier takes new blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Portion {
+pub enum OfferBatch {
     /// One by one, with the first block of the group of so many that it belongs to.
     Single {
         /// Blocks of a group, counted from the start of the chain.
@@ -214,7 +214,7 @@ pub trait SecondaryTier: Send {
     /// Drops the result of a look-up that is not going to be read.
     fn leave(&mut self, request: u64);
     /// Size of the portions in which the tier takes new blocks.
-    fn portion(&self) -> Portion;
+    fn offer_batch(&self) -> OfferBatch;
     /// Whether the tier takes a portion of so many bytes now. If not, an offer in flight will end later and
     /// be reported ([`SecondaryTierEvent::Offered`]).
     fn has_room(&self, bytes: u64) -> bool;

@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::StoreBuilder;
 use crate::error::StoreError;
 use crate::far::{
-    Delivered, DeliveredSum, FetchRequest, OfferedBlock, Portion, SecondaryTier, SecondaryTierEvent,
+    Delivered, DeliveredSum, FetchRequest, OfferBatch, OfferedBlock, SecondaryTier, SecondaryTierEvent,
     SecondaryTierInbox,
 };
 
@@ -284,8 +284,8 @@ impl SecondaryTier for ObjectTier {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        Portion::Run(self.run)
+    fn offer_batch(&self) -> OfferBatch {
+        OfferBatch::Run(self.run)
     }
 
     fn has_room(&self, bytes: u64) -> bool {

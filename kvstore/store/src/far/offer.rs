@@ -7,7 +7,7 @@ use crate::plan::{Priority, Tier};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, Lease};
 
-use super::{OfferedBlock, Portion, SecondaryTiers};
+use super::{OfferBatch, OfferedBlock, SecondaryTiers};
 use crate::shared::HOST;
 use crate::tiers::Tiers;
 
@@ -128,7 +128,7 @@ impl Backlog {
         self.held = self.held.max(end);
     }
 
-    fn let_go(&mut self) {
+    fn release_held(&mut self) {
         self.waiting.iter_mut().take(self.held).for_each(|(_, lease)| *lease = None);
         self.held = 0;
     }
@@ -169,7 +169,7 @@ impl Backlog {
         let pause = PAUSE_FIRST.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
         self.paused_until = Some(now + pause);
-        self.let_go();
+        self.release_held();
     }
 }
 
@@ -248,18 +248,19 @@ impl SecondaryTiers {
                 }
                 let Some((identity, lease)) = backlog.next(now) else { break };
                 backlog.hold(&tiers.shared.catalog, held_max);
-                let (blocks, head) = match portion_from(identity, link.portion(), &backlog.groups, tiers) {
-                    Found::Portion(blocks, head) => (blocks, head),
-                    Found::Missing(missing) => {
-                        backlog.orphans.push(identity, missing);
-                        has_offered = true;
-                        continue;
-                    }
-                    Found::Nothing => {
-                        has_offered = true;
-                        continue;
-                    }
-                };
+                let (blocks, head) =
+                    match offer_batch_from(identity, link.offer_batch(), &backlog.groups, tiers) {
+                        Found::OfferBatch(blocks, head) => (blocks, head),
+                        Found::Missing(missing) => {
+                            backlog.orphans.push(identity, missing);
+                            has_offered = true;
+                            continue;
+                        }
+                        Found::Nothing => {
+                            has_offered = true;
+                            continue;
+                        }
+                    };
                 let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
                 if !link.has_room(bytes) {
                     backlog.put_back(identity, lease);
@@ -287,7 +288,7 @@ impl SecondaryTiers {
 /// Result of the search for the portion that a block completes.
 enum Found {
     /// A portion, and the first block of its group or run.
-    Portion(Vec<OfferedBlock>, BlockIdentity),
+    OfferBatch(Vec<OfferedBlock>, BlockIdentity),
     /// The chain is not in host memory as far as the tier needs it: this block is not.
     Missing(BlockIdentity),
     /// The block has gone, or is not the last of a run.
@@ -295,13 +296,18 @@ enum Found {
 }
 
 /// The portion of a tier that this block is the last one of.
-fn portion_from(identity: BlockIdentity, portion: Portion, groups: &Groups, tiers: &Tiers) -> Found {
+fn offer_batch_from(
+    identity: BlockIdentity,
+    offer_batch: OfferBatch,
+    groups: &Groups,
+    tiers: &Tiers,
+) -> Found {
     let Some(last) = outgoing(identity, tiers) else { return Found::Nothing };
     let position = last.description.position;
-    let (steps, is_run) = match portion {
-        Portion::Single { group } => (position % group.max(1), false),
-        Portion::Run(run) if (position + 1).is_multiple_of(run.max(1)) => (run.max(1) - 1, true),
-        Portion::Run(_) => return Found::Nothing,
+    let (steps, is_run) = match offer_batch {
+        OfferBatch::Single { group } => (position % group.max(1), false),
+        OfferBatch::Run(run) if (position + 1).is_multiple_of(run.max(1)) => (run.max(1) - 1, true),
+        OfferBatch::Run(_) => return Found::Nothing,
     };
     let mut head = last.identity;
     let mut parent = last.description.parent;
@@ -320,7 +326,7 @@ fn portion_from(identity: BlockIdentity, portion: Portion, groups: &Groups, tier
         }
     }
     blocks.reverse();
-    Found::Portion(blocks, head)
+    Found::OfferBatch(blocks, head)
 }
 
 /// Returns the block for an offer; `None`: host memory does not have the block, or its description is

@@ -13,9 +13,9 @@ use kvstore_remote::with_identity;
 use super::OfferedBlock;
 
 /// One of the blocks on their way out, whose number is bounded. Relaxed: the count guards no other memory.
-pub(super) struct Counted(Arc<AtomicUsize>);
+pub(super) struct InFlightOffer(Arc<AtomicUsize>);
 
-impl Counted {
+impl InFlightOffer {
     /// Counts one more, unless there are `max`.
     pub(super) fn one_of(count: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let before = count.fetch_add(1, Ordering::Relaxed);
@@ -24,7 +24,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for InFlightOffer {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -36,7 +36,7 @@ pub(super) struct Offer {
     /// The first block of the group that it belongs to.
     pub(super) group: BlockIdentity,
     /// Counts it until it has arrived.
-    pub(super) _counted: Counted,
+    pub(super) _counted: InFlightOffer,
 }
 
 /// In the order of arrival.

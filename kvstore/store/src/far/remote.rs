@@ -19,9 +19,9 @@ use kvstore_remote::{
 use crate::StoreBuilder;
 use crate::error::StoreError;
 use crate::far::in_flight_reads::RemoteReads;
-use crate::far::offer_queue::{Counted, Offer, OfferQueue};
+use crate::far::offer_queue::{InFlightOffer, Offer, OfferQueue};
 use crate::far::{
-    FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferedBlock, Portion, SecondaryTier,
+    FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferBatch, OfferedBlock, SecondaryTier,
     SecondaryTierEvent, SecondaryTierInbox,
 };
 use crate::job::RetentionRequest;
@@ -196,8 +196,8 @@ impl SecondaryTier for RemoteTier {
         let _full = self.send(Command::Leave(request));
     }
 
-    fn portion(&self) -> Portion {
-        Portion::Single { group: self.group }
+    fn offer_batch(&self) -> OfferBatch {
+        OfferBatch::Single { group: self.group }
     }
 
     fn has_room(&self, _bytes: u64) -> bool {
@@ -208,7 +208,7 @@ impl SecondaryTier for RemoteTier {
     fn offer(&mut self, blocks: Vec<OfferedBlock>, head: BlockIdentity) -> bool {
         // Portions are single blocks.
         blocks.into_iter().all(|block| {
-            let Some(counted) = Counted::one_of(&self.offers, self.offers_max) else { return false };
+            let Some(counted) = InFlightOffer::one_of(&self.offers, self.offers_max) else { return false };
             let offer = Offer { block, group: head, _counted: counted };
             self.send(Command::Offer(Box::new(offer))).is_ok()
         })

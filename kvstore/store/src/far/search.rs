@@ -12,7 +12,7 @@ use kvstore_catalog::{Lease, TenantId};
 use super::lent_slot::LentSlot;
 use super::offer::Backlog;
 use super::{
-    Delivered, FetchRequest, MappedBlock, Portion, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
+    Delivered, FetchRequest, MappedBlock, OfferBatch, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
 };
 use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
@@ -289,7 +289,7 @@ impl SecondaryTiers {
         search.is_cut |= mapped < asked;
         search.lacked_room |= mapped < asked;
         // Blocks that an engine computes behind them are offered to the same group.
-        if let Portion::Single { group } = self.links[search.tier].portion()
+        if let OfferBatch::Single { group } = self.links[search.tier].offer_batch()
             && let Some(last) = search.found.checked_sub(1).filter(|_| mapped > 0)
         {
             let head = last - last % group.max(1) as usize;
@@ -370,7 +370,7 @@ impl SecondaryTiers {
     fn arrived(&mut self, incoming: FetchRequest, delivered: Vec<Delivered>, tiers: &mut Tiers) {
         let FetchRequest { request: question, chain, first: position, targets, slots, held, .. } = incoming;
         drop(targets);
-        let (search, read) = (self.searches.remove(&question), self.came_back(question, held));
+        let (search, read) = (self.searches.remove(&question), self.record_returned(question, held));
         let blocks = slots.into_iter().zip(delivered).collect();
         self.arriving.push_back(Arriving { search, read, chain, position, blocks, bytes: 0 });
         tiers.room.mark_released();
@@ -457,12 +457,12 @@ impl SecondaryTiers {
     fn returned(&mut self, returned: ReturnedSlots, tiers: &mut Tiers) {
         let ReturnedSlots { request: question, slots } = returned;
         drop(slots);
-        self.came_back(question, 0);
+        self.record_returned(question, 0);
         tiers.room.mark_released();
     }
 
     /// Records that a read has given slots back, and keeps so many. Returns what was known of the read.
-    fn came_back(&mut self, question: u64, held: usize) -> Option<OpenRead> {
+    fn record_returned(&mut self, question: u64, held: usize) -> Option<OpenRead> {
         let read = self.reads.remove(&question)?;
         if held > 0 {
             self.reads.insert(question, OpenRead { out: held, metas: VecDeque::new(), ..read });
@@ -473,7 +473,7 @@ impl SecondaryTiers {
     /// Offers a block that came from a tier to the nearer tiers, like a block of the worker: its children
     /// could not be kept there without it.
     fn pass_on(&mut self, identity: BlockIdentity, from: usize, tiers: &mut Tiers) {
-        tiers.saw(&identity);
+        tiers.count_offer(&identity);
         if tiers.shared.config.disk_write == WriteMode::Through {
             tiers.write_through(identity);
         }

@@ -12,9 +12,9 @@ use kvstore_remote::Ticket;
 
 use super::in_flight_reads::RemoteReads;
 use super::offer::outgoing;
-use super::offer_queue::{Counted, Offer, OfferQueue};
+use super::offer_queue::{InFlightOffer, Offer, OfferQueue};
 use super::{
-    DeliveredSum, FetchRequest, OfferedBlock, Portion, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
+    DeliveredSum, FetchRequest, OfferBatch, OfferedBlock, ReturnedSlots, SecondaryTier, SecondaryTierEvent,
     SecondaryTierInbox, SecondaryTiers,
 };
 use crate::Description;
@@ -115,8 +115,8 @@ impl SecondaryTier for LateTier {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        Portion::Single { group: 32 }
+    fn offer_batch(&self) -> OfferBatch {
+        OfferBatch::Single { group: 32 }
     }
 
     fn has_room(&self, _bytes: u64) -> bool {
@@ -199,7 +199,7 @@ impl Rig {
     }
 
     /// The fabric lets go of the slots of every read that has ended late.
-    fn let_go(&mut self) -> Vec<SecondaryTierEvent> {
+    fn release_held(&mut self) -> Vec<SecondaryTierEvent> {
         let mut reads = self.reads();
         let late = std::mem::take(&mut reads.late);
         late.into_iter().filter_map(|ticket| reads.in_flight.returned(ticket)).collect()
@@ -220,7 +220,7 @@ fn ten_thousand_far_reads_that_end_late_give_back_every_slot_they_were_lent() {
         assert_eq!(rig.search(number, &numbered_chain(number, 4), arriving), arriving, "search {number}");
         assert_eq!(rig.far.lent(), 4 - arriving, "search {number}: the rest is on its way");
         rig.far.check_guards();
-        let late = rig.let_go();
+        let late = rig.release_held();
         rig.answer(late);
         assert_eq!(rig.far.lent(), 0, "search {number}");
         rig.far.check_guards();
@@ -318,7 +318,7 @@ fn a_lost_decrement_of_the_lent_slots_is_found() {
     let mut rig = Rig::new(16, BLOCK);
     rig.search(1, &numbered_chain(1, 4), 2);
     rig.far.check_guards();
-    let mut late = rig.let_go();
+    let mut late = rig.release_held();
     let Some(SecondaryTierEvent::Returned(ReturnedSlots { slots, .. })) = late.last_mut() else {
         panic!("two slots are late")
     };
@@ -413,10 +413,10 @@ fn offers_take_a_bounded_part_of_a_turn_and_each_block_is_read_once() {
     let (mut queue, count) = (OfferQueue::default(), Arc::<AtomicUsize>::default());
     for identity in &blocks {
         let block = outgoing(*identity, &tiers).expect("it is there");
-        let counted = Counted::one_of(&count, 4).expect("four may be on their way");
+        let counted = InFlightOffer::one_of(&count, 4).expect("four may be on their way");
         queue.push(Box::new(Offer { block, group: *identity, _counted: counted }));
     }
-    assert!(Counted::one_of(&count, 4).is_none(), "a fifth is not offered");
+    assert!(InFlightOffer::one_of(&count, 4).is_none(), "a fifth is not offered");
     tiers.shared.memory.slab().write(slots[2], BYTES - 1, &[1]);
     let (mut sent, mut turns) = (Vec::new(), 0);
     while !queue.is_empty() {
@@ -463,8 +463,8 @@ impl SecondaryTier for NarrowTier {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        Portion::Single { group: 32 }
+    fn offer_batch(&self) -> OfferBatch {
+        OfferBatch::Single { group: 32 }
     }
 
     fn has_room(&self, _bytes: u64) -> bool {

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::disk::write_slot;
 use super::{BLOCK, Random, content};
 use crate::far::{
-    Delivered, DeliveredSum, FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferedBlock, Portion,
+    Delivered, DeliveredSum, FetchRequest, LeaseEvent, LeaseGuard, MappedBlock, OfferBatch, OfferedBlock,
     ReturnedSlots, SecondaryTier, SecondaryTierEvent, SecondaryTierInbox,
 };
 
@@ -30,7 +30,7 @@ struct Pending {
 
 pub(super) struct ModelTier {
     tier: Tier,
-    portion: Portion,
+    offer_batch: OfferBatch,
     patience: Duration,
     pending: Arc<Mutex<Pending>>,
 }
@@ -70,8 +70,8 @@ impl SecondaryTier for ModelTier {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        self.portion
+    fn offer_batch(&self) -> OfferBatch {
+        self.offer_batch
     }
 
     fn has_room(&self, _bytes: u64) -> bool {
@@ -117,12 +117,12 @@ impl OtherNodes {
         patience: Duration,
         inbox: SecondaryTierInbox,
     ) -> (Box<dyn SecondaryTier>, Self) {
-        let portion = match tier {
-            Tier::Object => Portion::Run(2),
-            _ => Portion::Single { group: 3 },
+        let offer_batch = match tier {
+            Tier::Object => OfferBatch::Run(2),
+            _ => OfferBatch::Single { group: 3 },
         };
         let pending = Arc::<Mutex<Pending>>::default();
-        let link = ModelTier { tier, portion, patience, pending: Arc::clone(&pending) };
+        let link = ModelTier { tier, offer_batch, patience, pending: Arc::clone(&pending) };
         let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
         let memory =
             SlotPool::new(Arc::new(Slab::create("of a pool", layout, PageSize::Standard).expect("memory")));

@@ -143,7 +143,7 @@ impl ModelPool {
     }
 
     /// Clients are done with everything that they have.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release_held(&mut self) {
         self.reading.clear();
         self.writing.clear();
     }

@@ -301,7 +301,7 @@ impl World {
             54..57 => self.cancel(),
             57..60 => self.forget(),
             60..64 => self.conversation(),
-            64..68 => self.let_go(),
+            64..68 => self.release_held(),
             68..70 => self.retain(),
             70..72 => self.rot(),
             72..74 => {
@@ -527,7 +527,7 @@ impl World {
     }
 
     /// Clients let go of blocks that they hold.
-    fn let_go(&mut self) {
+    fn release_held(&mut self) {
         let count = self.random.below(self.in_hand.len() + 1);
         self.in_hand.truncate(count);
         if self.random.percent(30) {
@@ -636,7 +636,7 @@ impl World {
                 self.in_hand.clear();
                 self.slots_in_hand.clear();
                 if let Some(pool) = &mut self.pool_clients {
-                    pool.let_go();
+                    pool.release_held();
                 }
                 if let Some(disk) = &mut self.disk {
                     disk.take_command();

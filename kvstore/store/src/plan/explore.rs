@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use crate::plan::config::PlanConfig;
-use crate::plan::planner::{Piece, Plan, Request, trusted_blocks};
+use crate::plan::planner::{Plan, PlannedRange, Request, trusted_blocks};
 use crate::plan::speed::SpeedSnapshot;
 use crate::plan::tier::{TIERS, Tier};
 
@@ -56,7 +56,7 @@ impl Exploration {
         request: &Request<'_>,
         plan: &Plan,
         speeds: &SpeedSnapshot,
-    ) -> Option<Piece> {
+    ) -> Option<PlannedRange> {
         for piece in &plan.pieces {
             self.last[piece.tier.index()] = Some(now);
         }
@@ -73,7 +73,7 @@ impl Exploration {
         let blocks =
             if self.probes[at] % 4 != 2 { self.large_blocks(config, request, speeds, tier) } else { 1 };
         let run = request.held[first..].iter().take(blocks).take_while(|holders| holders.contains(tier));
-        Some(Piece { tier, blocks: first..first + run.count() })
+        Some(PlannedRange { tier, blocks: first..first + run.count() })
     }
 
     fn large_blocks(

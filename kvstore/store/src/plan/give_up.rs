@@ -31,16 +31,16 @@ pub(crate) fn combined_s(onboard_s: f64, compute_s: f64, overlap: f64) -> f64 {
     onboard_s.max(compute_s) + (1.0 - overlap) * onboard_s.min(compute_s)
 }
 
-/// D of the module header: `everything_s` is C, `rest_s` is R.
-pub(crate) fn break_even_s(everything_s: f64, rest_s: f64, overlap: f64) -> f64 {
-    let behind_s = everything_s - (1.0 - overlap) * rest_s;
-    if behind_s >= rest_s {
+/// D of the module header: `everything_s` is C, `remaining_s` is R.
+pub(crate) fn break_even_s(everything_s: f64, remaining_s: f64, overlap: f64) -> f64 {
+    let behind_s = everything_s - (1.0 - overlap) * remaining_s;
+    if behind_s >= remaining_s {
         return behind_s.max(0.0);
     }
     if overlap >= 1.0 {
-        return rest_s.min(everything_s).max(0.0);
+        return remaining_s.min(everything_s).max(0.0);
     }
-    ((everything_s - rest_s) / (1.0 - overlap)).max(0.0)
+    ((everything_s - remaining_s) / (1.0 - overlap)).max(0.0)
 }
 
 /// Inputs of [`give_up_after`].
@@ -88,13 +88,13 @@ mod tests {
         let mut worst = 0.0_f64;
         for _ in 0..100_000 {
             let everything_s = 10.0 * random.uniform() + 1e-3;
-            let rest_s = everything_s * random.uniform();
+            let remaining_s = everything_s * random.uniform();
             let overlap = if random.uniform() < 0.3 { 0.0 } else { random.uniform() };
-            let even_s = break_even_s(everything_s, rest_s, overlap);
+            let even_s = break_even_s(everything_s, remaining_s, overlap);
             let give_up_s = give_up_after(&Waiting {
                 queue: Duration::ZERO,
                 everything: duration(everything_s),
-                rest: duration(rest_s),
+                rest: duration(remaining_s),
                 overlap,
                 expected: Duration::ZERO,
                 tail: duration(tail_of(even_s, &mut random)),
@@ -102,7 +102,7 @@ mod tests {
             })
             .as_secs_f64();
             let arrives_s = everything_s * 3.0 * random.uniform();
-            let waited_s = combined_s(arrives_s, rest_s, overlap);
+            let waited_s = combined_s(arrives_s, remaining_s, overlap);
             let best_s = waited_s.min(everything_s);
             let paid_s = if arrives_s <= give_up_s { waited_s } else { give_up_s + everything_s };
             if arrives_s <= even_s.min(give_up_s) {

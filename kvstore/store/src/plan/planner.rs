@@ -17,7 +17,7 @@
 //! of 1.5 %, which leaves 2 % of the wanted 5 % to noise.
 //!
 //! *Trial loads.* While prefills as short as a rest were hardly measured, a load that takes at most [`CHEAP_LOAD_PART`] of
-//! computing everything is planned with the optimistic R of [`RecomputeModel::optimistic_rest_s`]; each may cost that much more
+//! computing everything is planned with the optimistic R of [`RecomputeModel::optimistic_remaining_s`]; each may cost that much more
 //! than computing, outside the bound above.
 //!
 //! Runs on the request path, once a request; allocates the pieces only.
@@ -33,7 +33,7 @@ use crate::plan::speed::{SpeedSnapshot, TierSpeed, duration};
 use crate::plan::tier::{TIERS, Tier, TierSet};
 
 /// A load that takes at most this part of the time of computing everything may be made in the hope that the rest is short
-/// ([`RecomputeModel::optimistic_rest_s`]).
+/// ([`RecomputeModel::optimistic_remaining_s`]).
 const CHEAP_LOAD_PART: f64 = 0.25;
 
 /// Whether a plan onboards anything.
@@ -138,7 +138,7 @@ fn first_holder(held: &[TierSet], at: usize) -> Option<usize> {
 
 /// A run of blocks from one tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct PlannedRange {
     /// Tier that the blocks come from.
     pub(crate) tier: Tier,
     /// Positions of the blocks in the prompt's chain.
@@ -149,7 +149,7 @@ pub(crate) struct Piece {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Blocks to onboard, in the order of the prompt; all pieces are started at once.
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<PlannedRange>,
     /// The first block that is computed.
     pub(crate) recompute_from: usize,
     /// Expected time to the first token; of a trial load the hoped-for one.
@@ -196,12 +196,12 @@ pub(crate) fn plan(
         Choice::Recompute => 1.0 + config.margin,
         Choice::Onboard => 1.0 / (1.0 + config.margin),
     };
-    let total_s = |makespan_s: f64, rest_s: f64| {
-        queue_s + combined_s((makespan_s - queue_s).max(0.0), rest_s, config.overlap)
+    let total_s = |makespan_s: f64, remaining_s: f64| {
+        queue_s + combined_s((makespan_s - queue_s).max(0.0), remaining_s, config.overlap)
     };
 
     let estimate = |blocks: usize| PrefillEstimate {
-        tokens: rest_tokens(request, blocks),
+        tokens: remaining_tokens(request, blocks),
         seconds: compute_s(&prefill, request, blocks),
     };
     let everything = estimate(start);
@@ -209,7 +209,7 @@ pub(crate) fn plan(
     let rest_after_s = |blocks: usize, makespan_s: f64| {
         let rest = estimate(blocks);
         let is_cheap = makespan_s <= everything_s * CHEAP_LOAD_PART;
-        if is_cheap { recompute.optimistic_rest_s(rest, everything) } else { rest.seconds }
+        if is_cheap { recompute.optimistic_remaining_s(rest, everything) } else { rest.seconds }
     };
 
     let mut placement = Placement::new();
@@ -218,7 +218,7 @@ pub(crate) fn plan(
         blocks: start,
         placement,
         from: [0; TIERS],
-        rest_s: everything_s,
+        remaining_s: everything_s,
         total_s: queue_s + everything_s,
     };
     let mut least_s = best.total_s;
@@ -232,15 +232,15 @@ pub(crate) fn plan(
             continue;
         }
         let makespan_s = latest_s(&costs, &from, |_| 1.0);
-        let rest_s = rest_after_s(at + 1, makespan_s);
-        let cautious_s = total_s(makespan_s * caution, rest_s);
+        let remaining_s = rest_after_s(at + 1, makespan_s);
+        let cautious_s = total_s(makespan_s * caution, remaining_s);
         if cautious_s < least_s {
-            let total_s = total_s(makespan_s, rest_s);
-            best = Candidate { blocks: at + 1, placement, from, rest_s, total_s };
+            let total_s = total_s(makespan_s, remaining_s);
+            best = Candidate { blocks: at + 1, placement, from, remaining_s, total_s };
             least_s = cautious_s;
         }
     }
-    let Candidate { blocks: recompute_from, placement, from, rest_s, total_s: predicted_s } = best;
+    let Candidate { blocks: recompute_from, placement, from, remaining_s, total_s: predicted_s } = best;
     let tail_s = latest_s(&costs, &from, |tier| speeds[tier].tail_factor);
     let onboard = duration(latest_s(&costs, &from, |_| 1.0));
     let give_up = if recompute_from == start {
@@ -249,14 +249,14 @@ pub(crate) fn plan(
         let give_up = give_up_after(&Waiting {
             queue: duration(queue_s),
             everything: duration(everything_s),
-            rest: duration(rest_s),
+            rest: duration(remaining_s),
             overlap: config.overlap,
             expected: onboard,
             tail: duration(tail_s),
             deadline: request.deadline,
         });
         // A trial load is given up when it costs twice what it may.
-        let is_trial = rest_s < compute_s(&prefill, request, recompute_from);
+        let is_trial = remaining_s < compute_s(&prefill, request, recompute_from);
         if is_trial { give_up.min(duration(queue_s + 2.0 * CHEAP_LOAD_PART * everything_s)) } else { give_up }
     };
     Plan {
@@ -277,7 +277,7 @@ struct Candidate {
     /// Blocks from each tier, those of groups among them.
     from: [u32; TIERS],
     /// Seconds to compute the rest.
-    rest_s: f64,
+    remaining_s: f64,
     total_s: f64,
 }
 
@@ -301,11 +301,11 @@ fn full_blocks(request: &Request<'_>) -> usize {
 /// Seconds to compute what comes after `blocks` blocks.
 fn compute_s(prefill: &PrefillGuess, request: &Request<'_>, blocks: usize) -> f64 {
     let context = (blocks as f64 * f64::from(request.block_tokens)).min(f64::from(request.prompt_tokens));
-    prefill.seconds(rest_tokens(request, blocks), context)
+    prefill.seconds(remaining_tokens(request, blocks), context)
 }
 
 /// Tokens that are computed after `blocks` blocks.
-fn rest_tokens(request: &Request<'_>, blocks: usize) -> f64 {
+fn remaining_tokens(request: &Request<'_>, blocks: usize) -> f64 {
     (f64::from(request.prompt_tokens) - blocks as f64 * f64::from(request.block_tokens)).max(1.0)
 }
 
@@ -332,13 +332,13 @@ pub(crate) fn trusted_blocks(config: &PlanConfig, tier: Tier, speed: &TierSpeed,
     u32::try_from(largest.unwrap_or(0)).unwrap_or(u32::MAX).max(config.first_blocks)
 }
 
-fn pieces(held: &[TierSet], blocks: Range<usize>, mut placement: Placement) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
+fn pieces(held: &[TierSet], blocks: Range<usize>, mut placement: Placement) -> Vec<PlannedRange> {
+    let mut pieces: Vec<PlannedRange> = Vec::new();
     for at in blocks {
         let Some(tier) = placement.take(held[at], pieces.last().map(|piece| piece.tier)) else { break };
         match pieces.last_mut() {
             Some(piece) if piece.tier == tier => piece.blocks.end = at + 1,
-            _ => pieces.push(Piece { tier, blocks: at..at + 1 }),
+            _ => pieces.push(PlannedRange { tier, blocks: at..at + 1 }),
         }
     }
     pieces

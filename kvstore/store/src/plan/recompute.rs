@@ -8,7 +8,7 @@
 //! are all computed from their start makes none: one slow short prefill among long ones looks like a fixed part that is
 //! nearly all, no prefix seems worth a load, and so nothing ever corrects it. While fewer than three prefills about as
 //! short as a rest were measured lately, the fixed part is therefore taken to be at most [`FIXED_PART_MAX`] of the whole
-//! ([`RecomputeModel::optimistic_rest_s`]): the loads that this causes are the measurements. Where the fixed part really is
+//! ([`RecomputeModel::optimistic_remaining_s`]): the loads that this causes are the measurements. Where the fixed part really is
 //! nearly all, this makes about one load in 85 prefills that saves nothing (`planner` bounds what it costs).
 
 use std::time::Duration;
@@ -99,7 +99,7 @@ impl RecomputeModel {
     }
 
     /// Seconds to compute the rest of a prompt: less than the model expects where the fixed part in it was hardly measured.
-    pub(crate) fn optimistic_rest_s(&self, rest: PrefillEstimate, everything: PrefillEstimate) -> f64 {
+    pub(crate) fn optimistic_remaining_s(&self, rest: PrefillEstimate, everything: PrefillEstimate) -> f64 {
         let (fixed_s, believed_s) = (self.coefficients().fixed_s, FIXED_PART_MAX * everything.seconds);
         if fixed_s <= believed_s || self.is_measured(rest.tokens as u32) {
             return rest.seconds;

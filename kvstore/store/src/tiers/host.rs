@@ -107,7 +107,7 @@ impl Tiers {
             if !reserved.is_empty() {
                 return reserved.pop();
             }
-            if !self.disk.as_mut().is_some_and(|disk| disk.unwritten.let_go()) {
+            if !self.disk.as_mut().is_some_and(|disk| disk.unwritten.release_held()) {
                 return None;
             }
         }

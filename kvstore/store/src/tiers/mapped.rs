@@ -20,7 +20,7 @@ use super::Tiers;
 use crate::far::{LeaseGuard, MappedBlock};
 use crate::fault_injection::{Planted, is_planted};
 use crate::job::Prepare;
-use crate::memory::MappedPlace;
+use crate::memory::MappedSlot;
 use crate::metrics::StoreCounters;
 use crate::shared::{DISK, HOST, MAPPED};
 
@@ -30,13 +30,13 @@ const AFTER_READ: Duration = Duration::from_millis(100);
 /// waits for a second search (of another group of layers).
 const PROMISE: Duration = Duration::from_secs(1);
 /// Interval of the scans for blocks that were read.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A block of a pool that is known here.
 #[derive(Debug)]
 struct KnownBlock {
     identity: BlockIdentity,
-    place: Arc<MappedPlace>,
+    place: Arc<MappedSlot>,
     /// End of the lease.
     until: Instant,
     /// Searches have told of the block: it stays until this time, or until the load of each such search has
@@ -58,7 +58,7 @@ impl KnownBlock {
     fn is_over(&self, now: Instant) -> bool {
         let is_done = self.promises > 0 && self.open_promises() == 0;
         let is_idle = self.promised <= now && self.place.was_read_before(now, AFTER_READ);
-        self.until <= now + LOOK_EVERY || is_done || is_idle
+        self.until <= now + CHECK_INTERVAL || is_done || is_idle
     }
 }
 
@@ -81,7 +81,7 @@ impl Tiers {
     pub(crate) fn map(&mut self, prepare: &Prepare, first: usize, blocks: Vec<MappedBlock>) -> usize {
         let (chain, mut count) = (&prepare.chain, 0);
         for (block, position) in blocks.into_iter().zip(first..chain.len()) {
-            let place = ChainPlace {
+            let place = MappedMetadata {
                 parent: position.checked_sub(1).map(|before| chain[before]),
                 position: position as u32,
                 tenant: prepare.tenant,
@@ -97,7 +97,7 @@ impl Tiers {
 
     /// False when the block cannot be known: its length or slot is not valid here, or there is no room for
     /// it.
-    fn map_one(&mut self, identity: BlockIdentity, at: &ChainPlace, block: MappedBlock) -> bool {
+    fn map_one(&mut self, identity: BlockIdentity, at: &MappedMetadata, block: MappedBlock) -> bool {
         let shared = Arc::clone(&self.shared);
         let MappedBlock { slab, slot: pool_slot, generation, bytes, wire_checksum, lease, until } = block;
         let is_possible = (1..=shared.config.block_bytes).contains(&(bytes as usize))
@@ -121,7 +121,7 @@ impl Tiers {
         let Some(reserved) = reserved.pop() else { return false };
         let (filling, cost) = (reserved.fill(), shared.recompute_cost(at.position));
         let slot = filling.slot();
-        let place = Arc::new(MappedPlace::new(slab, pool_slot, generation, at.position, at.word));
+        let place = Arc::new(MappedSlot::new(slab, pool_slot, generation, at.position, at.word));
         shared.memory.set_mapped(slot, Some(Arc::clone(&place)));
         let complete = filling.complete(with_identity(wire_checksum, &identity), bytes);
         if complete.register(identity, at.parent, cost) != Registered::New {
@@ -130,7 +130,7 @@ impl Tiers {
         }
         let promised = self.now + PROMISE;
         self.mapped.known.insert(slot, KnownBlock { identity, place, until, promised, promises, lease });
-        self.mapped.next_look.get_or_insert(self.now + LOOK_EVERY);
+        self.mapped.next_look.get_or_insert(self.now + CHECK_INTERVAL);
         if !was_known {
             StoreCounters::add(&shared.counters.from_far, 1);
             StoreCounters::add(&shared.counters.mapped, 1);
@@ -202,7 +202,7 @@ impl Tiers {
         let over = self.mapped.known.values().filter(|known| known.is_over(now));
         let over: Vec<BlockIdentity> = over.map(|known| known.identity).collect();
         over.iter().for_each(|identity| self.unmap(identity));
-        self.mapped.next_look = (!self.mapped.known.is_empty()).then(|| now + LOOK_EVERY);
+        self.mapped.next_look = (!self.mapped.known.is_empty()).then(|| now + CHECK_INTERVAL);
     }
 
     fn left_mapped(&mut self, slot: u32) {
@@ -212,7 +212,7 @@ impl Tiers {
 }
 
 /// Position of a block in its chain, and its tenant.
-struct ChainPlace {
+struct MappedMetadata {
     parent: Option<BlockIdentity>,
     position: u32,
     tenant: TenantId,

@@ -36,9 +36,9 @@ impl From<Hold> for NotWritten {
 
 impl Tiers {
     /// Counts an offer of a block: blocks that are offered often enough are written to the disk.
-    pub(crate) fn saw(&self, identity: &BlockIdentity) {
+    pub(crate) fn count_offer(&self, identity: &BlockIdentity) {
         if let Some(disk) = &self.disk {
-            disk.gate.saw(identity);
+            disk.gate.count_offer(identity);
         }
     }
 

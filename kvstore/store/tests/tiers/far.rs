@@ -12,7 +12,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::faulty::Faults;
 use kvstore_io::testing::MemoryFiles;
-use kvstore_store::far::Portion;
+use kvstore_store::far::OfferBatch;
 use kvstore_store::{
     BandwidthLimit, BandwidthTier, Delivered, DeliveredSum, Description, FetchRequest, HostTier,
     OfferedBlock, Plan, Prepare, Prompt, PromptGroup, RemoteCoverage, ReturnConfig, SecondaryTier,
@@ -60,8 +60,8 @@ impl SecondaryTier for Elsewhere {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        Portion::Single { group: 1 }
+    fn offer_batch(&self) -> OfferBatch {
+        OfferBatch::Single { group: 1 }
     }
 
     fn has_room(&self, _bytes: u64) -> bool {
@@ -281,7 +281,7 @@ fn a_chain_that_began_on_another_node_is_persisted_with_its_new_blocks() {
 
 /// A tier that takes blocks and has none; it tells what it is offered, and under which head.
 struct Taker {
-    portion: Portion,
+    offer_batch: OfferBatch,
     has_room: Arc<AtomicBool>,
     offered: Sender<(BlockIdentity, Vec<BlockIdentity>)>,
 }
@@ -305,8 +305,8 @@ impl SecondaryTier for Taker {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        self.portion
+    fn offer_batch(&self) -> OfferBatch {
+        self.offer_batch
     }
 
     fn has_room(&self, _bytes: u64) -> bool {
@@ -333,7 +333,7 @@ fn blocks_that_wait_to_be_sent_are_not_evicted_before() {
     let (offered, is_offered) = unbounded();
     let room = Arc::clone(&has_room);
     let links = |_| -> Vec<Box<dyn SecondaryTier>> {
-        vec![Box::new(Taker { portion: Portion::Single { group: 32 }, has_room: room, offered })]
+        vec![Box::new(Taker { offer_batch: OfferBatch::Single { group: 32 }, has_room: room, offered })]
     };
     let mut rig = beside(None, StoreConfig::new(BLOCK, TOKENS), host, links);
     // Used again and again: new blocks have a tenth of the tier.
@@ -380,9 +380,13 @@ fn blocks_that_came_back_are_offered_on_with_the_new_blocks_of_their_chain() {
     let [(group, in_groups), (run, in_runs)] = [unbounded(), unbounded()];
     let links = |inbox: SecondaryTierInbox| -> Vec<Box<dyn SecondaryTier>> {
         vec![
-            Box::new(Taker { portion: Portion::Single { group: 32 }, has_room: free(), offered: group }),
+            Box::new(Taker {
+                offer_batch: OfferBatch::Single { group: 32 },
+                has_room: free(),
+                offered: group,
+            }),
             Box::new(Elsewhere { inbox, asked: Arc::default() }),
-            Box::new(Taker { portion: Portion::Run(8), has_room: free(), offered: run }),
+            Box::new(Taker { offer_batch: OfferBatch::Run(8), has_room: free(), offered: run }),
         ]
     };
     let mut rig = beside(Some(&disk), StoreConfig::new(BLOCK, TOKENS), host, links);

@@ -9,7 +9,7 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_remote::with_identity;
-use kvstore_store::far::{LeaseEvent, LeaseGuard, MappedBlock, Portion};
+use kvstore_store::far::{LeaseEvent, LeaseGuard, MappedBlock, OfferBatch};
 use kvstore_store::{
     BandwidthTier, FetchRequest, HostTier, OfferedBlock, SecondaryTier, SecondaryTierEvent,
     SecondaryTierInbox, StoreConfig, TenantId,
@@ -67,8 +67,8 @@ impl SecondaryTier for Pool {
 
     fn leave(&mut self, _request: u64) {}
 
-    fn portion(&self) -> Portion {
-        Portion::Single { group: 1 }
+    fn offer_batch(&self) -> OfferBatch {
+        OfferBatch::Single { group: 1 }
     }
 
     fn has_room(&self, _bytes: u64) -> bool {

@@ -27,7 +27,7 @@ pub const AUDIT_QUEUE_MAX: usize = 16_384;
 /// Bytes that are written at once.
 const BATCH_BYTES: usize = 64 << 10;
 /// Interval at which an idle thread checks for a reopen request.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// File mode: the owner writes, its group reads, all other users have no access.
 const MODE: u32 = 0o640;
 
@@ -142,7 +142,7 @@ struct Writer {
 impl Writer {
     fn run(mut self) {
         loop {
-            let first = self.lines.recv_timeout(LOOK_EVERY);
+            let first = self.lines.recv_timeout(CHECK_INTERVAL);
             // Acquire: pairs with the release of `reopen`.
             if self.shared.is_reopening.swap(false, Ordering::Acquire) {
                 self.file = None;

@@ -4,7 +4,7 @@
 //! back. In between another request can be refused because of units that are about to be given back; its
 //! retry time is short, and no request is ever admitted in excess.
 //!
-//! Tokens are charged before they are known, by [`Estimate`], and corrected by [`Charge::settle`] when they
+//! Tokens are charged before they are known, by [`Estimate`], and corrected by [`Charge::reconcile`] when they
 //! are: an excess is given back immediately, and a shortfall becomes a debt for which later requests wait.
 //! A [`Charge`] that is dropped unsettled keeps the estimate charged and frees its place; a charge whose
 //! request never reached a worker is given back by [`Charge::cancel`].
@@ -204,7 +204,7 @@ impl Charge {
     }
 
     /// Corrects the charge when the usage is known. May be called again as it grows; the place stays taken.
-    pub fn settle(&mut self, used: u64, now: u64) {
+    pub fn reconcile(&mut self, used: u64, now: u64) {
         let before = self.tokens;
         for (limiter, taken) in self.limiters.iter_mut().flatten() {
             if used >= before {

@@ -276,7 +276,7 @@ mod tests {
         }
         assert_eq!((left(0), left(1)), (300, 300));
         charges.remove(0).cancel();
-        charges[0].settle(10, 0);
+        charges[0].reconcile(10, 0);
         exchange([&tables[0], &tables[1]], 0);
         exchange([&tables[0], &tables[1]], 0);
         assert_eq!((left(0), left(1)), (440, 440));

@@ -59,11 +59,11 @@ fn a_request_larger_than_the_limit_is_refused_for_good() {
 fn usage_is_set_right() {
     let key = limiter(Some(10), Some(600), None);
     let mut charge = admit(Some(&key), None, 300, 0).expect("fits");
-    charge.settle(100, 0);
+    charge.reconcile(100, 0);
     assert_eq!(remaining(&key, 0), (Some(9), Some(500)), "too much is given back");
-    charge.settle(160, 0);
+    charge.reconcile(160, 0);
     assert_eq!((remaining(&key, 0), charge.tokens()), ((Some(9), Some(440)), 160), "and taken as it grows");
-    charge.settle(1000, 0);
+    charge.reconcile(1000, 0);
     assert_eq!(remaining(&key, 0), (Some(9), Some(0)), "into debt");
     let refused = admit(Some(&key), None, 100, 0).expect_err("in debt");
     assert_eq!(refused.retry_after, Some(Duration::from_secs(50)), "400 of debt and 100, at 10 a second");
@@ -79,8 +79,8 @@ fn cancelling_gives_everything_back_and_dropping_only_the_place() {
     drop(admit(Some(&key), None, 300, 0).expect("fits"));
     assert_eq!((remaining(&key, 0), key.running()), ((Some(9), Some(300)), 0));
     let mut charge = admit(Some(&key), None, 100, 0).expect("fits");
-    charge.settle(0, 0);
-    charge.settle(50, 0);
+    charge.reconcile(0, 0);
+    charge.reconcile(50, 0);
     charge.cancel();
     assert_eq!(remaining(&key, 0), (Some(9), Some(300)), "as it was before it");
 }

@@ -73,12 +73,15 @@ pub(crate) async fn read(
     }
     let limit = bytes_max.min(gateway.memory.body_bytes_max());
     let body = request.into_body();
-    let told = body.size_hint().exact().map(|told| usize::try_from(told).unwrap_or(usize::MAX));
-    if told.is_some_and(|told| told > limit) {
+    let announced_length = body
+        .size_hint()
+        .exact()
+        .map(|announced_length| usize::try_from(announced_length).unwrap_or(usize::MAX));
+    if announced_length.is_some_and(|announced_length| announced_length > limit) {
         return Err(too_large(limit));
     }
-    let held = gateway.in_line(gateway.memory.hold(first_bytes(told, limit))).await?;
-    let mut incoming = Incoming { body, told, began: Instant::now(), got: 0, since_turn: 0 };
+    let held = gateway.in_line(gateway.memory.hold(first_bytes(announced_length, limit))).await?;
+    let mut incoming = Incoming { body, announced_length, began: Instant::now(), got: 0, since_turn: 0 };
     let (bytes, held) = collect(gateway, &mut incoming, limit, held).await?;
     // The token count is not known yet: one token for every four bytes is assumed.
     held.resize(held_bytes(bytes.len(), bytes.len() / 4));
@@ -108,8 +111,8 @@ fn is_plain(encoding: &HeaderValue) -> bool {
 
 /// Bytes charged before any byte arrives: a length that is only announced is charged no more than a small
 /// body.
-fn first_bytes(told: Option<usize>, limit: usize) -> usize {
-    told.unwrap_or(SMALL_BODY_BYTES).min(SMALL_BODY_BYTES).min(limit)
+fn first_bytes(announced_length: Option<usize>, limit: usize) -> usize {
+    announced_length.unwrap_or(SMALL_BODY_BYTES).min(SMALL_BODY_BYTES).min(limit)
 }
 
 fn too_large(limit: usize) -> ApiError {
@@ -123,11 +126,11 @@ async fn collect(
     limit: usize,
     mut held: MemoryCharge,
 ) -> Result<(Bytes, MemoryCharge), ApiError> {
-    let mut room = first_bytes(incoming.told, limit);
+    let mut room = first_bytes(incoming.announced_length, limit);
     let mut bytes = Vec::<u8>::new();
     while let Some(piece) = incoming.next().await? {
         // Most bodies come in one piece.
-        if incoming.told == Some(piece.len()) && piece.len() <= room {
+        if incoming.announced_length == Some(piece.len()) && piece.len() <= room {
             return Ok((piece, held));
         }
         if incoming.got > limit {
@@ -138,7 +141,7 @@ async fn collect(
             drop(held);
             let since = Instant::now();
             // An announced length is charged once its bytes arrive; an unknown one grows with the bytes.
-            room = incoming.told.unwrap_or((incoming.got * GROWTH).min(limit));
+            room = incoming.announced_length.unwrap_or((incoming.got * GROWTH).min(limit));
             held = gateway.in_line(gateway.memory.hold(room)).await?;
             incoming.began += since.elapsed();
         }
@@ -155,7 +158,7 @@ async fn collect(
 struct Incoming {
     body: Body,
     /// Announced length of the body, if known.
-    told: Option<usize>,
+    announced_length: Option<usize>,
     began: Instant,
     got: usize,
     since_turn: usize,
@@ -195,9 +198,9 @@ impl Incoming {
     /// Returns the time by which the next piece must arrive.
     fn due(&self) -> Instant {
         let latest = self.began + BODY_WITHIN;
-        match self.told {
-            Some(told) if told > SMALL_BODY_BYTES => {
-                let pace = BODY_WITHIN.mul_f64(self.got as f64 / told as f64);
+        match self.announced_length {
+            Some(announced_length) if announced_length > SMALL_BODY_BYTES => {
+                let pace = BODY_WITHIN.mul_f64(self.got as f64 / announced_length as f64);
                 latest.min(self.began + LAG_MAX + pace)
             }
             _ => latest,
@@ -209,8 +212,8 @@ impl Incoming {
 mod tests {
     use super::*;
 
-    fn incoming(body: Body, told: Option<usize>) -> Incoming {
-        Incoming { body, told, began: Instant::now(), got: 0, since_turn: 0 }
+    fn incoming(body: Body, announced_length: Option<usize>) -> Incoming {
+        Incoming { body, announced_length, began: Instant::now(), got: 0, since_turn: 0 }
     }
 
     #[test]
@@ -221,8 +224,8 @@ mod tests {
         assert_eq!(large.due() - large.began, LAG_MAX + BODY_WITHIN / 4);
         large.got = 15 << 20;
         assert_eq!(large.due() - large.began, BODY_WITHIN);
-        for told in [None, Some(0), Some(SMALL_BODY_BYTES)] {
-            let small = incoming(Body::empty(), told);
+        for announced_length in [None, Some(0), Some(SMALL_BODY_BYTES)] {
+            let small = incoming(Body::empty(), announced_length);
             assert_eq!(small.due() - small.began, BODY_WITHIN);
         }
     }

@@ -79,7 +79,7 @@ pub(crate) struct RequestContext {
     /// Events of the answer that were sent to the client; about as many as tokens.
     pieces: u64,
     /// Whether the usage is final: reported by the engine, or estimated where the engine reports none.
-    is_settled: bool,
+    is_usage_final: bool,
     /// Requests that were already inside when this one arrived.
     inside_before: usize,
     rates: RateState,
@@ -147,7 +147,7 @@ impl RequestContext {
             charge: None,
             prompt_tokens: 0,
             pieces: 0,
-            is_settled: false,
+            is_usage_final: false,
             inside_before,
             rates: RateState::of(None, None, 0),
             started: Instant::now(),
@@ -252,7 +252,7 @@ impl RequestContext {
             return Err(error.retry_after(Some(retry_after_seconds(left.reset))));
         }
         if let Some(charge) = &mut self.charge {
-            charge.settle(tokens, now);
+            charge.reconcile(tokens, now);
         }
         self.rates = RateState::of(own.as_ref(), tenant.as_ref(), now);
         let ask = AdmissionRequest {
@@ -293,7 +293,7 @@ impl RequestContext {
     }
 
     /// Whether a proxy sends the request and does not show the body of the answer.
-    pub(crate) fn is_answer_unseen(&self) -> bool {
+    pub(crate) fn is_headers_only(&self) -> bool {
         self.proxy_dispatch.as_ref().is_some_and(|proxy_dispatch| !proxy_dispatch.shows_answers())
     }
 
@@ -323,7 +323,7 @@ impl RequestContext {
     pub(crate) fn leave_gate(&mut self) {
         let Some(permit) = self.permit.take() else { return };
         // The gate learns its rate only from requests that were served.
-        match self.is_settled && self.is_served() {
+        match self.is_usage_final && self.is_served() {
             true => permit.release(self.gateway.access.now()),
             false => drop(permit),
         }
@@ -334,16 +334,16 @@ impl RequestContext {
     }
 
     fn is_served(&self) -> bool {
-        self.is_good() && (self.is_settled || self.pieces > 0)
+        self.is_good() && (self.is_usage_final || self.pieces > 0)
     }
 
     /// Records the token usage that an engine reported.
     pub(crate) fn record_usage(&mut self, usage: &Usage) {
         self.record.usage = *usage;
-        self.is_settled = true;
+        self.is_usage_final = true;
         let now = self.gateway.access.now();
         if let Some(charge) = &mut self.charge {
-            charge.settle(usage.prompt.saturating_add(usage.completion) as u64, now);
+            charge.reconcile(usage.prompt.saturating_add(usage.completion) as u64, now);
         }
     }
 
@@ -354,9 +354,9 @@ impl RequestContext {
 
     /// Records an answer that a proxy does not show: its usage is unknown, so the reserved tokens stay
     /// charged.
-    pub(crate) fn record_unseen(&mut self) {
+    pub(crate) fn record_headers_only(&mut self) {
         self.record.usage = Usage { prompt: self.prompt_tokens as usize, ..Usage::default() };
-        self.is_settled = true;
+        self.is_usage_final = true;
     }
 
     /// Changes the memory charged to the request; returns whether so much is available.
@@ -472,8 +472,8 @@ impl Drop for RequestContext {
         let now = gateway.access.now();
         match self.charge.take() {
             // The client disconnected early: it is charged for its prompt and for the events it got.
-            Some(mut charge) if (is_served || owes_prompt) && !self.is_settled => {
-                charge.settle(self.prompt_tokens + self.pieces, now);
+            Some(mut charge) if (is_served || owes_prompt) && !self.is_usage_final => {
+                charge.reconcile(self.prompt_tokens + self.pieces, now);
                 self.record.usage = Usage {
                     prompt: self.prompt_tokens as usize,
                     completion: self.pieces as usize,
@@ -485,11 +485,11 @@ impl Drop for RequestContext {
                 }
             }
             // Nothing was served, or everything is accounted for; the request itself stays counted.
-            Some(mut charge) if !is_served && !self.is_settled => charge.settle(0, now),
+            Some(mut charge) if !is_served && !self.is_usage_final => charge.reconcile(0, now),
             _ => {}
         }
         // An engine's usage counts also when its answer was blocked.
-        if is_served || self.is_settled {
+        if is_served || self.is_usage_final {
             gateway.account(&self.record.usage);
         }
         let record = &self.record;

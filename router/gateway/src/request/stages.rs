@@ -33,7 +33,9 @@ use crate::service::Gateway;
 use crate::stored::history::History;
 use crate::stored::responses::ResponseRecord;
 use crate::stored::runner::DelegatedGrant;
-use crate::upstream::{Attempts, EngineRequest, EventStream, Generation, attempt_buffered, attempt_unseen};
+use crate::upstream::{
+    Attempts, EngineRequest, EventStream, Generation, attempt_buffered, attempt_headers_only,
+};
 
 /// Bytes of a body that count as one token where the prompt's tokens are unknown.
 const BYTES_PER_TOKEN: usize = 4;
@@ -232,7 +234,7 @@ impl Resolved {
     pub(super) async fn tokenize(self, context: &mut RequestContext) -> Result<Tokenized, ApiError> {
         let Self { body, target, adapter } = self;
         let kind = context.surface.kind();
-        let is_unseen = context.is_answer_unseen();
+        let is_unseen = context.is_headers_only();
         let checks_answers =
             context.gateway.guardrail.as_ref().is_some_and(|guardrail| guardrail.checks_answers());
         if is_unseen && (adapter.is_some() || checks_answers) {
@@ -292,7 +294,7 @@ impl RelayedRequest {
         if let (Some(traced), Some(since)) = (&context.traced, since) {
             traced.span(names::span::TOKENISE, since, Vec::new());
         }
-        let hides_usage = stream && !context.is_answer_unseen() && add_usage(&mut body, context.surface)?;
+        let hides_usage = stream && !context.is_headers_only() && add_usage(&mut body, context.surface)?;
         // Engines accept whole numbers that are written as floats.
         let number = |name: &str| {
             let number = body.option(name)?.as_f64()?;
@@ -339,8 +341,8 @@ impl RelayedRequest {
         generation.salt = self.salt;
         generation.can_split = self.can_split;
         let generation = Arc::new(generation);
-        if context.is_answer_unseen() {
-            return answer_unseen(&generation, &self.request, context).await;
+        if context.is_headers_only() {
+            return answer_headers_only(&generation, &self.request, context).await;
         }
         if !self.stream {
             return answer_buffered(&generation, &self.request, context).await;
@@ -390,17 +392,17 @@ async fn answer_buffered(
 }
 
 /// Has a proxy send a request, and waits for the end of its answer, which the proxy does not show.
-async fn answer_unseen(
+async fn answer_headers_only(
     generation: &Arc<Generation>,
     request: &Arc<EngineRequest>,
     context: &mut RequestContext,
 ) -> Result<Answer, ApiError> {
     let attempt =
-        |route, booking| attempt_unseen(Arc::clone(generation), Arc::clone(request), route, booking);
+        |route, booking| attempt_headers_only(Arc::clone(generation), Arc::clone(request), route, booking);
     if let Err(failure) = Attempts::default().run(generation, request, attempt).await {
         return refused(failure.into_answer(generation)?, context);
     }
-    context.record_unseen();
+    context.record_headers_only();
     context.answered(StatusCode::OK, None);
     Ok(Answer::Buffered(Buffered::new(Bytes::new())))
 }
@@ -433,7 +435,7 @@ impl Admitted {
         context: &mut RequestContext,
     ) -> Result<(Answer, Option<ResponseAdapter>), ApiError> {
         let gateway = &context.gateway;
-        gateway.retries.earn(gateway.requests_inside());
+        gateway.retries.deposit(gateway.requests_inside());
         let answer = match self.0.prepared {
             Prepared::Relayed(request) => request.answer(context).await?,
             Prepared::Generated(request) => request.answer(context).await?,

@@ -77,7 +77,7 @@ fn start(gateway: &Weak<Gateway>, stored: &Arc<Stored>, name: BatchName) {
     let Some(stopped) = stored.running(&name) else { return };
     let stored = Arc::clone(stored);
     tokio::spawn(async move {
-        let run = Run {
+        let run = BatchRun {
             gateway,
             stored: Arc::clone(&stored),
             tenant: Arc::clone(&name.0),
@@ -102,7 +102,7 @@ impl Drop for Running {
 }
 
 /// A batch that is being run.
-struct Run {
+struct BatchRun {
     gateway: Arc<Gateway>,
     stored: Arc<Stored>,
     tenant: Arc<str>,
@@ -154,7 +154,7 @@ impl Pending {
     }
 }
 
-impl Run {
+impl BatchRun {
     /// Runs the batch to its end. A busy database is retried; an answer that cannot be written ends the
     /// batch.
     async fn run_to_end(&self) {

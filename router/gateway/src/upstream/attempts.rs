@@ -113,7 +113,7 @@ impl Attempts {
         };
         // No routing decision is made for an attempt that will not be made.
         let pool = &generation.target.model.pool;
-        if !pool.roster().iter().any(is_other) || !gateway.retries.spend() {
+        if !pool.roster().iter().any(is_other) || !gateway.retries.withdraw() {
             return None;
         }
         let wanted = RouteRequest { without_prefill: true, ..self.wanted(generation, request, &avoid) };
@@ -164,7 +164,7 @@ impl Attempts {
                 done => return done,
             },
         };
-        failure.blame(&route);
+        failure.record_on_breaker(&route);
         other.await
     }
 
@@ -178,14 +178,14 @@ impl Attempts {
         let gateway = &generation.gateway;
         self.failed += 1;
         self.deadline.get_or_insert_with(|| Instant::now() + gateway.tuning().worker_wait);
-        failure.blame(route);
+        failure.record_on_breaker(route);
         let at_fault = failure.at_fault(route);
         // A proxy sends a request once; a failure before that, as of a prefill leg, may be retried.
         let is_last = generation.proxy_dispatch.as_ref().is_some_and(ProxyDispatch::is_used);
         if is_last
             || !failure.is_retryable
             || self.failed > gateway.tuning().retries
-            || !gateway.retries.spend()
+            || !gateway.retries.withdraw()
         {
             return Err(failure);
         }
@@ -193,7 +193,7 @@ impl Attempts {
             request = generation.request_id,
             worker = at_fault.run.name,
             reason = failure.reason,
-            "going on elsewhere"
+            "the request is retried on another worker"
         );
         gateway.metrics.migrations.inc();
         if let Some(traced) = &generation.traced {
@@ -229,7 +229,7 @@ pub(crate) async fn attempt_buffered(
         Ok(asked) => {
             let is_elsewhere = asked.is_served_elsewhere();
             let read = read_buffered_reply(&generation, asked, booking, &route).await;
-            read.map_err(|failure| failure.without_blame_if(is_elsewhere))
+            read.map_err(|failure| failure.unattributed_if(is_elsewhere))
         }
         Err(failure) => Err(failure),
     };
@@ -245,7 +245,7 @@ pub(crate) async fn attempt_buffered(
 
 /// Makes an attempt at an answer that a proxy does not show: its head tells the status, and its end that it
 /// is over.
-pub(crate) async fn attempt_unseen(
+pub(crate) async fn attempt_headers_only(
     generation: Arc<Generation>,
     request: Arc<EngineRequest>,
     route: Route,

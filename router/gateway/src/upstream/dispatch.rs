@@ -209,8 +209,8 @@ async fn send(
         .into_body()
         .whole(LEG_BYTES_MAX)
         .await
-        .map_err(|error| Failure::connection(&error).without_blame_if(is_elsewhere))?;
-    Err(Failure::refused(rank, Refusal { status, content_type, body }).without_blame_if(is_elsewhere))
+        .map_err(|error| Failure::connection(&error).unattributed_if(is_elsewhere))?;
+    Err(Failure::refused(rank, Refusal { status, content_type, body }).unattributed_if(is_elsewhere))
 }
 
 /// Sends the request to the workers of a route.
@@ -252,13 +252,13 @@ fn retain_seconds(generation: &Generation, engine: &RankRef) -> Option<u32> {
 }
 
 /// Returns the body with these connector parameters.
-fn told(body: &RawBody, params: ConnectorParams) -> Cow<'_, RawBody> {
+fn with_connector_params(body: &RawBody, params: ConnectorParams) -> Cow<'_, RawBody> {
     match params.beside(body.get("kv_transfer_params")) {
         None => Cow::Borrowed(body),
         Some(params) => {
-            let mut told = body.clone();
-            told.set("kv_transfer_params", params);
-            Cow::Owned(told)
+            let mut extended = body.clone();
+            extended.set("kv_transfer_params", params);
+            Cow::Owned(extended)
         }
     }
 }
@@ -275,7 +275,7 @@ async fn legs(
             shared_blocks: route.shared_blocks,
             retain_seconds: retain_seconds(generation, &route.decode),
         };
-        let body = &told(body, params);
+        let body = &with_connector_params(body, params);
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
         let reply = send(&route.decode, &call, &mut span, handed_over(generation)).await?;
         return Ok(LegReply {
@@ -319,7 +319,7 @@ async fn legs(
             retain_seconds: retain_seconds(generation, prefill),
             ..ConnectorParams::default()
         };
-        prefill_body = told(&prefill_body, params).into_owned();
+        prefill_body = with_connector_params(&prefill_body, params).into_owned();
     }
     let (mut prefill_call, prefill_span) = call(generation, &prefill_body, prefill, names::span::PREFILL);
     if protocol.is_sequential() {
@@ -330,7 +330,9 @@ async fn legs(
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
         // A prefill that ended with its first token left no blocks behind: the decode worker computes that token itself.
         let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
-            Err(_) if answer.is_complete() => told(body, ConnectorParams::default()).into_owned(),
+            Err(_) if answer.is_complete() => {
+                with_connector_params(body, ConnectorParams::default()).into_owned()
+            }
             leg => leg.map_err(unmade)?,
         };
         let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);

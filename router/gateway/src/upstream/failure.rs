@@ -103,7 +103,7 @@ impl Failure {
 
     /// The prefill worker died while its blocks were being fetched.
     pub(super) fn gone(prefill: &RankRef) -> Self {
-        let reason = "it is gone, and blocks were to come from it";
+        let reason = "the prefill worker disconnected before its blocks were transferred";
         Self { is_connection: true, ..Self::protocol(prefill, reason) }.of_prefill()
     }
 
@@ -157,7 +157,7 @@ impl Failure {
 
     /// A failure of another endpoint than the picked one blames no worker.
     #[must_use]
-    pub(super) fn without_blame_if(self, is_elsewhere: bool) -> Self {
+    pub(super) fn unattributed_if(self, is_elsewhere: bool) -> Self {
         Self {
             is_workers: self.is_workers && !is_elsewhere,
             is_other_model: self.is_other_model && !is_elsewhere,
@@ -184,7 +184,7 @@ impl Failure {
     }
 
     /// Counts the failure against the worker at fault.
-    pub(super) fn blame(&self, route: &Route) {
+    pub(super) fn record_on_breaker(&self, route: &Route) {
         if self.is_other_model {
             self.at_fault(route).worker.mark_possibly_restarted();
         }

@@ -88,7 +88,7 @@ pub(super) async fn begin(
         }
         Err(failure) => {
             leg.failed();
-            let failure = failure.without_blame_if(leg.booking.is_served_elsewhere());
+            let failure = failure.unattributed_if(leg.booking.is_served_elsewhere());
             Err((leg.route, failure))
         }
     }

@@ -29,7 +29,7 @@ use router_engines::proxy_dispatch::ProxyDispatch;
 use router_fleet::{Route, WorkerRun};
 use router_openai::{ApiError, RawBody, Surface};
 
-pub(crate) use self::attempts::{Attempts, attempt_buffered, attempt_unseen};
+pub(crate) use self::attempts::{Attempts, attempt_buffered, attempt_headers_only};
 pub(crate) use self::scanner::{EventBatch, Scanner};
 pub(crate) use self::stream::{BrokenAnswer, Continuation, EventStream, Output, OutputStep};
 use crate::models::Target;

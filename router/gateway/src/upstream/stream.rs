@@ -176,9 +176,9 @@ impl<O: Output> EventStream<O> {
         if let Some(reason) = broken {
             // The client already has tokens; the only remedy is to report that they cannot be trusted.
             let failure = Failure::protocol(&leg.route.decode, &reason);
-            let failure = failure.without_blame_if(leg.booking.is_served_elsewhere());
+            let failure = failure.unattributed_if(leg.booking.is_served_elsewhere());
             leg.failed();
-            failure.blame(&leg.route);
+            failure.record_on_breaker(&leg.route);
             self.state = State::Over;
             return self.fail(failure, Some(format!("the tokens may be of another prompt: {reason}")));
         }
@@ -217,14 +217,14 @@ impl<O: Output> EventStream<O> {
     fn fail_over(&mut self, failure: Failure) {
         let State::Live(mut leg) = std::mem::replace(&mut self.state, State::Over) else { return };
         leg.failed();
-        let failure = failure.without_blame_if(leg.booking.is_served_elsewhere());
+        let failure = failure.unattributed_if(leg.booking.is_served_elsewhere());
         let route = leg.route.clone();
         drop(leg);
         match self.output.continuation() {
             Continuation::Request(request) => self.start(request, Some((route, failure))),
             Continuation::Complete(last) => self.ready.extend(last.map(Ok)),
             Continuation::Impossible(why) => {
-                failure.blame(&route);
+                failure.record_on_breaker(&route);
                 self.fail(failure, Some(why.to_owned()));
             }
         }
