@@ -183,7 +183,7 @@ impl Receiver {
         self.unreported_bytes = 0;
     }
 
-    /// Ends the landings of incomplete writes in the slab: the kernel has no more operations of this
+    /// Ends the incomplete writes in the slab: the kernel has no more operations of this
     /// connection.
     pub(crate) fn end_writes(&mut self, slab: &Slab) {
         if let Some(ReceiveTarget::Write { extent, .. }) = self.receive_target.take() {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use kvstore_disk::format::{
-    PAGE_BYTES, PageError, RECORD_BYTES, RECORDS_AT, RecordPlace, decode_page, decode_record,
+    PAGE_BYTES, PageError, RECORD_BYTES, RECORDS_AT, RecordLocation, decode_page, decode_record,
     decode_segment_header, encode_record, encode_segment_header, parse_record, seal_page,
 };
 
@@ -48,7 +48,7 @@ fn sealed(mut page: [u8; PAGE_BYTES]) -> [u8; PAGE_BYTES] {
     page
 }
 
-fn records(bytes: &[u8], place: RecordPlace) {
+fn records(bytes: &[u8], place: RecordLocation) {
     for record_bytes in [RECORD_BYTES, RECORD_BYTES + 128, RECORD_BYTES + 1024] {
         for record in bytes.chunks(record_bytes) {
             let _refused = decode_record(record, place);
@@ -66,7 +66,7 @@ fn records(bytes: &[u8], place: RecordPlace) {
                 }
                 Err(_) => assert!(parsed.generation > 1 << 62),
             }
-            let elsewhere = RecordPlace { slot: place.slot.wrapping_add(1), ..place };
+            let elsewhere = RecordLocation { slot: place.slot.wrapping_add(1), ..place };
             assert!(decode_record(&written, elsewhere).is_err());
         }
     }
@@ -83,7 +83,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         encode_segment_header(&mut written, &header, &segment);
         assert_eq!(decode_segment_header(&written), Ok((header, segment)));
     }
-    let place = RecordPlace { store_id: 1, segment: data.len() as u32, slot: 3 };
+    let place = RecordLocation { store_id: 1, segment: data.len() as u32, slot: 3 };
     records(data, place);
     records(&page[RECORDS_AT..], place);
 });

@@ -20,7 +20,7 @@ use crate::worker::Worker;
 
 /// SGLang's `SGLANG_HEALTH_CHECK_TIMEOUT`.
 const HEALTH_WITHIN: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 fn wake_time(worker: &Worker) -> Duration {
     worker.config.wake.unwrap_or_default()
@@ -31,7 +31,7 @@ pub(super) async fn vllm(worker: &Arc<Worker>, path: &str) -> Result<Response<Pa
     if path == "/sleep" {
         worker.lock().is_asleep = true;
         while !worker.lock().scheduler.running.is_empty() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         worker.lock().pool.clear();
         tokio::time::sleep(wake_time(worker) / 4).await;
@@ -48,7 +48,7 @@ pub(super) async fn pause(worker: &Arc<Worker>, path: &str) -> Response<Payload>
     worker.lock().is_paused = path == "/pause_generation";
     if path == "/pause_generation" {
         while !worker.lock().scheduler.running.is_empty() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     } else {
         step(worker);
