@@ -5,6 +5,7 @@
 #
 #   tests/mutants.sh [PACKAGE ...]
 #   KVASIR_SHARD=0/8 tests/mutants.sh     a part of their mutants: the first of eight
+#   KVASIR_MUTANTS_TESTS="--lib --test model"   only these tests: where a crate's slow ones would take the night
 #   KVASIR_MUTANTS_OUT=FOLDER             where cargo-mutants leaves what it did (target/mutants.out)
 #   KVASIR_MUTANTS_TARGET=FOLDER          where it builds (target/mutants)
 set -euo pipefail
@@ -22,6 +23,8 @@ arguments+=(--timeout-multiplier 5 --minimum-test-timeout 20)
 for package in "${packages[@]}"; do arguments+=(--package "$package"); done
 for file in "${files[@]}"; do arguments+=(--file "$file"); done
 [ ${#files[@]} -eq 0 ] || arguments+=(--workspace)
+# shellcheck disable=SC2206 # options of cargo test, split at spaces
+[ -z "${KVASIR_MUTANTS_TESTS:-}" ] || arguments+=(-- $KVASIR_MUTANTS_TESTS)
 export CARGO_INCREMENTAL=0 CARGO_TARGET_DIR="${KVASIR_MUTANTS_TARGET:-$PWD/target/mutants}"
 status=0
 cargo mutants "${arguments[@]}" || status=$?
