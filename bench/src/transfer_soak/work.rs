@@ -67,7 +67,7 @@ pub(crate) struct Worker {
     notices: Receiver<Notice>,
     random: fastrand::Rng,
     expected: HashMap<u64, Expected>,
-    /// Adaptive limit, 1 to [`IN_FLIGHT_MAX`]: one less when a hand-off misses a deadline that is not hurried,
+    /// Adaptive limit, 1 to [`IN_FLIGHT_MAX`]: one less when a hand-off misses a deadline that is not short,
     /// one more when a hand-off completes. A transport that is too slow for all at once (Soft-RoCE in an
     /// emulated machine) would otherwise be late with every one.
     in_flight_limit: usize,

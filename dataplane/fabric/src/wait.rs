@@ -216,14 +216,14 @@ mod tests {
     }
 
     /// Work is seen wherever the ring falls: while the waiter works, between polls, before a sleep, during
-    /// it. The notifying leaves work only after the previous one was taken, so that no later ring hides a lost
+    /// it. The notifying thread leaves work only after the previous one was taken, so that no later notification hides a lost
     /// one.
     #[test]
     fn no_notification_is_lost() {
         let network = SimNetwork::new(1, Faults::default());
         let fabric = network.add_node(Arc::clone(pool("notifier").slab()));
         let left = Arc::new(AtomicU64::new(0));
-        // Number of notifies, and the time of the last one in microseconds from here.
+        // Number of notifications, and the time of the last one in microseconds from here.
         let (notified, notified_at, origin) =
             (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Instant::now());
         let micros = move || origin.elapsed().as_micros() as u64;
@@ -237,7 +237,7 @@ mod tests {
                 while leaves.load(Ordering::Acquire) > 0 {
                     std::thread::yield_now();
                 }
-                // Pauses of 0 to 147 us, so that notifies fall into every part of the wait.
+                // Pauses of 0 to 147 us, so that notifications fall into every part of the wait.
                 let pause = Instant::now() + Duration::from_micros(round % 50 * 3);
                 while Instant::now() < pause {}
                 leaves.store(1, Ordering::Release);

@@ -53,7 +53,7 @@ pub(crate) struct Head {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
     pub(crate) headers: Headers,
-    /// Workers that the proxy can reach, as `HOST:PORT` or `HOST`; `None`: all; `None`: all.
+    /// Workers that the proxy can reach, as `HOST:PORT` or `HOST`; `None`: all.
     pub(crate) allowed_workers: Option<Vec<String>>,
     pub(crate) modes: Modes,
 }
